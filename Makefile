@@ -1,0 +1,31 @@
+# make demo: a real distributed run.  make test: the tests.  make check: format, lint, types.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test test-slow check bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/meshrunner run
+
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m bench
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs sweeps

@@ -1,0 +1,106 @@
+"""Benchmarks of the spine against a hand-written FSDP2 loop: python -m bench [throughput] [first_step] [commands]
+
+Pairs are interleaved (A B A B ...), figures are medians with ranges and ratios taken pair by pair.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+from bench.processes import Cost, measure
+from runner.devices import cores
+from runner.peak import cpu_name
+
+BIN = Path(sys.executable).parent
+PLAIN = Path(__file__).with_name("plain_fsdp2.py")
+SHORT, LONG = 4, 14
+"""Steps of two runs whose difference is the cost of steps alone."""
+PAIRS = 5
+TOKENS = 2 * 4 * 512
+"""Of a step: ranks x sequences x sequence length."""
+
+
+def plain(steps: int, folder: Path) -> tuple[Cost, float]:
+    """The hand-written loop under torchrun; cost and seconds from command to first step."""
+    out = folder / "plain.json"
+    command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(steps), "--out", str(out)]
+    cost = measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
+    return cost, json.loads(out.read_text())["first_step"] - cost.begin
+
+
+def meshrunner(steps: int, folder: Path) -> tuple[Cost, float]:
+    """The same model, batch and layout by `meshrunner run`."""
+    run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
+    overrides = [
+        "data=random",
+        "seq_len=512",
+        "optimizer.lr=1e-3",
+        "tracker=none",
+        "launch.workers=2",
+        "launch.threads=1",
+    ]
+    command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *overrides, f"hydra.run.dir={run_dir}"]
+    cost = measure(command, folder)
+    first = json.loads((run_dir / "events.jsonl").read_text().splitlines()[0])
+    return cost, first["time"] - cost.begin
+
+
+def spread(values: list[float], form: str = ".2f") -> str:
+    return f"{median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
+
+
+def throughput(folder: Path) -> None:
+    """Tokens per CPU-second of all processes, start-up taken out by the difference of two lengths."""
+    rates: dict[str, list[float]] = {"meshrunner": [], "plain loop": []}
+    for _ in range(PAIRS):
+        for name, run in (("meshrunner", meshrunner), ("plain loop", plain)):
+            extra = run(LONG, folder)[0].cpu_s - run(SHORT, folder)[0].cpu_s
+            rates[name].append(TOKENS * (LONG - SHORT) / extra)
+        print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
+    for name, values in rates.items():
+        print(f"tokens per CPU-second, {name}: {spread(values, '.0f')}")
+    ratios = [a / b for a, b in zip(rates["meshrunner"], rates["plain loop"], strict=True)]
+    print(f"meshrunner / plain loop, pair by pair: {spread(ratios, '.3f')}", flush=True)
+
+
+def first_step(folder: Path) -> None:
+    """Seconds from the command to the end of the first step, everything cached."""
+    ours, theirs = [], []
+    for _ in range(PAIRS + 1):
+        ours.append(meshrunner(SHORT, folder)[1])
+        theirs.append(plain(1, folder)[1])
+    ours, theirs = ours[1:], theirs[1:]  # the first pair warms the file cache
+    print(f"command to first step, meshrunner: {spread(ours)} s")
+    print(f"command to first step, torchrun + plain loop: {spread(theirs)} s")
+    print(
+        f"meshrunner / torchrun, pair by pair: {spread([a / b for a, b in zip(ours, theirs, strict=True)], '.3f')}",
+        flush=True,
+    )
+
+
+def commands(folder: Path) -> None:
+    """Commands that start nothing."""
+    for arguments in (["--help"], ["show"], ["show", "model=llama3_405b"], ["run", "--help"], ["run", "stepz=3"]):
+        times = []
+        for _ in range(PAIRS):
+            cost = measure(["sh", "-c", f"{BIN / 'meshrunner'} {' '.join(arguments)} >/dev/null 2>&1; true"], folder)
+            times.append(cost.wall_s)
+        print(f"meshrunner {' '.join(arguments)}: {spread(times)} s", flush=True)
+
+
+def main() -> None:
+    known = {"throughput": throughput, "first_step": first_step, "commands": commands}
+    chosen = sys.argv[1:] or list(known)
+    print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen:
+            known[name](Path(folder))
+
+
+main()

@@ -1,0 +1,45 @@
+"""Running a command and accounting for all of its processes, those that outlive their parents too."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a command and all its descendants took."""
+
+    wall_s: float
+    cpu_s: float
+    """User and system time."""
+    begin: float
+    """Unix time of its start."""
+
+
+def measure(command: list[str], cwd: Path, **environment: str) -> Cost:
+    """Run a command to its end; raises CalledProcessError with its output if it fails."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours, so that their time is counted
+    before = _children_cpu()
+    begin, clock = time.time(), time.perf_counter()
+    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
+    wall = time.perf_counter() - clock
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return Cost(wall, _children_cpu() - before, begin)
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

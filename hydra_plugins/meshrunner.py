@@ -1,0 +1,26 @@
+"""What Hydra's plugin scan finds. It runs in every Hydra program of the environment, so it imports next to nothing.
+
+No `from __future__ import annotations` and no dataclass here: Hydra executes the file before it is in sys.modules.
+"""
+
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="local",
+    node={"_target_": "hydra_plugins.meshrunner.LocalLauncher"},
+    provider="meshrunner",
+)
+
+
+class LocalLauncher(Launcher):
+    """Runs the jobs of a sweep on this node, one after another."""
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.context, self.config = hydra_context, config
+
+    def launch(self, job_overrides, initial_job_idx):
+        from runner.sweep import run_jobs
+
+        return run_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx)

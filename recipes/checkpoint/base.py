@@ -1,0 +1,69 @@
+"""The base class of the `checkpoint` options, and what they need from a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+from recipes.option import Option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from recipes.recipe import Recipe
+
+
+class Seen(NamedTuple):
+    """The data of all steps so far."""
+
+    sequences: int
+    tokens: int
+
+
+class Training(NamedTuple):
+    """What is saved, and what a checkpoint's record says about it."""
+
+    recipe: Recipe
+    model: nn.Module
+    """As the parallelism has wrapped it."""
+    optimizer: torch.optim.Optimizer
+    parameters: int
+    """Of the whole model."""
+    global_batch: int
+
+
+class Saver(Protocol):
+    """Saves one run. Every rank calls it, in the same order on each: saving is a collective operation."""
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is wanted after this step. Does not wait; raises NotSaved when an earlier save has failed."""
+
+    def save(self, step: int, seen: Seen) -> None:
+        """Save what there is after `step`; raises NotSaved."""
+
+    def close(self) -> None:
+        """Wait until everything is on disk; raises NotSaved."""
+
+
+class NotSaved(Exception):
+    """A checkpoint could not be written; the text says which, where and why."""
+
+
+class Checkpoint(Option):
+    """Whether a run is saved. A run directory that holds checkpoints continues from the newest under every option."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "none": "recipes.checkpoint.none:NoCheckpoint",
+        "dcp": "recipes.checkpoint.dcp:DCP",
+        "dcp_async": "recipes.checkpoint.dcp_async:DCPAsync",
+    }
+
+    load: str | None
+    """A run directory (its newest good checkpoint counts) or one checkpoint to continue from, whatever layout wrote it;
+    checkpoints in the run's own directory go first."""
+
+    def saver(self, folder: Path, training: Training) -> Saver | None:
+        """What saves a run into its `checkpoints` folder; None when nothing is to be saved."""
+        raise NotImplementedError

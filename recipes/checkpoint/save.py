@@ -1,0 +1,144 @@
+"""Saving: what makes a checkpoint appear complete or not at all, waited for or in the background."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.storage import WriteResult
+
+from recipes.checkpoint.base import NotSaved, Seen, Training
+from recipes.checkpoint.state import take
+from recipes.checkpoint.stored import METADATA, TEMPORARY, Record, checksum, name_of, publish, write_record
+
+PATIENCE = timedelta(days=1)
+"""Of the collectives of a save: the fastest rank waits for the slowest disk, and the launcher knows what hangs."""
+
+
+class Written(list[WriteResult]):
+    """What one rank wrote, and (bytes, CRC-32) of its files."""
+
+    files: dict[str, tuple[int, int]]
+
+
+class Writer(FileSystemWriter):
+    """Writes and syncs the shards of each rank; hands the files of all to `complete`, on the first rank."""
+
+    def __init__(self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None]) -> None:
+        super().__init__(folder, sync_files=True, overwrite=False)
+        self.complete = complete
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        written = Written(super().write_data(plan, planner).wait())
+        names = {result.storage_data.relative_path for result in written}
+        # Read back, not computed on the way: what is recorded is what lies there.
+        written.files = {name: checksum(Path(self.path) / name) for name in names}
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(written)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        files = {METADATA: checksum(Path(self.path) / METADATA)}
+        for written in results:
+            assert isinstance(written, Written)
+            files |= written.files
+        self.complete(files)
+
+
+class Blocking:
+    """Training waits for the disk. Implements `Saver`."""
+
+    def __init__(self, folder: Path, training: Training, every: int, keep: int | None) -> None:
+        self.folder, self.training, self.every, self.keep = folder, training, every, keep
+        # A group of its own: saving in the background must not mix with the collectives of training.
+        self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        folder.mkdir(exist_ok=True)
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.training.recipe.steps
+
+    def save(self, step: int, seen: Seen) -> None:
+        with self._explained(step):
+            save(self._state(), storage_writer=self._writer(step, seen), process_group=self.group)
+
+    def close(self) -> None:
+        pass
+
+    def _state(self) -> dict[str, Any]:
+        return dict(take(self.training.model, self.training.optimizer))
+
+    def _temporary(self, step: int) -> Path:
+        return self.folder / f"{TEMPORARY}{name_of(step)}"
+
+    def _writer(self, step: int, seen: Seen) -> Writer:
+        """Its last act, when the shards of all ranks are complete: record, final name, and what is too old goes."""
+        training, temporary = self.training, self._temporary(step)
+        record = Record(
+            step=step,
+            tokens=seen.tokens,
+            sequences=seen.sequences,
+            global_batch=training.global_batch,
+            seed=training.recipe.seed,
+            world_size=dist.get_world_size(),
+            parameters=training.parameters,
+            config=training.recipe.model_dump(mode="json"),
+            files={},
+        )
+
+        def complete(files: dict[str, tuple[int, int]]) -> None:
+            write_record(temporary, replace(record, files=dict(sorted(files.items()))))
+            publish(temporary, self.folder / name_of(step), self.keep)
+
+        return Writer(temporary, complete)
+
+    @contextmanager
+    def _explained(self, step: int) -> Iterator[None]:
+        """Turn a failure, which DCP makes known to every rank, into NotSaved; what was written gives its space back."""
+        try:
+            yield
+        except CheckpointException as error:
+            if dist.get_rank() == 0:
+                shutil.rmtree(self._temporary(step), ignore_errors=True)
+            rank, (cause, _) = next(iter(error.failures.items()))
+            raise NotSaved(
+                f"the checkpoint of step {step} could not be written to {self.folder}: "
+                f"rank {rank}: {type(cause).__name__}: {cause}"
+            ) from error
+
+
+class Background(Blocking):
+    """Training waits for the copy to host memory only."""
+
+    _pending: tuple[int, Future[Any]] | None = None
+
+    def due(self, step: int) -> bool:
+        if self._pending is not None and self._pending[1].done():
+            self.close()
+        return super().due(step)
+
+    def save(self, step: int, seen: Seen) -> None:
+        self.close()
+        writer = self._writer(step, seen)
+        pending = async_save(self._state(), storage_writer=writer, process_group=self.group)
+        assert isinstance(pending, Future)
+        self._pending = step, pending
+
+    def close(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with self._explained(pending[0]):
+                pending[1].result()

@@ -1,0 +1,87 @@
+"""What cannot be combined, and why: one flat table.
+
+The check, the skipping of sweep combinations, the documentation and the tests all read it. Arithmetic between degrees and
+devices is checked where the degrees are (`Parallelism.degrees`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from recipes.parallelism.base import Degrees
+from recipes.recipe import Recipe
+
+
+class Incompatible(NamedTuple):
+    """A combination that cannot work."""
+
+    when: Callable[[Recipe, Degrees], bool]
+    where: str
+    """The configuration path to change."""
+    reason: str
+    instead: str
+    """The nearest combination that works."""
+
+
+TABLE = [
+    Incompatible(
+        when=lambda r, d: r.parallelism.kind == "single" and math.prod(d) > 1,
+        where="parallelism",
+        reason="single is one device",
+        instead="launch.workers=1, or parallelism=fsdp2",
+    ),
+    Incompatible(
+        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind == "bf16",
+        where="precision",
+        reason="fp32 master weights beside bf16 compute are kept by FSDP's mixed precision; single and ddp have one copy",
+        instead="parallelism=fsdp2 parallelism.shard=1 with as many parallelism.replicate as there are devices",
+    ),
+    Incompatible(
+        when=lambda r, d: r.parallelism.kind == "ddp" and d.tensor > 1,
+        where="parallelism.tensor",
+        reason="DDP would reduce the parts of split parameters as if they were whole",
+        instead="parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate",
+    ),
+    Incompatible(
+        when=lambda r, _: r.parallelism.kind == "fsdp1" and isinstance(r.parallelism.reshard_after_forward, int),
+        where="parallelism.reshard_after_forward",
+        reason="FSDP1 keeps a unit's parameters whole after forward or shards them as before, nothing between",
+        instead="parallelism=fsdp2, or always, never, except_last",
+    ),
+    Incompatible(
+        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and r.accumulation(d.data)[1] > 1,
+        where="global_batch",
+        reason="FSDP1 cannot accumulate gradients of parameters that tensor parallelism has split",
+        instead="parallelism=fsdp2_tp, or a global batch of micro_batch x data-parallel ranks",
+    ),
+    Incompatible(
+        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and getattr(r.model, "tie_embeddings", False),
+        where="model.tie_embeddings",
+        reason="FSDP1 does not keep parameters shared that tensor parallelism has split",
+        instead="parallelism=fsdp2_tp",
+    ),
+    Incompatible(
+        when=lambda r, d: d.tensor > 1 and r.parallelism.sequence_parallel and r.seq_len % d.tensor > 0,
+        where="seq_len",
+        reason="sequence parallelism splits every sequence evenly, and parallelism.tensor does not divide seq_len",
+        instead="parallelism.sequence_parallel=false, or a multiple",
+    ),
+]
+
+
+def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
+    """A sentence for every row of the table that applies."""
+    return [f"{row.where}: {row.reason}; use {row.instead}" for row in TABLE if row.when(recipe, degrees)]
+
+
+def document() -> str:
+    """The table as docs/compatibility.md shows it: `python -m recipes.compatibility > docs/compatibility.md`."""
+    lines = ["# What cannot be combined", "", "| setting | why | what works |", "|---|---|---|"]
+    lines += [f"| `{row.where}` | {row.reason} | {row.instead} |" for row in TABLE]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(document())

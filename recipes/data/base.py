@@ -1,0 +1,76 @@
+"""The data group: what a run trains on, as endless sequences of tokens that are addressed by a global index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from recipes.option import Option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run wants from its data."""
+
+    vocab_size: int
+    """The model's: every token is smaller."""
+    seq_len: int
+    """Tokens the model sees per sequence; a sequence has one more, the last target."""
+    seed: int
+    """Decides the order of the sequences (and random tokens), nothing else."""
+
+
+class Sequences(Protocol):
+    """Endless sequences. The same index gives the same sequence in every process, layout and run."""
+
+    def rows(self, first: int, count: int) -> NDArray[np.int64]:
+        """The sequences with the global indices `first`, `first + 1`, ...: [count, seq_len + 1].
+
+        Waits where the data is still being read; raises RuntimeError when it will never come.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """What the record of a run says about its data: hashes of corpus and tokenizer, number of tokens."""
+
+
+class Data(Option):
+    """Base class of the data options."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "stdlib": "recipes.data.stdlib:Stdlib",
+        "jsonl": "recipes.data.jsonl:Jsonl",
+        "parquet": "recipes.data.parquet:Parquet",
+        "hf": "recipes.data.hf:HuggingFace",
+        "random": "recipes.data.random:Random",
+    }
+
+    def prepare(self, needs: Needs) -> bool:
+        """
+        Make sure, in the launching process, that there will be data; what takes long is left to `produce`.
+
+        Returns:
+            Whether a process that runs `produce` is needed.
+
+        Raises:
+            ConfigError: the data is missing, unusable, or does not fit the model.
+        """
+        raise NotImplementedError
+
+    def produce(self, needs: Needs) -> None:
+        """Read, tokenise and pack to the end of the data, in a process of its own. Waits while another process does it.
+
+        A failure is recorded where `started` and the readers see it, then raised.
+        """
+        raise NotImplementedError
+
+    def started(self, needs: Needs) -> bool:
+        """Whether training can begin while `produce` goes on; raises ConfigError when `produce` recorded a failure."""
+        raise NotImplementedError
+
+    def open(self, needs: Needs) -> Sequences:
+        """The sequences, in a worker, after `prepare`."""
+        raise NotImplementedError

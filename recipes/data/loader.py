@@ -1,0 +1,107 @@
+"""Global batches by index -> the micro batches of one data-parallel rank, made while the step before runs."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from recipes.data.base import Sequences
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Batches = list[tuple[Tensor, Tensor]]
+
+
+class Loader:
+    """
+    Step s (from 1) trains on the sequences (s - 1) * global_batch .. s * global_batch - 1, whatever the layout.
+
+    Of these, data-parallel rank r takes the r-th of `ranks` equal slices, and cuts it into consecutive micro batches.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        *,
+        global_batch: int,
+        micro_batch: int,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        first_step: int = 1,
+        shift: int = 0,
+    ) -> None:
+        """
+        Args:
+            global_batch: sequences per optimizer step over all ranks, a multiple of `ranks` x `micro_batch`.
+            rank, ranks: of the data-parallel dimension, not of the world.
+            first_step: the step that the first `next` is for; 1 unless the run is resumed.
+            shift: added to the index of every sequence, for a run whose earlier steps took batches of another size.
+        """
+        assert 0 <= rank < ranks and global_batch % (ranks * micro_batch) == 0, (global_batch, micro_batch, rank, ranks)
+        self._sequences = sequences
+        self._global_batch = global_batch
+        self._micro_batch = micro_batch
+        self._rows = global_batch // ranks
+        self._offset = shift + rank * self._rows
+        self._device = device
+        self._changed = threading.Condition()
+        self._ready: Tensor | Exception | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._prefetch, args=(first_step,), daemon=True, name="loader")
+        self._thread.start()
+
+    def next(self) -> Batches:
+        """(tokens, targets) of the next step's micro batches, each int64 [micro_batch, seq_len] on the device.
+
+        Raises what reading raised; the loader is of no use afterwards.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready is not None or self._closed)
+            if self._closed:
+                raise RuntimeError("the loader is closed")
+            ready = self._ready
+            if isinstance(ready, Exception):
+                raise ready  # again and again: the thread has ended
+            self._ready = None
+            self._changed.notify_all()
+        assert ready is not None
+        rows = ready.to(self._device, non_blocking=True)  # asynchronous from pinned memory, in the stream of the step
+        parts = rows.view(-1, self._micro_batch, rows.shape[1])
+        return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]
+
+    def close(self) -> None:
+        """End the thread. It is not waited for while it waits for data: it cannot keep the process alive."""
+        with self._changed:
+            self._closed = True
+            self._ready = None
+            self._changed.notify_all()
+        self._thread.join(timeout=1.0)
+
+    def _prefetch(self, step: int) -> None:
+        ready: Tensor | Exception
+        while not self._closed:
+            try:
+                ready = self._read(step)
+            except Exception as error:
+                ready = error
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready is None or self._closed)
+                if self._closed:
+                    return
+                self._ready = ready
+                self._changed.notify_all()
+            if isinstance(ready, Exception):
+                return
+            step += 1
+
+    def _read(self, step: int) -> Tensor:
+        import torch
+
+        rows = torch.from_numpy(self._sequences.rows((step - 1) * self._global_batch + self._offset, self._rows))
+        if self._device.type != "cuda":
+            return rows
+        torch.cuda.set_device(self._device)  # of this thread: else every rank opens a context on the first GPU
+        return rows.pin_memory()

@@ -1,0 +1,92 @@
+"""The text every machine with Python has: its language reference (prose) and the sources of its standard library.
+
+It differs between Python versions, so runs on different versions do not train on the same text; the record of a run
+names the corpus by its hash.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from recipes.data.packed import PackedText
+from recipes.data.packing import Documents
+from recipes.option import ConfigError
+
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
+SOURCES_IN_SAMPLE = 1_000_000
+"""Bytes of sources, next to all of the prose, on which the tokenizer is trained."""
+
+
+class Stdlib(PackedText):
+    """The default: 12 MB, some 3.5 million tokens, packed within a few seconds before the first run."""
+
+    background: ClassVar[bool] = False
+
+    text: Literal["prose", "sources", "all"]
+    """`prose`: the help texts of pydoc (0.5 MB); `sources`: the standard library without tests (12 MB); `all`: both."""
+
+    def source(self) -> dict[str, Any]:
+        files = [] if self.text == "prose" else library_files()
+        return {"stdlib": self.text, "python": sys.version, "files": files}
+
+    def documents(self) -> Documents:
+        return StdlibDocuments(prose=self.text != "sources", files=[] if self.text == "prose" else library_files())
+
+    def sample(self) -> Iterator[str]:
+        files = [] if self.text == "prose" else library_files()
+        every = max(1, sum(size for _, size in files) // SOURCES_IN_SAMPLE)
+        return StdlibDocuments(prose=self.text != "sources", files=files[::every]).read({})
+
+
+class StdlibDocuments:
+    """The prose by topic, then the source files by path."""
+
+    def __init__(self, prose: bool, files: list[tuple[str, int]]) -> None:
+        self.prose = prose
+        self.files = files
+        self._read = 0
+
+    def read(self, state: dict[str, Any]) -> Iterator[str]:
+        before = int(state.get("read", 0))
+        for number, text in enumerate(self._texts(), start=1):
+            self._read = number
+            if number > before:
+                yield text
+
+    def state(self) -> dict[str, Any]:
+        return {"read": self._read}
+
+    def _texts(self) -> Iterator[str]:
+        if self.prose:
+            topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+            yield from (topics[name] for name in sorted(topics))
+        for name, _ in self.files:
+            yield (library() / name).read_text(encoding="utf-8", errors="replace")
+
+
+def library() -> Path:
+    """The folder of the standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def library_files() -> list[tuple[str, int]]:
+    """The source files of the standard library without tests: (path below `library()`, bytes), sorted."""
+    files = sorted(_walk(str(library()), "")) if library().is_dir() else []
+    if not files:
+        raise ConfigError(f"data.text: this Python has no library sources in {library()}; choose data.text=prose")
+    return files
+
+
+def _walk(folder: str, below: str) -> Iterator[tuple[str, int]]:
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.name.endswith(".py"):
+                yield below + item.name, item.stat().st_size
+            elif "." not in item.name and item.name not in NOT_LIBRARY and item.is_dir(follow_symlinks=False):
+                yield from _walk(item.path, f"{below}{item.name}/")

@@ -1,0 +1,58 @@
+"""The `model` group: what every model option says about itself before it is built."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from recipes.option import ConfigError, Count, Option
+
+if TYPE_CHECKING:
+    from recipes.model.network import Network
+
+
+class Flops(NamedTuple):
+    """Floating-point operations for one token, forward and backward, by the convention of `Model.flops_per_token`."""
+
+    total: int
+    attention: int
+
+
+class Model(Option):
+    """A language model."""
+
+    kinds: ClassVar[dict[str, str]] = {"llama": "recipes.model.llama:Llama"}
+
+    vocab_size: Count
+    """Rows of the embedding table. A tokenizer may use fewer, never more."""
+    freeze: list[str] = []
+    """Parameters that are not trained: patterns over their names, such as `tok_embeddings.*`."""
+
+    @abstractmethod
+    def network(self, seq_len: int) -> Network:
+        """The module, on the default device, its values not initialised."""
+
+    @abstractmethod
+    def flops_per_token(self, seq_len: int) -> Flops:
+        """FLOPs to train on one token of a sequence of `seq_len`: 6 per active weight plus attention."""
+
+    def tensor_problems(self, tensor: int) -> list[str]:
+        """Why this model cannot be split over `tensor` devices; [] when it can."""
+        return []
+
+    def build(self, seq_len: int) -> Network:
+        """The module with frozen parameters marked; raises ConfigError for a pattern in `freeze` that matches nothing."""
+        network = self.network(seq_len)
+        parameters = dict(network.named_parameters())
+        for pattern in self.freeze:
+            matched = [name for name in parameters if fnmatchcase(name, pattern)]
+            if not matched:
+                raise ConfigError(
+                    f"model.freeze: '{pattern}' matches no parameter; the first are {', '.join(list(parameters)[:3])}"
+                )
+            for name in matched:
+                parameters[name].requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in parameters.values()):
+            raise ConfigError("model.freeze: every parameter is frozen, nothing is left to train")
+        return network

@@ -1,0 +1,186 @@
+"""The network of Llama 2 and 3. Built on meta; written so that tensor parallelism may shard heads and FFN width."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from recipes.model.network import Network
+
+if TYPE_CHECKING:
+    from recipes.model.llama import Llama, RopeScaling
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
+    """Cosine and sine of position x frequency: [seq_len, head_dim / 2, 2], fp32 (Su et al. 2021)."""
+    freqs = theta ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    if scaling is not None:
+        # 1 where a turn fits often into the original length (keep), 0 where hardly once (stretch), linear between
+        turns = scaling.original_seq_len * freqs / (2 * math.pi)
+        keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        keep = keep.clamp(0, 1)
+        freqs = keep * freqs + (1 - keep) * freqs / scaling.factor
+    angles = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), freqs)
+    return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Turn neighbouring pairs of the last dimension. x: [batch, seq, heads, head_dim]; rope: [seq, head_dim / 2, 2]."""
+    even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
+    cos, sin = rope.unsqueeze(1).unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention (Ainslie et al. 2023) with rotary positions."""
+
+    def __init__(self, config: Llama) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.grouped = config.n_kv_heads != config.n_heads
+        kv_dim = config.n_kv_heads * config.head_dim
+        self.wq = nn.Linear(config.dim, config.dim, bias=False)
+        self.wk = nn.Linear(config.dim, kv_dim, bias=False)
+        self.wv = nn.Linear(config.dim, kv_dim, bias=False)
+        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        # -1 heads: under tensor parallelism a rank holds only its own
+        q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
+        q, k = rotate(q, rope), rotate(k, rope)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020)."""
+
+    def __init__(self, dim: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, ffn_dim, bias=False)
+        self.w3 = nn.Linear(dim, ffn_dim, bias=False)
+        self.w2 = nn.Linear(ffn_dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the stream."""
+
+    def __init__(self, config: Llama) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(config)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rope)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Transformer(Network):
+    """Embedding, blocks, norm, output projection."""
+
+    rope: Tensor
+
+    def __init__(self, config: Llama, seq_len: int) -> None:
+        super().__init__()
+        self.config, self.seq_len = config, seq_len
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.tie_weights()
+        self.register_buffer("rope", torch.empty(seq_len, config.head_dim // 2, 2), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tok_embeddings(tokens)
+        rope = self.rope[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x, rope)
+        return self.output(self.norm(x))
+
+    def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
+        """
+        Heads, FFN width and vocabulary are split; what lies between is split over the sequence or whole on every rank.
+
+        Without sequence parallelism the norms are whole and plain, so their gradients are the same on every rank.
+        """
+        between = Shard(1) if sequence_parallel else Replicate()
+        plan: dict[str, ParallelStyle] = {
+            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+            "output": ColwiseParallel(
+                input_layouts=between,
+                output_layouts=Shard(-1) if loss_parallel else Replicate(),
+                use_local_output=not loss_parallel,
+            ),
+        }
+        if sequence_parallel:
+            plan["norm"] = SequenceParallel()
+        for block in self.block_names():
+            plan |= {f"{block}.{name}": style for name, style in self._block_plan(sequence_parallel).items()}
+        return plan
+
+    @staticmethod
+    def _block_plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
+        plan: dict[str, ParallelStyle] = {f"attention.w{name}": ColwiseParallel() for name in "qkv"}
+        plan |= {f"feed_forward.w{number}": ColwiseParallel() for number in (1, 3)}
+        between = Shard(1) if sequence_parallel else Replicate()
+        plan |= {name: RowwiseParallel(output_layouts=between) for name in ("attention.wo", "feed_forward.w2")}
+        if sequence_parallel:
+            whole, sharded = Replicate(), Shard(1)
+            plan["attention"] = PrepareModuleInput(input_layouts=(sharded, None), desired_input_layouts=(whole, None))
+            plan["feed_forward"] = PrepareModuleInput(input_layouts=(sharded,), desired_input_layouts=(whole,))
+            plan |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
+        return plan
+
+    def tensor_entries(self) -> list[str]:
+        return ["tok_embeddings"]
+
+    def tie_weights(self) -> None:
+        if self.config.tie_embeddings:
+            self.output.weight = self.tok_embeddings.weight
+
+    def block_names(self) -> list[str]:
+        return [f"layers.{i}" for i in range(len(self.layers))]
+
+    def initial_std(self, name: str) -> float | None:
+        """0.02, and less for the two projections that write to the stream, so that its variance does not grow with depth."""
+        if name.endswith("norm.weight"):
+            return None
+        if name in ("tok_embeddings.weight", "output.weight"):
+            return float(self.config.dim**-0.5)
+        if name.endswith(("attention.wo.weight", "feed_forward.w2.weight")):
+            return 0.02 / math.sqrt(2 * self.config.n_layers)
+        return 0.02
+
+    def reset_buffers(self) -> None:
+        c = self.config
+        self.rope.copy_(rope_table(c.head_dim, self.seq_len, c.rope_theta, c.rope_scaling, self.rope.device))

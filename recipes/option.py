@@ -1,0 +1,123 @@
+"""The base of everything that can be chosen in YAML.
+
+A config group is a base class (`Model`, `Parallelism`, ...), an option of it is one subclass in one file: its pydantic
+fields are the YAML keys, its methods do the work. The YAML names the class by `kind`: a short name from the base class's
+table `kinds`, or `my_package.module:MyClass` for a class of the user's own, which needs no registration.
+
+This module and the files of the options import no torch at their top: a configuration is checked without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+
+class ConfigError(Exception):
+    """A mistake in the configuration or in what it points to. Its text is for the user; it is never shown as a traceback."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the nearest of the known names, or an empty string."""
+    near = difflib.get_close_matches(word, list(known), 1, 0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, no unknown keys, no silent conversion ("3" is not 3, true is not 1)."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class Option(Section):
+    """Base class of every option of every group."""
+
+    kinds: ClassVar[dict[str, str]] = {}
+
+    kind: str
+    """Which class this option is: a short name of this group, or `package.module:Class`."""
+
+    @classmethod
+    def resolve(cls, kind: Any) -> type[Option]:
+        """The class a `kind` names; raises PydanticCustomError with the known names and the nearest one."""
+        if not isinstance(kind, str):
+            raise PydanticCustomError("kind_type", "expected a name, got {got}", {"got": repr(kind)})
+        path = cls.kinds.get(kind, kind)
+        if ":" not in path:
+            raise PydanticCustomError(
+                "kind_unknown",
+                "unknown kind '{kind}'.{hint} Known: {known}; or 'package.module:Class' for your own",
+                {"kind": kind, "hint": did_you_mean(kind, cls.kinds), "known": ", ".join(sorted(cls.kinds))},
+            )
+        module_name, _, class_name = path.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except (Exception, SystemExit) as error:  # a user's module may do anything while it is imported
+            raise PydanticCustomError(
+                "kind_import",
+                "cannot import '{module}': {why}",
+                {"module": module_name, "why": f"{type(error).__name__}: {error}"},
+            ) from error
+        found = getattr(module, class_name, None)
+        if found is None:
+            raise PydanticCustomError(
+                "kind_class",
+                "module '{module}' has no '{name}'.{hint}",
+                {"module": module_name, "name": class_name, "hint": did_you_mean(class_name, vars(module))},
+            )
+        if not (isinstance(found, type) and issubclass(found, cls)):
+            raise PydanticCustomError(
+                "kind_class", "'{path}' is not a class derived from {base}", {"path": path, "base": cls.__name__}
+            )
+        return found
+
+
+def chosen(base: type[Option]) -> BeforeValidator:
+    """Validate a mapping with the class that its `kind` names: `model: Annotated[Model, chosen(Model)]`."""
+
+    def choose(value: Any) -> Any:
+        if isinstance(value, base):
+            return value
+        known = {"known": ", ".join(sorted(base.kinds)), "got": repr(value)}
+        if not isinstance(value, dict):
+            raise PydanticCustomError(
+                "not_a_mapping", "expected a mapping with 'kind', got {got}; known kinds: {known}", known
+            )
+        if "kind" not in value:
+            raise PydanticCustomError("kind_missing", "the key 'kind' is missing; known kinds: {known}", known)
+        try:
+            option = base.resolve(value["kind"])
+        except PydanticCustomError as error:
+            details = InitErrorDetails(type=error, loc=("kind",), input=value["kind"])
+            raise ValidationError.from_exception_data(base.__name__, [details]) from None
+        return option.model_validate(value)
+
+    return BeforeValidator(choose)
+
+
+def whole(*words: str | None, at_least: int = 1) -> BeforeValidator:
+    """A whole number, or one of some words (None: null): `workers: Annotated[int | Auto, whole("auto")]`."""
+    names = ["null" if word is None else f"'{word}'" for word in words]
+    expected = " or ".join([f"a whole number of at least {at_least}", *names])
+
+    def check(value: Any) -> Any:
+        right = type(value) is int and value >= at_least if not isinstance(value, str | None) else value in words
+        if not right:
+            raise PydanticCustomError(
+                "whole", "expected {expected}, got {got}", {"expected": expected, "got": repr(value)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+Auto = Literal["auto"]
+AutoCount = Annotated[int | Auto, whole("auto")]
+Count = Annotated[int, whole()]

@@ -1,0 +1,1 @@
+"""The `parallelism` group, the device mesh and the wrap plan."""

@@ -1,0 +1,59 @@
+"""DDP: a whole copy on every device, gradients averaged in buckets while backward runs (Li et al. 2020)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from recipes.option import ConfigError
+from recipes.parallelism.base import Degrees, Parallelism, Passes, Traffic
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from recipes.init import Initial
+    from recipes.parallelism.plan import WrapPlan
+    from recipes.precision import Precision
+
+
+class DDP(Parallelism):
+    """Every data-parallel device holds a copy: what `shard: auto` would share is replicated instead."""
+
+    bucket_cap_mb: float = Field(gt=0)
+    """MiB of gradients that are reduced together."""
+
+    def degrees(self, nodes: int, workers: int) -> Degrees:
+        if self.shard not in ("auto", 1):
+            raise ConfigError(
+                f"parallelism: ddp shards nothing, but shard is {self.shard}; use shard=auto or parallelism=fsdp2"
+            )
+        found = super().degrees(nodes, workers)
+        return Degrees(found.replicate * found.shard, 1, found.tensor)
+
+    def apply(
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initial: Initial
+    ) -> nn.Module:
+        from torch.nn.parallel import DistributedDataParallel
+
+        initial.materialise(model)
+        return DistributedDataParallel(
+            model,
+            process_group=mesh["replicate"].get_group()
+            if "replicate" in (mesh.mesh_dim_names or ())
+            else mesh.get_group(),
+            bucket_cap_mb=self.bucket_cap_mb,
+            gradient_as_bucket_view=True,
+            init_sync=False,  # the copies are equal by construction
+        )
+
+    def traffic(self, trained: int, frozen: int, reshard: bool | int, precision: Precision, passes: Passes) -> Traffic:
+        return Traffic(0, precision.reduce_bytes * trained if passes.degrees.replicate > 1 else 0)
+
+    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+        from torch.nn.parallel import DistributedDataParallel
+
+        assert isinstance(model, DistributedDataParallel)
+        return nullcontext() if last else model.no_sync()

@@ -1,0 +1,90 @@
+"""FSDP1: the parameters of a unit flattened into one tensor and sharded (FullyShardedDataParallel; Zhao et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+from recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import ShardingStrategy
+
+    from recipes.init import Initial
+    from recipes.parallelism.base import Groups
+    from recipes.parallelism.plan import WrapPlan
+    from recipes.precision import Precision
+
+
+class FSDP1(Parallelism):
+    """The same units, degrees and keys as FSDP2. `always` is FULL_SHARD, `never` SHARD_GRAD_OP, with `replicate` hybrid."""
+
+    backward_prefetch: Literal["pre", "post", "none"]
+    """When the next unit's parameters are gathered in backward: before the current unit's gradients are computed
+    (more overlap, more memory), after, or when they are needed."""
+    forward_prefetch: bool
+    """Gather the next unit's parameters before the current unit's forward."""
+    limit_all_gathers: bool
+    """Let the host run at most two gathered units ahead of the device."""
+
+    def apply(
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initial: Initial
+    ) -> nn.Module:
+        from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp.wrap import CustomPolicy
+
+        names = mesh.mesh_dim_names or ()
+        hybrid = "replicate" in names
+        strategies: dict[nn.Module, dict[str, Any]] = {
+            model.get_submodule(name): {"sharding_strategy": _strategy(unit.reshard_after_forward, hybrid)}
+            for name, unit in plan.items()
+            if name
+        }
+        return FullyShardedDataParallel(
+            model,
+            device_mesh=mesh["replicate", "shard"] if hybrid else mesh["shard"],
+            # The root's parameters are kept between forward and backward under any strategy.
+            sharding_strategy=_strategy(True, hybrid),
+            auto_wrap_policy=CustomPolicy(lambda module: strategies.get(module, False)),
+            mixed_precision=MixedPrecision(
+                param_dtype=precision.param_dtype,
+                reduce_dtype=precision.reduce_dtype,
+                cast_forward_inputs=False,
+                cast_root_forward_inputs=False,
+            ),
+            backward_prefetch={
+                "pre": BackwardPrefetch.BACKWARD_PRE,
+                "post": BackwardPrefetch.BACKWARD_POST,
+                "none": None,
+            }[self.backward_prefetch],
+            forward_prefetch=self.forward_prefetch,
+            limit_all_gathers=self.limit_all_gathers,
+            param_init_fn=initial.module_by_module(),
+            device_id=initial.device,
+            use_orig_params=True,
+        )
+
+    def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
+        """A parameter is a plain view into its unit's shard: what it was split by before cannot be seen any more."""
+        tensor = (mesh.get_group("tensor"),) if name in split else ()
+        return (mesh.get_group("shard"), *tensor)
+
+    def traffic(self, trained: int, frozen: int, reshard: bool | int, precision: Precision, passes: Passes) -> Traffic:
+        return sharded_traffic(trained, frozen, reshard, precision, passes)
+
+    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        assert isinstance(model, FullyShardedDataParallel)
+        return nullcontext() if last else model.no_sync()
+
+
+def _strategy(reshard: bool | int, hybrid: bool) -> ShardingStrategy:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    if hybrid:
+        return ShardingStrategy.HYBRID_SHARD if reshard else ShardingStrategy._HYBRID_SHARD_ZERO2
+    return ShardingStrategy.FULL_SHARD if reshard else ShardingStrategy.SHARD_GRAD_OP

@@ -1,0 +1,171 @@
+"""The recipe: assemble model, mesh, optimizer and loader, then train. It runs in every worker.
+
+    train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
+
+needs an initialised process group of nodes x workers ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from recipes.checkpoint.base import Seen, Training
+from recipes.checkpoint.restore import agreed, restore
+from recipes.clip import Trained, clip_by_norm, global_norm
+from recipes.data.base import Needs
+from recipes.data.loader import Loader
+from recipes.init import Initial, clean_name
+from recipes.optimizer import step_if_finite
+from recipes.parallelism.mesh import build_mesh, data_rank
+from recipes.parallelism.tensor import split, split_parameters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from recipes.meter import Meter
+    from recipes.recipe import Recipe
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets, each [micro_batch, seq_len]."""
+
+
+class Assembled(NamedTuple):
+    """A model, spread over the devices and initialised."""
+
+    model: nn.Module
+    trained: list[Trained]
+    """The parameters that are not frozen, and how each is sharded."""
+    parameters: int
+    """Of the whole model, frozen ones included."""
+
+
+def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assembled:
+    """Built on meta, split over the tensor dimension, then spread over the data dimensions and initialised."""
+    with torch.device("meta"):
+        network = recipe.model.build(recipe.seq_len)
+    layout = recipe.parallelism
+    if layout.tensor > 1:
+        split(
+            network,
+            mesh["tensor"],
+            sequence_parallel=layout.sequence_parallel,
+            loss_parallel=layout.loss_parallel,
+        )
+    split_by_tensor = split_parameters(network)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    plan = recipe.wrap.plan(network, layout.reshard_after_forward)
+    model = layout.apply(network, mesh, plan, recipe.precision, Initial(network, recipe.seed, device))
+    trained = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups = layout.shard_groups(clean_name(name), parameter, mesh, split_by_tensor)
+            trained.append(Trained(clean_name(name), parameter, groups))
+    return Assembled(model, trained, parameters)
+
+
+def token_mean_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy in fp32, averaged over the tokens of a micro batch."""
+    tokens, targets = batch
+    logits = model(tokens)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
+    """Accumulate the gradient of the mean loss over micro batches; returns that loss, detached, of this rank."""
+    layout = recipe.parallelism
+    split_logits = layout.tensor > 1 and layout.loss_parallel
+    total = torch.zeros((), device=batches[0][0].device)
+    for i, batch in enumerate(batches, 1):
+        with layout.accumulating(model, last=i == len(batches)), loss_parallel() if split_logits else nullcontext():
+            loss = token_mean_loss(model, batch) / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
+        total += (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach()
+    return total
+
+
+def train(
+    recipe: Recipe, meter: Meter, *, device: torch.device, nodes: int, workers: int, checkpoints: Path | None = None
+) -> nn.Module:
+    """
+    Train up to step `recipe.steps` and return the model.
+
+    Args:
+        checkpoints: where the run's own are written, and looked for; None: there are none.
+
+    Raises:
+        ConfigError: the recipe does not fit the devices, the data or the checkpoint.
+        NotSaved: a checkpoint could not be written.
+        FloatingPointError: from the meter, when a loss or gradient was not finite.
+    """
+    degrees = recipe.parallelism.degrees(nodes, workers)
+    stored = agreed(recipe.checkpoint.load, checkpoints)
+    as_configured = recipe
+    if stored is not None:
+        recipe = recipe.continuing(stored.record)
+    global_batch, _ = recipe.accumulation(degrees.data)
+    mesh = build_mesh(device.type, degrees)
+    model, trained, parameters = assemble(recipe, mesh, device)
+    optimizer = recipe.optimizer.build([each.parameter for each in trained])
+    done, seen = 0, Seen(0, 0)
+    if stored is not None:
+        restore(stored, model, optimizer)
+        done, seen = stored.record.step, Seen(stored.record.sequences, stored.record.tokens)
+        meter.resumed(done, seen.tokens)
+    saver = None
+    if checkpoints is not None:
+        training = Training(as_configured, model, optimizer, parameters, global_batch)
+        saver = recipe.checkpoint.saver(checkpoints, training)
+    loader = Loader(
+        recipe.data.open(Needs(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        global_batch=global_batch,
+        micro_batch=recipe.micro_batch,
+        rank=data_rank(mesh),
+        ranks=degrees.data,
+        device=device,
+        first_step=done + 1,
+        shift=seen.sequences - done * global_batch,
+    )
+    flops, attention_flops = recipe.model.flops_per_token(recipe.seq_len)
+    meter.started(
+        device=device,
+        params=parameters,
+        flops_per_token=flops,
+        attention_flops_per_token=attention_flops,
+    )
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection inside a step would be measured as the step's; the meter collects between steps
+    try:
+        for step in range(done + 1, recipe.steps + 1):
+            with meter.waiting_for_data():
+                batches = loader.next()
+            loss = backward(recipe, model, batches)
+            grad_norm = global_norm(trained)
+            if recipe.max_grad_norm is not None:
+                clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
+            lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            step_if_finite(optimizer, grad_norm)
+            optimizer.zero_grad()
+            meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=global_batch * recipe.seq_len)
+            seen = Seen(seen.sequences + global_batch, seen.tokens + global_batch * recipe.seq_len)
+            if saver is not None and saver.due(step):
+                with meter.saving():
+                    saver.save(step, seen)
+        if saver is not None:
+            saver.close()
+    finally:
+        gc.enable()
+        loader.close()
+    return model

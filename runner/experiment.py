@@ -1,0 +1,144 @@
+"""A configuration, checked: plain dict -> `Experiment`. All problems are reported at once, and torch is not imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
+from pydantic_core import ErrorDetails
+
+from recipes import compatibility
+from recipes.option import AutoCount, ConfigError, Count, Option, Section, chosen, did_you_mean, whole
+from recipes.recipe import Recipe
+from runner.hardware import Hardware
+from runner.trackers.base import Tracker
+
+
+def _as_text(value: Any) -> Any:
+    """What YAML reads as a number or a bool was meant as text: the environment knows nothing else."""
+    return json.dumps(value) if isinstance(value, int | float) else value
+
+
+class Launch(Section):
+    """How the workers of a run are started."""
+
+    nodes: Count
+    """Machines."""
+    workers: AutoCount
+    """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
+    threads: AutoCount
+    """Threads of a worker's CPU operations; auto: the node's cores / workers."""
+    env: dict[str, Annotated[str, BeforeValidator(_as_text)]]
+    """Environment variables of the workers: allocator, NCCL, CUDA settings."""
+    port: Annotated[int | None, whole(None)]
+    """TCP port of the rendezvous on the first node; null: one that is free."""
+    host_memory_gib: float | None = Field(gt=0)
+    """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
+    start_timeout_minutes: float = Field(gt=0)
+    """Until the first step is done, compilation included."""
+    timeout_minutes: float = Field(gt=0)
+    """Without a completed step, after the first."""
+
+
+class Sweep(Section):
+    """How the runs of a sweep are treated."""
+
+    fail_fast: bool
+    """Stop at the first run that is not completed."""
+
+
+class Experiment(Recipe):
+    """A recipe and everything around it: one run, or one row of a sweep."""
+
+    hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
+    tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
+    launch: Launch
+    sweep: Sweep
+    log_every: Count
+    """Steps between two read-outs. Every step has its row; reading out synchronises the device and gathers from all ranks."""
+    measure_after: Annotated[int, whole(at_least=0)]
+    """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
+    objective: str
+    """The key of summary.json that a sweeper optimises."""
+
+
+class Incompatible(ConfigError):
+    """Every part of the configuration is right, their combination is not: in a sweep a skipped row."""
+
+
+def check(config: dict[str, Any]) -> Experiment:
+    """
+    A configuration as a frozen `Experiment`, every part right by itself; `fit` checks the combination.
+
+    Raises:
+        ConfigError: lists every part that is wrong.
+    """
+    try:
+        return Experiment.model_validate(config)
+    except ValidationError as error:
+        lines = sorted(set(_describe(error.errors(include_url=False), config)))
+        raise ConfigError(_several("The configuration is wrong:", lines)) from None
+
+
+def fit(experiment: Experiment, workers: int) -> None:
+    """Check the parts against each other and against the devices; raises Incompatible with all that does not fit."""
+    found = experiment.model.tensor_problems(experiment.parallelism.tensor)
+    if experiment.measure_after >= experiment.steps:
+        found.append(f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}) to measure")
+    try:
+        degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
+        experiment.accumulation(degrees.data)
+    except ConfigError as error:
+        found.append(str(error))
+    else:
+        found += compatibility.problems(experiment, degrees)
+    if not found and (experiment.model.freeze or experiment.wrap.by_name):
+        found += _names(experiment)
+    if found:
+        raise Incompatible(_several("These settings do not go together:", found))
+
+
+def _names(experiment: Experiment) -> list[str]:
+    """Problems with names of parameters and modules: the only check that has to build the model, on meta, with torch."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            network = experiment.model.build(experiment.seq_len)
+        experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _several(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def _describe(errors: list[ErrorDetails], config: dict[str, Any]) -> Iterator[str]:
+    for error in errors:
+        path = [str(part) for part in error["loc"]]
+        where = ".".join(path) or "(whole configuration)"
+        if error["type"] == "extra_forbidden":
+            known = _fields_at(error["loc"][:-1], config)
+            yield f"{where}: unknown key.{did_you_mean(path[-1], known)}"
+        elif error["type"] == "missing":
+            yield f"{where}: this key is missing"
+        else:
+            got = (
+                "" if "got " in error["msg"] or isinstance(error["input"], dict | list) else f", got {error['input']!r}"
+            )
+            yield f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}{got}"
+
+
+def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
+    """The keys known at a configuration path, for the nearest name."""
+    here: Any = Experiment
+    for part in loc:
+        field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None
+        here = field.annotation if field else None
+        if isinstance(here, type) and issubclass(here, Option):
+            here = here.resolve(config[str(part)]["kind"])
+    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []

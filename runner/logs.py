@@ -1,0 +1,41 @@
+"""Reading the end of a worker's log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TAIL_BYTES = 64 * 1024
+LINES = 12
+WIDTH = 200
+CURRENT = "Current thread"
+"""How faulthandler begins the stack of the thread that matters."""
+STACK_LINES = 200
+"""A stack that is so far from the end of a log was not the end of the process."""
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def last_stack(log: Path) -> str:
+    """The last stack that faulthandler wrote, of a hung or crashed process; "" when there is none."""
+    lines = _tail(log)
+    starts = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]
+    return "\n".join(lines[starts[-1] :]) if starts else ""
+
+
+def last_lines(log: Path) -> list[str]:
+    """What a person should see of a log: the beginning of a crash's stack, else the end; long lines are cut."""
+    lines = _tail(log)
+    fatal = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]
+    if not hung or len(lines) - hung[-1] > STACK_LINES:
+        shown = lines[-LINES:]
+    else:
+        shown = [*(lines[i] for i in fatal[-1:]), *lines[hung[-1] : hung[-1] + LINES]]
+    return [line[:WIDTH] for line in shown]

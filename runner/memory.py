@@ -1,0 +1,98 @@
+"""Peak memory of a rank: the allocator's on CUDA, resident host memory everywhere."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+
+import torch
+
+GIB = 2**30
+ROW_KEYS = (
+    "memory/peak_active_gib",
+    "memory/peak_active_pct",
+    "memory/peak_reserved_gib",
+    "memory/peak_reserved_pct",
+    "memory/alloc_retries",
+    "memory/peak_rss_gib",
+)
+
+
+class Memory:
+    """Reads peaks since the last reset. `keys` are what a rank measures, `row` what a table shows of the maximum over ranks."""
+
+    keys: tuple[str, ...]
+    total_gib: float | None
+    """Memory of the device in GiB; None for a CPU, whose memory belongs to all ranks and other programs."""
+
+    @abstractmethod
+    def read(self) -> dict[str, float | None]: ...
+
+    @abstractmethod
+    def reset(self) -> None: ...
+
+    def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
+        """The memory keys of a row, null where this device has no such figure."""
+        found: dict[str, float | None] = dict.fromkeys(ROW_KEYS)
+        found |= peaks
+        if self.total_gib:
+            for key in ("active", "reserved"):
+                found[f"memory/peak_{key}_pct"] = 100 * peaks[f"memory/peak_{key}_gib"] / self.total_gib
+        return found
+
+
+class HostMemory(Memory):
+    """Peak resident set (VmHWM), which Linux lets a process reset."""
+
+    keys: tuple[str, ...] = ("memory/peak_rss_gib",)
+    total_gib: float | None = None
+
+    def read(self) -> dict[str, float | None]:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return {"memory/peak_rss_gib": int(line.split()[1]) * 1024 / GIB}
+        return {"memory/peak_rss_gib": None}
+
+    def reset(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:  # some containers forbid it: the peak then includes the start-up
+            return
+
+
+class CudaMemory(HostMemory):
+    """Peaks of the caching allocator: active (in use by tensors) and reserved (taken from the device)."""
+
+    keys = (
+        "memory/peak_active_gib",
+        "memory/peak_reserved_gib",
+        "memory/alloc_retries",
+        "memory/peak_rss_gib",
+    )
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.total_gib = torch.cuda.get_device_properties(device).total_memory / GIB
+        self._retries = 0
+
+    def _stats(self) -> dict[str, int]:
+        return torch.cuda.memory_stats(self.device)
+
+    def read(self) -> dict[str, float | None]:
+        stats = self._stats()
+        return {
+            "memory/peak_active_gib": stats["active_bytes.all.peak"] / GIB,
+            "memory/peak_reserved_gib": stats["reserved_bytes.all.peak"] / GIB,
+            "memory/alloc_retries": float(stats["num_alloc_retries"] - self._retries),
+            **super().read(),
+        }
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._retries = self._stats()["num_alloc_retries"]
+        super().reset()
+
+
+def memory_of(device: torch.device) -> Memory:
+    """The memory of a rank's device."""
+    return CudaMemory(device) if device.type == "cuda" else HostMemory()

@@ -1,0 +1,232 @@
+"""The meter: measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
+
+A step's values stay on the device until a read-out, every `log_every` steps; then the ranks' figures are gathered and the
+rows are written and flushed. What a read-out costs is not counted as part of a step.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.memory import Memory, memory_of
+from runner.peak import peak_flops
+from runner.rundir import read_json, write_json
+
+if TYPE_CHECKING:
+    from runner.experiment import Experiment
+    from runner.worker import Seat
+
+COLLECT_EVERY = 50
+"""Steps between two runs of Python's garbage collector, which is off inside a step."""
+
+
+@dataclass
+class _Step:
+    """A step that is not read out yet."""
+
+    number: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+    tokens: int
+    data_time: float
+    cpu_time: float
+    begin: Any
+    end: Any
+    finished: float
+
+
+class RunMeter:
+    """Implements `recipes.meter.Meter`."""
+
+    def __init__(self, experiment: Experiment, run_dir: Path, seat: Seat) -> None:
+        self.experiment, self.run_dir, self.seat = experiment, run_dir, seat
+        self.pending: list[_Step] = []
+        self.data_time = 0.0
+        self.tokens = 0
+        self.resumed_at = 0
+        self.events = (run_dir / "events.jsonl").open("a") if seat.rank == 0 else None
+
+    def started(
+        self, *, device: torch.device, params: int, flops_per_token: int, attention_flops_per_token: int
+    ) -> None:
+        self.device = device
+        self.memory: Memory = memory_of(device)
+        self.flops, self.attention_flops = flops_per_token, attention_flops_per_token
+        self.peak, facts = peak_flops(self.experiment, device, self.seat)
+        if self.seat.rank == 0:
+            facts |= {
+                "model/params": params,
+                "model/flops_per_token": flops_per_token,
+                "world_size": self.seat.world_size,
+                "device_memory_gib": self.memory.total_gib,
+            }
+            self._note(facts)
+        self.begin, self.cpu_begin = self._now(), time.process_time()
+
+    def resumed(self, step: int, tokens: int) -> None:
+        self.resumed_at, self.tokens = step, tokens
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        since = time.perf_counter()
+        yield
+        self.data_time += time.perf_counter() - since
+
+    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
+        end, cpu_time = self._now(), time.process_time() - self.cpu_begin
+        self.pending.append(
+            _Step(step, loss, grad_norm, lr, tokens, self.data_time, cpu_time, self.begin, end, finished=time.time())
+        )
+        self.data_time = 0.0
+        self.seat.steps[self.seat.local_rank] = step
+        # The first step is read out at once: it ends the start-up, whatever log_every is.
+        if step == self.resumed_at + 1 or step % self.experiment.log_every == 0 or step == self.experiment.steps:
+            self._read_out()
+        if step == self.resumed_at + self.experiment.measure_after:
+            self._begin_measuring()
+        if step % COLLECT_EVERY == 0:
+            gc.collect(1)
+        self.begin, self.cpu_begin = self._now(), time.process_time()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        # First of all the rows: a checkpoint that is ahead of them would leave a hole where the run is resumed.
+        if self.pending:
+            self._read_out()
+        if self.events is not None:
+            os.fsync(self.events.fileno())
+        yield
+        self.begin, self.cpu_begin = self._now(), time.process_time()
+
+    def _now(self) -> Any:
+        """A point in the device's time: an event where work is queued, else the clock."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _seconds(self, step: _Step) -> float:
+        if self.device.type != "cuda":
+            return float(step.end - step.begin)
+        return float(step.begin.elapsed_time(step.end)) / 1e3
+
+    def _begin_measuring(self) -> None:
+        """The measured window starts: report the start-up's memory peak apart and reset it."""
+        startup = self._gather([self.memory.read()[key] or 0.0 for key in self.memory.keys])
+        if self.seat.rank == 0:
+            peaks = dict(zip(self.memory.keys, startup.amax(0).tolist(), strict=True))
+            self._note({key.replace("memory/", "memory/startup_"): peaks[key] for key in peaks if "_gib" in key})
+        self.memory.reset()
+
+    def _note(self, facts: dict[str, Any]) -> None:
+        """Add to summary.json what does not follow from the rows."""
+        path = self.run_dir / "summary.json"
+        write_json(path, read_json(path) | facts)
+
+    def _gather(self, values: list[float]) -> Tensor:
+        """Every rank's values, [ranks, values], fp64, in host memory."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(self.seat.world_size)]
+        dist.all_gather(everyone, mine)
+        return torch.stack(everyone)
+
+    def _read_out(self) -> None:
+        steps, self.pending = self.pending, []
+        on_device = torch.stack([value.float() for s in steps for value in (s.loss, s.grad_norm)])
+        losses_and_norms = on_device.tolist()  # the one synchronisation
+        losses, norms = losses_and_norms[::2], losses_and_norms[1::2]
+        per_step = [[loss, self._seconds(s), s.data_time, s.cpu_time] for loss, s in zip(losses, steps, strict=True)]
+        memory = self.memory.read()
+        everyone = self._gather(
+            [*(value for values in per_step for value in values), *(memory[key] or 0.0 for key in self.memory.keys)]
+        )
+        ranks_steps, ranks_memory = torch.split(everyone, [4 * len(steps), len(self.memory.keys)], dim=1)
+        ranks_steps = ranks_steps.view(self.seat.world_size, len(steps), 4)
+        if self.seat.rank == 0:
+            peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
+            if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
+                self._note({"perf/compile_time_s": compile_seconds()})
+            for i, step in enumerate(steps):
+                self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks))
+        self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
+
+    def _row(self, step: _Step, grad_norm: float, ranks: Tensor) -> dict[str, Any]:
+        """
+        One row of events.jsonl.
+
+        WPS = tokens of the step / (seconds x devices); MFU = WPS x FLOPs per token / peak FLOP/s of the device.
+
+        Args:
+            ranks: every rank's loss, seconds, seconds of waiting for data, CPU seconds: [ranks, 4].
+        """
+        loss, cpu = ranks[:, 0].mean().item(), ranks[:, 3].sum().item()
+        seconds, waited = ranks[:, 1:3].amax(0).tolist()  # the slowest rank's
+        self.tokens += step.tokens
+        wps = step.tokens / (seconds * self.seat.world_size)
+        causal = self.flops - self.attention_flops / 2
+        return {
+            "step": step.number,
+            "attempt": self.seat.attempt,
+            "time": step.finished,
+            "train/loss": loss,
+            "train/grad_norm": grad_norm,
+            "train/lr": step.lr,
+            "train/tokens": self.tokens,
+            "perf/wps": wps,
+            "perf/mfu": 100 * wps * self.flops / self.peak if self.peak else None,
+            "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
+            "perf/tflops": wps * self.flops / 1e12,
+            "perf/step_time_s": seconds,
+            "perf/data_time_s": waited,
+            "perf/cpu_time_s": cpu,
+        }
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self.events is not None
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        try:
+            self.events.write(json.dumps(finite, allow_nan=False) + "\n")
+            self.events.flush()
+        except OSError as error:
+            raise RecordError(f"cannot write {self.run_dir / 'events.jsonl'}: {error.strerror}") from error
+
+    def _stop_if_not_finite(self, steps: list[_Step], rank_losses: Tensor, norms: list[float]) -> None:
+        """Every rank sees the same figures here and so all stop at the same step."""
+        for i, step in enumerate(steps):
+            wrong = (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist()
+            if wrong:
+                raise FloatingPointError(
+                    f"step {step.number}: the loss is {rank_losses[wrong[0], i].item()} on rank {wrong[0]}; "
+                    "the update of this step was left out and the run stops"
+                )
+            if not math.isfinite(norms[i]):
+                raise FloatingPointError(
+                    f"step {step.number}: the gradient norm is {norms[i]} though the loss is finite; "
+                    "the update of this step was left out and the run stops"
+                )
+
+
+def compile_seconds() -> float:
+    """What torch.compile has taken in this process so far, from its own clock; 0 when nothing was compiled."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return float(sum(compilation_time_metrics.get("_compile.compile_inner", [])))
+
+
+class RecordError(Exception):
+    """A figure that was measured cannot be written."""

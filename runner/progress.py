@@ -1,0 +1,105 @@
+"""How a run shows itself while it trains: one live line on a terminal, plain lines when piped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.text import Text
+
+from runner.screen import console
+
+if TYPE_CHECKING:
+    from runner.events import Row
+
+LINE_EVERY_S = 1.0
+"""Least time between two plain lines; the first and the last step always have theirs."""
+
+
+class Progress:
+    """Shows the newest row. Use as a context manager."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.console = console()
+        self.live = (
+            Live(console=self.console, refresh_per_second=5, transient=True) if self.console.is_terminal else None
+        )
+        self.printed = 0.0
+        self.waiting: str | None = None
+        self.recent: list[float] = []
+
+    def __enter__(self) -> Progress:
+        if self.live:
+            self.live.start()
+            self.live.update(Text("starting the workers"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+        if self.waiting is not None:
+            self._print(self.waiting)
+
+    def show(self, rows: list[Row]) -> None:
+        """Show rows that are new since the last call."""
+        if not rows:
+            return
+        self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-20:]
+        line = self._line(rows[-1])
+        if self.live:
+            self.live.update(Text(line))
+            return
+        now = time.monotonic()
+        if now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps:
+            self._print(line)
+            self.printed, self.waiting = now, None
+        else:
+            self.waiting = line
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # nobody listens any more; the run goes on
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+    def _line(self, row: Row) -> str:
+        left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])
+        parts = [
+            f"step {row['step']}/{self.steps}",
+            f"loss {_number(row['train/loss'], '.4f')}",
+            f"grad norm {_number(row['train/grad_norm'], '.3f')}",
+            f"{_number(row['perf/wps'], ',.0f')} WPS",
+            f"MFU {_number(row['perf/mfu'], '.1f')}%" if row["perf/mfu"] is not None else "MFU unknown",
+            memory_text(row),
+            f"{_duration(left)} left" if row["step"] < self.steps else "done",
+        ]
+        return "  ".join(parts)
+
+
+def memory_text(row: Row) -> str:
+    """Peak memory as a line shows it: reserved on a GPU, resident on a CPU."""
+    if row.get("memory/peak_reserved_gib") is not None:
+        return f"{row['memory/peak_reserved_gib']:.2f} GiB ({_number(row['memory/peak_reserved_pct'], '.1f')}%)"
+    return f"{_number(row.get('memory/peak_rss_gib'), '.2f')} GiB host"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "?" if value is None else format(value, form)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def warn(text: str) -> None:
+    """One line to stderr."""
+    print(f"meshrunner: {text}", file=sys.stderr, flush=True)

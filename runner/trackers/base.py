@@ -1,0 +1,123 @@
+"""The `tracker` group: what a tracker is told about a run, and what is asked of it."""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol
+
+import yaml
+from pydantic import Field, TypeAdapter
+
+from recipes.option import Option, chosen
+from runner.events import Row
+from runner.rundir import read_config, read_json, read_status, write_json
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run directory as a tracker sees it."""
+
+    run_dir: Path
+    config: dict[str, Any]
+    """The resolved configuration, nested as in config.yaml."""
+    choices: dict[str, str]
+    """The option chosen of each group: {"parallelism": "fsdp2", ...}."""
+    name: str
+    """The run directory's name."""
+    group: str | None
+    """The sweep directory's name; None for a single run."""
+    attempt: int
+    """Counts from 1; above 1 the run continues an earlier one."""
+    run_id: str
+    """Stays the same over all attempts: letters and digits."""
+
+    @classmethod
+    def load(cls, run_dir: Path) -> RunRecord:
+        """Read a run directory; the first time it is given its `run_id`, in tracker.json."""
+        run_dir = run_dir.resolve()
+        run_id = read_tracking(run_dir).get("run_id")
+        if not isinstance(run_id, str):
+            run_id = secrets.token_hex(4)
+            update_tracking(run_dir, run_id=run_id)
+        in_sweep = (run_dir.parent / "sweep.json").exists()
+        return cls(
+            run_dir=run_dir,
+            config=read_config(run_dir),
+            choices=_choices(run_dir),
+            name=run_dir.name,
+            group=run_dir.parent.name if in_sweep else None,
+            attempt=int(read_status(run_dir).get("attempt") or 1),
+            run_id=run_id,
+        )
+
+    @property
+    def tags(self) -> list[str]:
+        """The chosen options as `group=option`, at most 64 characters each (W&B refuses longer ones)."""
+        return [f"{group}={option}"[:64] for group, option in self.choices.items()]
+
+
+def _choices(run_dir: Path) -> dict[str, str]:
+    """Hydra's choices without its own groups and without groups that are left empty."""
+    try:
+        found = (yaml.safe_load((run_dir / "overrides.yaml").read_text()) or {}).get("choices") or {}
+    except (FileNotFoundError, yaml.YAMLError, AttributeError):
+        return {}
+    return {str(group): str(option) for group, option in found.items() if option and not group.startswith("hydra/")}
+
+
+def read_tracking(run_dir: Path) -> dict[str, Any]:
+    """tracker.json: `run_id`, `phase` (opening, following, finishing, finished), `warning`; {} where there is none."""
+    return read_json(run_dir / "tracker.json")
+
+
+def update_tracking(run_dir: Path, **changes: Any) -> None:
+    """Change some keys of tracker.json."""
+    write_json(run_dir / "tracker.json", read_tracking(run_dir) | changes)
+
+
+class Sink(Protocol):
+    """An open tracker. Whatever it raises ends the tracking, never the run."""
+
+    def log(self, row: Row) -> None:
+        """One row of events.jsonl; `step` rises from call to call, unknown figures are None."""
+
+    def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
+        """
+        The run has ended; returns when everything is where it belongs.
+
+        Args:
+            summary: summary.json, {} where there is none.
+            state: the run's final state, e.g. `completed` or `oom`.
+            reason: why, as a sentence; may be empty.
+        """
+
+
+class Tracker(Option):
+    """Where the figures of a run go besides its directory."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "wandb": "runner.trackers.wandb:Wandb",
+        "tensorboard": "runner.trackers.tensorboard:TensorBoard",
+        "none": "runner.trackers.none:NoTracker",
+    }
+
+    finish_timeout_s: float = Field(default=60, gt=0)
+    """Seconds the command waits for the tracker after the run has ended."""
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to do; False starts no process."""
+        return True
+
+    @abstractmethod
+    def open(self, run: RunRecord) -> Sink:
+        """Start tracking, in the tracker's own process. Every row from step 1 on follows, in a resumed run too."""
+
+
+def tracker_of(run: RunRecord) -> Tracker:
+    """The tracker that a run's configuration names; raises pydantic.ValidationError."""
+    option: TypeAdapter[Tracker] = TypeAdapter(Annotated[Tracker, chosen(Tracker)])
+    return option.validate_python(run.config.get("tracker"))

@@ -1,0 +1,114 @@
+"""What the tracker's process does: tail `events.jsonl` into the tracker until the run has its final state.
+
+It needs the run directory and nothing else, so it works on a run that ended long ago, too:
+
+    python -m runner.trackers.follow RUN_DIR
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from runner import child
+from runner.events import Row, Tail
+from runner.rundir import FINAL, read_json, read_status
+from runner.trackers.base import RunRecord, tracker_of, update_tracking
+
+POLL_S = 0.5
+LOWEST_PRIORITY = 19
+
+
+class Rows:
+    """
+    The rows of a run that is going on, each step once.
+
+    A resumed run repeats the steps after its checkpoint, and the last row of a step is the one that counts. So rows of
+    earlier attempts are held back until this attempt has passed their step, or the run is over.
+    """
+
+    def __init__(self, run_dir: Path, attempt: int) -> None:
+        self._tail = Tail(run_dir / "events.jsonl")
+        self._attempt = attempt
+        self._held: dict[int, Row] = {}
+        self._passed = 0
+        """The last step of this attempt."""
+
+    def read(self, final: bool) -> list[Row]:
+        """What is certain by now and was not handed out before, ordered by step; all there is when `final`."""
+        for row in self._tail.read():
+            self._held[row["step"]] = row
+            if int(row.get("attempt") or 1) >= self._attempt:
+                self._passed = max(self._passed, row["step"])
+        certain = sorted(step for step in self._held if final or step <= self._passed)
+        return [self._held.pop(step) for step in certain]
+
+
+def follow(run_dir: Path, ended: Connection | None = None) -> None:
+    """
+    Feed a run's tracker; returns when the run is over and the tracker has finished.
+
+    Args:
+        ended: becomes readable when the run directory is complete; None: it is as soon as the run's state is final.
+
+    Raises:
+        Exception: whatever the tracker raises.
+    """
+    update_tracking(run_dir, phase="opening", warning=None)
+    run = RunRecord.load(run_dir)
+    rows = Rows(run.run_dir, run.attempt)
+    sink = tracker_of(run).open(run)
+    update_tracking(run_dir, phase="following")
+    over = False
+    while not over:
+        over = _wait(run_dir, ended)  # before the rows are read, so that none comes after the last look
+        for row in rows.read(final=over):
+            sink.log(row)
+    update_tracking(run_dir, phase="finishing")
+    status = read_status(run_dir)
+    sink.finish(read_json(run_dir / "summary.json"), str(status.get("state")), str(status.get("reason") or ""))
+    update_tracking(run_dir, phase="finished")
+
+
+def _wait(run_dir: Path, ended: Connection | None) -> bool:
+    """Wait until the next look at the disk; returns whether it is the last one."""
+    if ended is not None:
+        return ended.poll(POLL_S)
+    if read_status(run_dir).get("state") in FINAL:
+        return True
+    time.sleep(POLL_S)
+    return False
+
+
+def main(run_dir: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
+    """The process that `Following.start` starts."""
+    child.enter(Path(run_dir) / "logs" / "tracker.log", environment, path)
+    os.nice(LOWEST_PRIORITY)  # the training is what is measured
+    code = guarded(Path(run_dir), ended)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a tracker's threads and exit handlers have no say in when this ends
+
+
+def guarded(run_dir: Path, ended: Connection | None = None) -> int:
+    """`follow`, with whatever goes wrong as a traceback on stderr and a line in tracker.json; returns the exit code."""
+    try:
+        follow(run_dir, ended)
+    except BaseException as error:  # SystemExit of a tracker, too
+        traceback.print_exc()
+        lines = str(error).strip().splitlines()
+        with suppress(OSError):
+            update_tracking(run_dir, warning=": ".join([type(error).__name__, *lines[:1]]))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1], "config.yaml").is_file():
+        sys.exit("usage: python -m runner.trackers.follow RUN_DIR")
+    sys.exit(guarded(Path(sys.argv[1])))

@@ -1,0 +1,108 @@
+"""The tracker's process as the launching process sees it: `Following.start(run_dir, tracker)`, then `finish()`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from runner.child import context
+from runner.trackers import follow
+from runner.trackers.base import Tracker, read_tracking, update_tracking
+from runner.trackers.processes import descendants, kill
+
+GRACE_S = 2.0
+"""From SIGTERM, which writes the stack of a hung tracker to its log, to SIGKILL."""
+
+
+class Following:
+    """A tracker at work on one run. Nothing it does can raise into, or outlive, the launching process."""
+
+    def __init__(self, run_dir: Path, tracker: Tracker) -> None:
+        self._run_dir = run_dir
+        self._tracker = tracker
+        self._process: ForkServerProcess | None = None
+        self._end_of_run: Connection | None = None
+        self._problem: str | None = None
+
+    @classmethod
+    def start(cls, run_dir: Path, tracker: Tracker) -> Following:
+        """Start the tracker of a run that was claimed (its `attempt` counts). Never raises; takes milliseconds."""
+        following = cls(run_dir, tracker)
+        if tracker.active:
+            try:
+                following._start()
+            except Exception as error:
+                following._problem = f"could not be started ({type(error).__name__}: {error})"
+        return following
+
+    def _start(self) -> None:
+        (self._run_dir / "logs").mkdir(exist_ok=True)
+        update_tracking(self._run_dir, phase="starting", warning=None)
+        ended, self._end_of_run = context.Pipe(duplex=False)
+        arguments = (str(self._run_dir), ended, dict(os.environ), list(sys.path))
+        # A daemon: a launching process that ends without `finish` ends it, rather than wait for it.
+        process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
+        process.start()
+        ended.close()
+        self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        """The tracker's process; None when there is none (any more)."""
+        return self._process.pid if self._process else None
+
+    def finish(self) -> str | None:
+        """
+        Wait for the tracker, `finish_timeout_s` at most, and end it. Call it when status.json, events.jsonl and
+        summary.json are complete.
+
+        Returns:
+            A warning for the user, one sentence; None if all went well.
+        """
+        if self._process is not None:
+            try:
+                assert self._end_of_run is not None
+                self._end_of_run.close()
+                self._process.join(self._tracker.finish_timeout_s)
+                self._problem = self._verdict(self._process)
+            finally:
+                self._end(self._process)  # after Ctrl-C, too
+                self._process = None
+        if self._problem is None:
+            return None
+        return (
+            f"tracker {self._tracker.kind} {self._problem}; the run is not affected "
+            f"(log: {self._run_dir}/logs/tracker.log; again: python -m runner.trackers.follow {self._run_dir})"
+        )
+
+    def _verdict(self, process: ForkServerProcess) -> str | None:
+        tracking = read_tracking(self._run_dir)
+        phase, code = tracking.get("phase"), process.exitcode
+        if code is None and phase in ("starting", "opening"):
+            return f"did not start, given {self._tracker.finish_timeout_s:g} s after the run's end, and was ended"
+        if code is None:
+            return f"did not finish within {self._tracker.finish_timeout_s:g} s of the run's end and was ended"
+        if code < 0:
+            killer = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+            return f"was killed by {killer} while {phase}"
+        if code == 0 and phase == "finished":
+            return None
+        return f"failed ({tracking.get('warning') or f'exit code {code}'})"
+
+    @staticmethod
+    def _end(process: ForkServerProcess) -> None:
+        """End a tracker that is still there, with all that it started; takes 2 x GRACE_S at most."""
+        if process.is_alive():
+            own = descendants(process.pid) if process.pid else []
+            process.terminate()
+            process.join(GRACE_S)
+            process.kill()
+            for each in own:
+                kill(each)
+        process.join(GRACE_S)
+        if not process.is_alive():  # else it is stuck inside the kernel, and dies when that lets go of it
+            process.close()

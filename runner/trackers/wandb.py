@@ -1,0 +1,120 @@
+"""tracker=wandb: Weights & Biases. Offline by default, which needs no account and touches no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from runner.events import Row
+from runner.trackers.base import RunRecord, Sink, Tracker
+from runner.trackers.none import Nowhere
+from runner.trackers.processes import descendants, is_alive, name_of
+
+Tag = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Wandb(Tracker):
+    """A W&B run under `RUN_DIR/wandb`, with one id over all attempts."""
+
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    """offline: `wandb sync RUN_DIR/wandb/offline-run-*` sends it; online: needs `wandb login` or WANDB_API_KEY."""
+    project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
+    """The W&B project."""
+    entity: str | None = None
+    """User or team; null: the account's own."""
+    group: str | None = None
+    """Runs to show together; null: the sweep directory's name for a run of a sweep, else none."""
+    job_type: str | None = "train"
+    """Runs of a group by what they do."""
+    tags: list[Tag] = []
+    """Added to the chosen options (`parallelism=fsdp2`, ...)."""
+    name: str | None = None
+    """The run's name at W&B; null: the run directory's."""
+
+    @property
+    def active(self) -> bool:
+        return self.mode != "disabled"
+
+    def open(self, run: RunRecord) -> Sink:
+        """Raises wandb.errors.Error: no API key (it never asks for one), or the server does not answer in 90 s."""
+        if not self.active:
+            return Nowhere()
+        if self.mode == "offline":
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # read by wandb-core; it would report its own crashes
+        import wandb
+
+        started = wandb.init(
+            id=run.run_id,
+            mode=self.mode,
+            project=self.project,
+            entity=self.entity,
+            group=self.group or run.group,
+            job_type=self.job_type,
+            name=self.name or run.name,
+            tags=list(dict.fromkeys([*run.tags, *self.tags])),
+            config=run.config,
+            dir=run.run_dir,
+            resume="allow" if self.mode == "online" else None,
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                x_disable_stats=True,
+            ),
+        )
+        _remove_other_segments(run, Path(started.dir).parent)
+        return WandbRun(started)
+
+
+def _remove_other_segments(run: RunRecord, current: Path) -> None:
+    """Offline, each attempt writes a segment with all rows; synced under one id they would overwrite each other."""
+    for segment in (run.run_dir / "wandb").glob(f"offline-run-*-{run.run_id}"):
+        if segment.resolve() != current.resolve():
+            shutil.rmtree(segment)
+
+
+class CoreEnded(Exception):
+    """wandb-core, the process of W&B's that writes and sends, is gone."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb-core, the process that writes and sends for W&B, ended before the run did")
+
+
+class WandbRun:
+    """An open W&B run."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._core = [process for process in descendants(os.getpid()) if name_of(process).startswith("wandb-core")]
+        self._last_step = run.starting_step - 1  # of what the server has from earlier attempts; -1 for a new run
+        if self._last_step >= 0:
+            print(f"W&B has the rows up to step {self._last_step}: they stay as they are, only later ones are sent")
+
+    def log(self, row: Row) -> None:
+        if row["step"] <= self._last_step:
+            return  # W&B only appends: a row once sent cannot be replaced
+        self._last_step = row["step"]
+        self._check()
+        self._run.log({key: value for key, value in row.items() if value is not None}, step=row["step"])
+
+    def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
+        import wandb
+
+        self._check()
+        known = {key: value for key, value in summary.items() if value is not None}
+        self._run.summary.update(known | {"state": state, "reason": reason})
+        if state == "preempted":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if state == "completed" else 1)
+        self._check()
+        wandb.teardown()  # waits for wandb-core to end
+
+    def _check(self) -> None:
+        """Raises CoreEnded. wandb itself notices at some later call, by an error that names a socket, or by waiting."""
+        if not all(map(is_alive, self._core)):
+            raise CoreEnded

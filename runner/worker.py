@@ -1,0 +1,162 @@
+"""A worker: what one rank does around the recipe. Its process comes from the forkserver, which has imported torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import child
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker's place in the job, and the memory it shares with its launcher."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    nodes: int
+    workers: int
+    """Per node."""
+    device_type: str
+    threads: int
+    attempt: int
+    port: Any
+    """RawArray of one integer: the rendezvous port on the first node, 0 until rank 0 has opened it."""
+    steps: Any
+    """RawArray with the last completed step of every rank of the node."""
+
+
+def shared_integers(count: int) -> Any:
+    """Integers that launcher and workers see, without a lock: each has one writer."""
+    return RawArray("q", count)
+
+
+def error_file(run_dir: Path, rank: int) -> Path:
+    """Where a worker that fails says why."""
+    return run_dir / "logs" / f"rank{rank}.error.json"
+
+
+def main(run_dir: str, seat: Seat, environment: dict[str, str], path: list[str]) -> None:
+    """The worker process, from start to end."""
+    folder = Path(run_dir)
+    child.enter(folder / "logs" / f"rank{seat.rank}.log", environment, path)
+    try:
+        _work(folder, seat)
+        code = 0
+    except BaseException as error:  # whatever it is, the launcher has to learn of it
+        _report(folder, seat.rank, error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a regular exit destroys the process group under DDP's feet and may hang
+
+
+def _work(run_dir: Path, seat: Seat) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from recipes.pretrain import train
+    from runner.experiment import check
+    from runner.meter import RunMeter
+    from runner.rundir import read_config
+
+    experiment = check(read_config(run_dir))
+    torch.set_num_threads(seat.threads)
+    torch.set_float32_matmul_precision(getattr(experiment.precision, "matmul", "highest"))
+    device = torch.device(seat.device_type, seat.local_rank) if seat.device_type != "cpu" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    launch = experiment.launch
+    _join(seat, device, timedelta(minutes=max(launch.start_timeout_minutes, launch.timeout_minutes) + 1))
+    if launch.host_memory_gib is not None:
+        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        limit = held + int(launch.host_memory_gib * GIB)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    meter = RunMeter(experiment, run_dir, seat)
+    # The model stays referenced until the process ends: DDP destroyed before its process group may hang.
+    checkpoints = run_dir / "checkpoints"
+    model = train(experiment, meter, device=device, nodes=seat.nodes, workers=seat.workers, checkpoints=checkpoints)
+    dist.barrier()
+    del model
+
+
+def _join(seat: Seat, device: torch.device, timeout: timedelta) -> None:
+    """
+    Meet the other ranks. Rank 0 opens the store on a port of the system's choice and tells the node through memory.
+
+    Args:
+        timeout: of collectives; longer than the launcher's patience, which knows which rank did not come.
+    """
+    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from recipes.option import ConfigError
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if seat.rank == 0:
+        try:
+            store = TCPStore(host, port, seat.world_size, is_master=True, wait_for_workers=False)
+        except dist.DistNetworkError as error:
+            raise ConfigError(f"launch.port({port}) cannot be used: {str(error).splitlines()[0]}") from error
+        seat.port[0] = store.port
+    else:
+        while not (port or seat.port[0]):
+            time.sleep(0.001)
+        store = TCPStore(host, port or seat.port[0], seat.world_size, is_master=False)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        store=store,
+        timeout=timeout,
+        rank=seat.rank,
+        world_size=seat.world_size,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def _report(run_dir: Path, rank: int, error: BaseException) -> None:
+    """Print the traceback to the rank's log, and write the error for the launcher to read."""
+    message = f"{error}" if _is_plain(error) else f"{type(error).__name__}: {error}"
+    trace = traceback.format_exc()
+    record = {
+        "time": time.time(),
+        "rank": rank,
+        "oom": _is_out_of_memory(error),
+        "message": message.strip(),
+        "plain": _is_plain(error),
+        "traceback": trace,
+    }
+    sys.stderr.write(f"{message}\n" if _is_plain(error) else trace)
+    sys.stderr.flush()
+    with suppress(OSError):  # on a full disk the exit code has to do
+        error_file(run_dir, rank).write_text(json.dumps(record))
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Errors whose text is written for the user and says all there is to say."""
+    from recipes.option import ConfigError
+
+    return isinstance(error, ConfigError | FloatingPointError)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error)
+    return "DefaultCPUAllocator: can't allocate memory" in text or "DefaultCPUAllocator: not enough memory" in text

@@ -1,0 +1,37 @@
+"""Configurations for tests, composed from the shipped options as the command line does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.compose import Composer, parse
+from runner.experiment import Experiment, check
+
+SMALL = (
+    "data=random",
+    "model.vocab_size=509",
+    "model.dim=48",
+    "model.n_layers=3",
+    "model.n_heads=6",
+    "model.n_kv_heads=2",
+    "model.ffn_dim=100",
+    "seq_len=34",
+    "micro_batch=1",
+    "global_batch=12",
+    "steps=5",
+    "max_grad_norm=0.2",
+    "optimizer.lr=1e-3",
+)
+"""A model of odd shapes: no dimension divides evenly over 3 or 4 ranks, clipping bites."""
+
+
+def config(*overrides: str) -> dict[str, Any]:
+    """The resolved configuration of some overrides."""
+    composed = Composer(parse("run", list(overrides))).one()
+    assert composed is not None
+    return composed.config
+
+
+def experiment(*overrides: str) -> Experiment:
+    """The checked experiment of some overrides."""
+    return check(config(*overrides))

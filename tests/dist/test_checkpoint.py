@@ -1,0 +1,258 @@
+"""A checkpoint written under any layout loads under any other, bit for bit, and going on from it changes no figure."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+from recipes.checkpoint import fsdp1_tensor
+from recipes.checkpoint import save as save_module
+from recipes.checkpoint.base import NotSaved, Seen, Training
+from recipes.checkpoint.restore import agreed, restore
+from recipes.checkpoint.save import Blocking, Writer
+from recipes.checkpoint.stored import remove, steps
+from recipes.clip import clip_by_norm, global_norm
+from recipes.data.base import Needs
+from recipes.data.loader import Loader
+from recipes.optimizer import step_if_finite
+from recipes.parallelism.mesh import build_mesh, data_rank
+from recipes.pretrain import assemble, backward, train
+from tests.composed import SMALL, experiment
+from tests.dist.ranks import on_ranks
+from tests.dist.test_layouts import CPU, Recorder, relative, whole, whole_values
+
+LAYOUTS = {
+    "single": (1, "parallelism=single micro_batch=12"),
+    "ddp-2": (2, "parallelism=ddp"),
+    "fsdp1-2": (2, "parallelism=fsdp1"),
+    "fsdp1-3": (3, "parallelism=fsdp1"),
+    "fsdp2-2": (2, "parallelism=fsdp2"),
+    "fsdp2-3": (3, "parallelism=fsdp2"),
+    "hsdp1-4": (4, "parallelism=hsdp1"),
+    "hsdp2-4": (4, "parallelism=hsdp2"),
+    "tp-2": (2, "parallelism=tp micro_batch=12"),
+    "tp-2-whole-sequence": (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=12"),
+    "fsdp2_tp-4": (4, "parallelism=fsdp2_tp micro_batch=6"),
+    "fsdp1_tp-4": (4, "parallelism=fsdp1_tp micro_batch=6"),
+}
+TIED = ("ddp-2", "fsdp1-2", "fsdp2-3", "fsdp2_tp-4")
+IN_BACKGROUND = ("ddp-2", "fsdp1-2", "fsdp2-2", "hsdp1-4", "fsdp1_tp-4")
+STEPS = 3
+
+
+class Assembled(NamedTuple):
+    training: Training
+    trained: list[Any]
+    loader: Loader
+
+    def step(self) -> None:
+        """One step of `train`."""
+        recipe = self.training.recipe
+        backward(recipe, self.training.model, self.loader.next())
+        norm = global_norm(self.trained)
+        assert recipe.max_grad_norm is not None
+        clip_by_norm(self.trained, norm, recipe.max_grad_norm)
+        step_if_finite(self.training.optimizer, norm)
+        self.training.optimizer.zero_grad()
+
+
+def assembled(*overrides: str) -> Assembled:
+    """What `train` sets up, without a checkpoint."""
+    recipe = experiment(*SMALL, *overrides)
+    degrees = recipe.parallelism.degrees(1, dist.get_world_size())
+    mesh = build_mesh("cpu", degrees)
+    model, trained, parameters = assemble(recipe, mesh, CPU)
+    optimizer = recipe.optimizer.build([each.parameter for each in trained])
+    global_batch, _ = recipe.accumulation(degrees.data)
+    loader = Loader(
+        recipe.data.open(Needs(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        global_batch=global_batch,
+        micro_batch=recipe.micro_batch,
+        rank=data_rank(mesh),
+        ranks=degrees.data,
+        device=CPU,
+    )
+    return Assembled(Training(recipe, model, optimizer, parameters, global_batch), trained, loader)
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Whole parameters and whole AdamW state by name. The model is of no use afterwards."""
+    if fsdp1_tensor.applies(model):
+        state = fsdp1_tensor.take(model, optimizer)["optimizer"]
+    else:
+        whole_state = StateDictOptions(full_state_dict=True)
+        state = dict(get_optimizer_state_dict(model, optimizer, options=whole_state)["state"])
+    of_optimizer = {f"{name}.{key}": whole(value) for name, values in state.items() for key, value in values.items()}
+    everyone: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, {name: value for name, value in of_optimizer.items() if not value.dim()})
+    for scalars in everyone:  # FSDP1: a rank that holds nothing of a parameter counts no steps of it
+        of_optimizer |= scalars
+    return whole_values(model, gradients=False) | of_optimizer
+
+
+def save(folder: Path, overrides: tuple[str, ...]) -> int:
+    """Train, save into the folder, and put what it should hold beside it; returns the number of tensors."""
+    made = assembled(*overrides)
+    for _ in range(STEPS):
+        made.step()
+    folder.mkdir(exist_ok=True)
+    Blocking(folder, made.training, every=1, keep=None).save(STEPS, Seen(36, 36 * 34))
+    values = everything(made.training.model, made.training.optimizer)
+    if dist.get_rank() == 0:
+        torch.save(values, folder / "values.pt")
+    return len(values)
+
+
+def load(folders: list[Path], overrides: tuple[str, ...]) -> dict[str, list[str]]:
+    """Folder -> what of it is not, bit for bit, as it was saved, after loading it over other weights."""
+    wrong = {}
+    for folder in folders:
+        made = assembled(*overrides, "seed=99")
+        stored = agreed(None, folder)
+        assert stored is not None and stored.record.step == STEPS
+        restore(stored, made.training.model, made.training.optimizer)
+        found, expected = everything(made.training.model, made.training.optimizer), torch.load(folder / "values.pt")
+        different = [name for name in expected if name in found and not torch.equal(found[name], expected[name])]
+        wrong[folder.name] = different + sorted(found.keys() ^ expected.keys())
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of every layout."""
+    root = tmp_path_factory.mktemp("saved")
+    for name, (world, layout) in LAYOUTS.items():
+        tensors = on_ranks(world, save, root / name, tuple(layout.split()))[0]
+        assert tensors == 4 * 30, "parameters, two moments and the step of each"
+        expected, found = (torch.load(root / which / "values.pt") for which in ("single", name))
+        for key, value in expected.items():
+            assert relative(found[key], value) < 1e-3, f"{key} under {name} is not that of one process"
+    return {name: root / name for name in LAYOUTS}
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_every_layout_loads_what_every_other_saved(target: str, saved: dict[str, Path]) -> None:
+    world, layout = LAYOUTS[target]
+    for rank in on_ranks(world, load, list(saved.values()), tuple(layout.split())):
+        assert rank == {name: [] for name in saved}
+
+
+def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
+    tied = "model.tie_embeddings=true"
+    for name in TIED:
+        world, layout = LAYOUTS[name]
+        assert on_ranks(world, save, tmp_path / name, (*layout.split(), tied))[0] == 4 * 29
+    for name in TIED:
+        world, layout = LAYOUTS[name]
+        found = on_ranks(world, load, [tmp_path / name for name in TIED], (*layout.split(), tied))[0]
+        assert found == {name: [] for name in TIED}
+
+
+def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    """(loss, norm) of 6 steps without a checkpoint, and of 4 steps that lose the last two, then the rest."""
+    world = dist.get_world_size()
+
+    def run(number: int, checkpoints: Path | None) -> list[Any]:
+        recorder = Recorder()
+        recipe = experiment(
+            *SMALL, *overrides, f"steps={number}", f"checkpoint={kind}", "checkpoint.every=1", "checkpoint.keep=null"
+        )
+        model = train(recipe, recorder, device=CPU, nodes=1, workers=world, checkpoints=checkpoints)
+        KEPT.append(model)
+        return list(zip(recorder.losses, recorder.norms, strict=True))
+
+    class Slow(Writer):
+        """Writes when the next step has been trained: what is written must have been copied before."""
+
+        def write_data(self, *arguments: Any) -> Any:
+            time.sleep(0.3)
+            return super().write_data(*arguments)
+
+    if kind == "dcp_async":
+        save_module.Writer = Slow  # type: ignore[misc]
+    straight = run(6, None)
+    first = run(4, folder)
+    if dist.get_rank() == 0:
+        assert list(steps(folder)) == [4, 3, 2, 1]
+        remove(folder / "step-00000004")
+        remove(folder / "step-00000003")
+    dist.barrier()
+    return straight, first[:2] + run(6, folder)
+
+
+KEPT: list[nn.Module] = []
+"""Models of this process: DDP must not be destroyed before its process group."""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "dcp") for name in LAYOUTS), *((name, "dcp_async") for name in IN_BACKGROUND)]
+)
+def test_an_interrupted_run_is_the_uninterrupted_one(name: str, kind: str, tmp_path: Path) -> None:
+    world, layout = LAYOUTS[name]
+    for straight, resumed in on_ranks(world, interrupted, tmp_path, kind, tuple(layout.split())):
+        assert len(straight) == 6
+        assert resumed == straight
+
+
+def resumed_elsewhere(folder: Path, overrides: tuple[str, ...]) -> list[Any]:
+    """(loss, norm) of the steps up to 6, saved every 3, from where the folder is."""
+    recorder = Recorder()
+    recipe = experiment(*SMALL, *overrides, "checkpoint=dcp", "checkpoint.every=3")
+    KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder))
+    return [*recorder.losses, *recorder.norms]
+
+
+def test_another_number_of_ranks_keeps_the_global_batch(tmp_path: Path) -> None:
+    """global_batch was left to the first run: 3 ranks x 2. Two ranks go on with the same six sequences a step."""
+    auto = ("global_batch=null",)
+    three = on_ranks(3, resumed_elsewhere, tmp_path / "straight", (*auto, "micro_batch=2", "steps=6"))[0]
+    on_ranks(3, resumed_elsewhere, tmp_path / "moved", (*auto, "micro_batch=2", "steps=3"))
+    two = on_ranks(2, resumed_elsewhere, tmp_path / "moved", (*auto, "micro_batch=1", "steps=6", "parallelism=fsdp1"))[
+        0
+    ]
+    assert two == pytest.approx(three[3:6] + three[9:], rel=1e-5)
+
+
+def test_another_batch_goes_on_where_the_data_was(tmp_path: Path) -> None:
+    """Steps 4 and 5 of 18 sequences are 36 .. 71; so are steps 4, 5 and 6 of 12."""
+    seen: list[Any] = []
+    for batch, number in ((12, 6), (18, 5)):
+        folder = tmp_path / str(batch)
+        on_ranks(1, resumed_elsewhere, folder, ("parallelism=single", "micro_batch=6", "steps=3"))
+        rest = ("parallelism=single", "micro_batch=6", f"steps={number}", f"global_batch={batch}", "optimizer.lr=1e-30")
+        found = on_ranks(1, resumed_elsewhere, folder, (*rest, "optimizer.weight_decay=0"))[0]
+        seen.append(sum(found[: number - 3]) / (number - 3))
+    assert seen[1] == pytest.approx(seen[0], rel=1e-6)
+
+
+def failing(folder: Path, kind: str) -> str:
+    """What a rank says when the disk of rank 1 is full in step 2."""
+
+    class Full(Writer):
+        def write_data(self, *arguments: Any) -> Any:
+            if dist.get_rank() == 1 and "step-00000002" in str(self.path):
+                raise OSError(28, "No space left on device")
+            return super().write_data(*arguments)
+
+    save_module.Writer = Full  # type: ignore[misc]
+    recipe = experiment(*SMALL, "steps=4", f"checkpoint={kind}", "checkpoint.every=1")
+    try:
+        train(recipe, Recorder(), device=CPU, nodes=1, workers=2, checkpoints=folder)
+    except NotSaved as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
+def test_a_failed_save_is_said_on_every_rank_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
+    for said in on_ranks(2, failing, tmp_path, kind):
+        assert "the checkpoint of step 2 could not be written" in said
+        assert "rank 1: OSError: [Errno 28] No space left on device" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

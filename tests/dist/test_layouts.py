@@ -1,0 +1,244 @@
+"""Every layout against one process: initial weights, gradients before the first update, losses and norms of five steps."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from recipes.clip import global_norm
+from recipes.data.base import Needs
+from recipes.data.loader import Loader
+from recipes.init import clean_name
+from recipes.meter import Silent
+from recipes.parallelism.mesh import build_mesh, data_rank
+from recipes.parallelism.plan import unit_parameters
+from recipes.pretrain import assemble, backward, train
+from tests.composed import SMALL, experiment
+from tests.dist.ranks import on_ranks
+
+CPU = torch.device("cpu")
+LAYOUTS = [
+    (1, "parallelism=fsdp2"),
+    (2, "parallelism=fsdp2"),
+    (3, "parallelism=fsdp2"),
+    (4, "parallelism=fsdp2"),
+    (2, "parallelism=fsdp2 parallelism.reshard_after_forward=never"),
+    (2, "parallelism=fsdp2 parallelism.reshard_after_forward=except_last"),
+    (4, "parallelism=fsdp2 parallelism.reshard_after_forward=2"),
+    (4, "parallelism=hsdp2"),
+    (2, "parallelism=hsdp2"),
+    (2, "parallelism=fsdp2 micro_batch=3"),
+    (2, "parallelism=fsdp2 model.tie_embeddings=true"),
+    (2, "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.1.attention.*]"),
+    (2, "parallelism=fsdp2 optimizer.implementation=foreach"),
+    (2, "parallelism=fsdp2 parallelism.prefetch=2"),
+    (2, "parallelism=fsdp2 parallelism.cpu_offload=true"),
+    (2, "parallelism=fsdp2 wrap=root_only"),
+    (2, "parallelism=fsdp2 wrap=size wrap.min_parameters=10000"),
+    (2, "parallelism=fsdp1 wrap=root_only"),
+    (2, "parallelism=fsdp1 wrap=size wrap.min_parameters=10000"),
+    (2, "parallelism=fsdp1 model.freeze=[tok_embeddings.*,layers.1.attention.*]"),
+    (2, "parallelism=fsdp1 parallelism.backward_prefetch=post parallelism.forward_prefetch=true"),
+    (2, "parallelism=ddp model.tie_embeddings=true"),
+    (2, "parallelism=ddp model.freeze=[tok_embeddings.*,layers.1.attention.*]"),
+    (2, "parallelism=ddp"),
+    (4, "parallelism=ddp"),
+    (2, "parallelism=fsdp1"),
+    (3, "parallelism=fsdp1"),
+    (4, "parallelism=fsdp1"),
+    (2, "parallelism=fsdp1 parallelism.reshard_after_forward=never"),
+    (2, "parallelism=fsdp1 parallelism.reshard_after_forward=except_last"),
+    (4, "parallelism=hsdp1"),
+    (4, "parallelism=hsdp1 parallelism.reshard_after_forward=never"),
+    (4, "parallelism=hsdp1 parallelism.reshard_after_forward=except_last"),
+    (2, "parallelism=fsdp1 model.tie_embeddings=true"),
+    (2, "parallelism=tp"),
+    (2, "parallelism=tp parallelism.sequence_parallel=false"),
+    (2, "parallelism=tp parallelism.loss_parallel=true"),
+    (4, "parallelism=fsdp2_tp"),
+    (4, "parallelism=fsdp2_tp parallelism.sequence_parallel=false"),
+    (4, "parallelism=fsdp2_tp parallelism.loss_parallel=true"),
+    (4, "parallelism=fsdp1_tp micro_batch=6"),
+    (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.sequence_parallel=false"),
+    (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.loss_parallel=true"),
+    (4, "parallelism=fsdp2_tp model.tie_embeddings=true"),
+]
+
+
+class Recorder(Silent):
+    """Keeps the global token-mean loss and the gradient norm of every step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
+        dist.all_reduce(loss)
+        self.losses.append(loss.item() / dist.get_world_size())
+        self.norms.append(grad_norm.item())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The unsharded value, on every rank."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def whole_values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
+    """Unsharded parameters or their gradients by the network's own names, on every rank."""
+    fsdp1 = isinstance(model, FullyShardedDataParallel)
+    summon = FullyShardedDataParallel.summon_full_params(model, with_grads=gradients) if fsdp1 else nullcontext()
+    with summon:
+        named = {clean_name(name): p.grad if gradients else p for name, p in model.named_parameters()}
+        return {name: whole(value) for name, value in named.items() if value is not None}
+
+
+def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Initial weights, gradients and norm of the first step, then losses and norms of a whole run. On every rank."""
+    recipe, world = experiment(*overrides), dist.get_world_size()
+    degrees = recipe.parallelism.degrees(1, world)
+    mesh = build_mesh("cpu", degrees)
+    model, trained, _ = assemble(recipe, mesh, CPU)
+    global_batch, _ = recipe.accumulation(degrees.data)
+    loader = Loader(
+        recipe.data.open(Needs(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        global_batch=global_batch,
+        micro_batch=recipe.micro_batch,
+        rank=data_rank(mesh),
+        ranks=degrees.data,
+        device=CPU,
+    )
+    backward(recipe, model, loader.next())
+    loader.close()
+    weights, gradients = (whole_values(model, gradients=what) for what in (False, True))
+    names = {each.name for each in trained}
+    gradients = {name: gradient for name, gradient in gradients.items() if name in names}  # FSDP1 has zeros for frozen ones
+    norm = global_norm(trained).item()
+    recorder = Recorder()
+    train(recipe, recorder, device=CPU, nodes=1, workers=world)
+    found: dict[str, Any] = {"norm": norm, "losses": recorder.losses, "norms": recorder.norms}
+    found["weights"], found["gradients"] = weights, gradients
+    return found if dist.get_rank() == 0 else {"losses": recorder.losses, "norms": recorder.norms}
+
+
+@cache
+def reference(model: str) -> dict[str, Any]:
+    """One process, nothing spread, one micro batch."""
+    overrides = (*SMALL, "parallelism=single", "micro_batch=12", *model.split())
+    return on_ranks(1, observe, overrides)[0]
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """||a - b|| / ||b||."""
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=[f"{world}x {layout}" for world, layout in LAYOUTS])
+def test_layout_equals_one_process(world: int, layout: str) -> None:
+    of_model = " ".join(word for word in layout.split() if word.startswith("model"))
+    expected = reference(of_model)
+    ranks = on_ranks(world, observe, (*SMALL, *layout.split()))
+    found = ranks[0]
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        assert torch.equal(found["weights"][name], weight), f"initial {name} differs"
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
+        assert gradient.norm() > 0
+        assert relative(found["gradients"][name], gradient) < 1e-5, f"gradient of {name} differs"
+    assert found["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+    assert found["norm"] > 0.2, "clipping must bite, or it is not tested"
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+    assert all(rank["norms"] == found["norms"] for rank in ranks), "ranks disagree about the norm"
+
+
+WRAPS = [
+    "wrap=blocks",
+    "wrap=root_only",
+    "wrap=size wrap.min_parameters=10000",
+    "wrap=rules wrap.rules=[{match:layers.0,reshard_after_forward:never},{match:Block},{match:layers.*.feed_forward},{match:output}]",
+]
+
+
+def wrapped_units(overrides: tuple[str, ...]) -> dict[str, set[str]]:
+    """Unit -> names of the parameters that the wrapped model really has in it."""
+    recipe, world = experiment(*overrides), dist.get_world_size()
+    model, _, _ = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, world)), CPU)
+    found: dict[str, set[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel):
+            below = {p for m in module.modules() if isinstance(m, FullyShardedDataParallel) and m is not module for p in m.parameters()}
+        elif isinstance(module, FSDPModule):
+            below = {p for m in module.modules() if isinstance(m, FSDPModule) and m is not module for p in m.parameters()}
+        else:
+            continue
+        names = {clean_name(f"{name}.{n}".strip(".")) for n, p in module.named_parameters() if p not in below}
+        found[clean_name(f"{name}.").strip(".")] = names
+    return found
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_fsdp1_and_fsdp2_have_the_units_of_the_plan(wrap: str) -> None:
+    overrides = (*SMALL, *wrap.split())
+    recipe = experiment(*overrides)
+    with torch.device("meta"):
+        network = recipe.model.build(recipe.seq_len)
+    planned = unit_parameters(network, recipe.wrap.plan(network, "always"))
+    expected = {unit: set(parameters) for unit, parameters in planned.items()}
+    for kind in ("fsdp1", "fsdp2"):
+        assert on_ranks(2, wrapped_units, (*overrides, f"parallelism={kind}")) == [expected] * 2
+
+
+def test_bf16_of_fsdp1_and_fsdp2_agree() -> None:
+    runs = [on_ranks(2, observe, (*SMALL, f"parallelism={kind}", "precision=bf16"))[0] for kind in ("fsdp1", "fsdp2")]
+    assert runs[0]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-3)
+    assert runs[0]["norms"] == pytest.approx(runs[1]["norms"], rel=1e-2)
+
+
+def test_bf16_stays_near_fp32() -> None:
+    fp32 = reference("")
+    bf16 = on_ranks(2, observe, (*SMALL, "parallelism=fsdp2", "precision=bf16"))[0]
+    assert bf16["losses"] != fp32["losses"]
+    assert bf16["losses"] == pytest.approx(fp32["losses"], rel=2e-2)
+    assert all(weight.dtype == torch.float32 for weight in bf16["weights"].values())
+
+
+def masked_step(implementation: str) -> tuple[bool, bool]:
+    """Whether a step with a gradient that is not finite left weights and state alone, and a finite one moved them."""
+    recipe = experiment(*SMALL, "parallelism=fsdp2", f"optimizer.implementation={implementation}")
+    degrees = recipe.parallelism.degrees(1, dist.get_world_size())
+    _, trained, _ = assemble(recipe, build_mesh("cpu", degrees), CPU)
+    parameters = [each.parameter for each in trained]
+    optimizer = recipe.optimizer.build(parameters)
+    from recipes.optimizer import step_if_finite
+
+    def step(poison: bool) -> list[Tensor]:
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        if poison and dist.get_rank() == 1:
+            gradient = parameters[3].grad
+            assert isinstance(gradient, DTensor)
+            gradient.to_local().view(-1)[0] = float("nan")
+        step_if_finite(optimizer, global_norm(trained))
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        return [whole(t) for t in [*parameters, *states]]
+
+    before = step(poison=False)
+    poisoned = step(poison=True)
+    after = step(poison=False)
+    same = all(torch.equal(a, b) for a, b in zip(before, poisoned, strict=True))
+    moved = not any(torch.equal(a, b) for a, b in zip(poisoned, after, strict=True))
+    return same, moved
+
+
+@pytest.mark.parametrize("implementation", ["fused", "foreach", "for_loop"])
+def test_a_gradient_that_is_not_finite_changes_nothing(implementation: str) -> None:
+    assert on_ranks(2, masked_step, implementation) == [(True, True)] * 2

@@ -1,0 +1,195 @@
+"""A user's own options, as they lie in the user's current directory: Llamas of which one rank fails in one step.
+
+meshrunner run model.kind=faulty:Raises +model.rank=1 +model.step=2
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recipes.checkpoint.base import Saver, Training
+from recipes.checkpoint.dcp import DCP
+from recipes.model.llama import Llama
+from recipes.model.transformer import Transformer
+from recipes.optimizer import AdamW
+from runner.events import Row
+from runner.trackers.base import RunRecord, Tracker
+
+
+class Faulty(Llama):
+    """Logs the sum of a block's weights before every step, and fails in one of them."""
+
+    rank: int = 1
+    """The rank that fails; -1: all of them."""
+    step: int = 2
+    """In the forward pass of this step."""
+
+    def network(self, seq_len: int) -> Transformer:
+        network = super().network(seq_len)
+        self.built()
+        done = 0
+
+        def before(module: nn.Module, _: tuple[Tensor, ...]) -> None:
+            nonlocal done
+            done += 1
+            block = network.get_submodule(network.block_names()[0])
+            print(f"before step {done}: weights {sum(local(p).abs().sum().item() for p in block.parameters())!r}")
+            if done == self.step and self.concerned:
+                self.fail()
+
+        def after(module: nn.Module, _: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+            return self.spoil(logits) if done == self.step and self.concerned else logits
+
+        network.register_forward_pre_hook(before)
+        network.register_forward_hook(after)
+        return network
+
+    @property
+    def concerned(self) -> bool:
+        """Whether this is the rank that fails."""
+        return self.rank in (-1, int(os.environ["RANK"]))
+
+    def built(self) -> None:
+        """Called when the network was built."""
+
+    def fail(self) -> None:
+        """Called before the step's forward."""
+
+    def spoil(self, logits: Tensor) -> Tensor:
+        """Called after the step's forward."""
+        return logits
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+
+
+class Raises(Faulty):
+    def fail(self) -> None:
+        raise RuntimeError("the user's own mistake\nwith a second line")
+
+
+class RaisesLongText(Faulty):
+    def fail(self) -> None:
+        raise RuntimeError("\n".join(f"line {i} " + "x" * 1000 for i in range(200)))
+
+
+class Segfaults(Faulty):
+    def fail(self) -> None:
+        ctypes.string_at(0)
+
+
+class Exits(Faulty):
+    def fail(self) -> None:
+        print("about to leave")
+        os._exit(3)
+
+
+class ExitsInPython(Faulty):
+    def fail(self) -> None:
+        sys.exit("the user's module had enough")
+
+
+class Hangs(Faulty):
+    def fail(self) -> None:
+        time.sleep(3600)
+
+
+class HangsWhileBuilt(Faulty):
+    def built(self) -> None:
+        if self.concerned:
+            time.sleep(3600)
+
+
+class TakesMemory(Faulty):
+    def fail(self) -> None:
+        taken = [torch.ones(2**26) for _ in range(16)]  # 4 GiB in pieces of 256 MiB
+        assert len(taken) == 16
+
+
+class NotFiniteLoss(Faulty):
+    def spoil(self, logits: Tensor) -> Tensor:
+        return logits * float("nan")
+
+
+class NotFiniteGradient(Faulty):
+    def spoil(self, logits: Tensor) -> Tensor:
+        logits.register_hook(lambda gradient: gradient * float("inf"))
+        return logits
+
+
+class ShowsEnvironment(Faulty):
+    def built(self) -> None:
+        print("MINE is", os.environ.get("MINE"))
+
+
+class SlowAdamW(AdamW):
+    """Every step takes a tenth of a second."""
+
+    def build(self, parameters: object) -> torch.optim.AdamW:
+        optimizer = super().build(parameters)  # type: ignore[arg-type]
+        optimizer.register_step_post_hook(lambda *_: time.sleep(0.1))
+        return optimizer
+
+
+class IgnoresSIGTERM(Faulty):
+    """Cannot be ended but by SIGKILL."""
+
+    def fail(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("SIGTERM is ignored")
+        time.sleep(3600)
+
+
+class SlowTracker(Tracker):
+    """Takes three seconds to finish, as an upload does."""
+
+    def open(self, run: RunRecord) -> SlowSink:
+        return SlowSink()
+
+
+class SlowSink:
+    def log(self, row: Row) -> None:
+        pass
+
+    def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
+        time.sleep(3)
+        print("uploaded")
+
+
+class SlowSave(DCP):
+    """A save takes six seconds."""
+
+    grows: bool = True
+    """Whether the files of the checkpoint grow meanwhile."""
+
+    def saver(self, folder: Path, training: Training) -> Saver:
+        return SlowSaver(folder, self)
+
+
+class SlowSaver:
+    def __init__(self, folder: Path, option: SlowSave) -> None:
+        self.file, self.option = folder / ".tmp-step-00000002" / "__0_0.distcp", option
+
+    def due(self, step: int) -> bool:
+        return step % self.option.every == 0
+
+    def save(self, step: int, seen: object) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        for second in range(6):
+            if self.option.grows:
+                self.file.write_bytes(bytes(second + 1))
+            time.sleep(1)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,279 @@
+"""Whoever ends a run, and whenever: the exit status and the record are right, and no process stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.command import TINY, Command, meshrunner, own_classes, read, status, steps_done, until
+
+SLOW = ("optimizer.kind=faulty:SlowAdamW", "steps=1000")
+"""A run that lasts 100 s when it is left alone."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache for all runs here, and not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A current directory with the user's module `faulty` in it."""
+    own_classes(tmp_path)
+    return tmp_path
+
+
+def started(*overrides: str, folder: Path) -> Command:
+    """A run into folder/out that goes on until it is ended."""
+    return Command("run", *TINY, "hydra.run.dir=out", *SLOW, *overrides, cwd=folder)
+
+
+def in_a_step(command: Command, folder: Path) -> None:
+    """Wait until the run is in the middle of its steps."""
+    command.until(lambda: steps_done(folder / "out") >= 2)
+
+
+def to_group(command: Command) -> None:
+    """Ctrl-C in a terminal."""
+    command.interrupt()
+
+
+def to_parent(command: Command) -> None:
+    """`kill -INT PID`."""
+    command.process.send_signal(signal.SIGINT)
+
+
+def check_interrupted(command: Command, out: Path, within: float = 15) -> None:
+    """Exit status 130 soon, one line for the user, the record is right and nobody is left."""
+    ended = command.wait(within).check_manners()
+    command.check_nobody_left()
+    assert ended.code == 130, ended
+    assert ended.err.startswith("interrupted"), ended
+    if status(out).get("state", "pending") == "pending":
+        return
+    assert status(out)["state"] == "interrupted", (status(out), ended)
+    assert status(out)["reason"] and status(out)["ended"], status(out)
+    assert "nothing was started" not in ended.err
+
+
+MOMENTS: dict[str, Callable[[Command, Path], object]] = {
+    "forkserver": lambda command, out: command.until(command.forkserver),
+    "placed": lambda command, out: command.until((out / "config.yaml").exists),
+    "claimed": lambda command, out: command.until(lambda: status(out).get("state") == "running"),
+    "workers": lambda command, out: command.until(lambda: status(out).get("workers")),
+    "first log": lambda command, out: command.until((out / "logs" / "rank0.log").exists),
+    "model": lambda command, out: command.until((out / "events.jsonl").exists),
+    "step": lambda command, out: command.until(lambda: steps_done(out) >= 2),
+}
+
+
+@pytest.mark.parametrize("moment, send", [*((moment, to_group) for moment in MOMENTS), ("step", to_parent)])
+def test_interrupt(moment: str, send: Callable[[Command], None], folder: Path) -> None:
+    """Ctrl-C works whatever the run is doing: in particular while things are imported, placed and started."""
+    with started(folder=folder) as command:
+        MOMENTS[moment](command, folder / "out")
+        send(command)
+        check_interrupted(command, folder / "out")
+
+
+@pytest.mark.parametrize("moment", ["claimed", "workers"])
+def test_interrupt_with_a_tracker(moment: str, folder: Path) -> None:
+    """A run is claimed before its tracker is started, which waits for the forkserver's imports: a second of its own."""
+    with started("tracker.kind=faulty:SlowTracker", folder=folder) as command:
+        MOMENTS[moment](command, folder / "out")
+        command.interrupt()
+        check_interrupted(command, folder / "out")
+
+
+def test_interrupted_run_says_how_to_go_on(folder: Path) -> None:
+    """The name of a run directory is made up by meshrunner: who interrupts a run has to be told it."""
+    with started(folder=folder) as command:
+        in_a_step(command, folder)
+        command.interrupt()
+        assert "meshrunner resume" in command.wait().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [0.15 + 0.05 * i for i in range(60)])
+def test_interrupt_at_any_time(moment: float, folder: Path) -> None:
+    """A signal that comes in an unlucky moment is lost, or leaves a state that is wrong."""
+    with started(folder=folder) as command:
+        time.sleep(moment)
+        command.interrupt()
+        check_interrupted(command, folder / "out")
+
+
+def test_no_interrupt_is_lost(folder: Path) -> None:
+    """While the forkserver is started SIGINT must not reach it; ignoring it meanwhile would lose the user's Ctrl-C."""
+
+    def ignores_or_warm() -> bool:
+        fields = dict(line.split(":\t") for line in Path(f"/proc/{command.pid}/status").read_text().splitlines())
+        return bool(int(fields["SigIgn"], 16) & 1 << signal.SIGINT - 1) or (folder / "out").exists()
+
+    with started(folder=folder) as command:
+        while not ignores_or_warm():
+            pass
+        command.interrupt()
+        assert command.wait(within=15).code in (130, -signal.SIGINT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [0.01 + 0.005 * i for i in range(60)])
+def test_interrupt_while_it_starts(moment: float, folder: Path) -> None:
+    """Before there is a handler Python's own ends the process; afterwards no signal is lost."""
+    with started(folder=folder) as command:
+        time.sleep(moment)
+        command.interrupt()
+        assert command.wait(within=5).code in (130, -signal.SIGINT)
+        command.check_nobody_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_end_by_the_system(number: signal.Signals, folder: Path) -> None:
+    """A closed terminal or a shutdown ends the run in order, and the reason says what it was."""
+    with started(folder=folder) as command:
+        in_a_step(command, folder)
+        command.process.send_signal(number)
+        check_interrupted(command, folder / "out")
+    assert number.name in status(folder / "out")["reason"]
+    assert read(folder / "out" / "summary.json")["state"] == "interrupted"
+
+
+def test_second_interrupt(folder: Path) -> None:
+    """Impatience while a worker that cannot be ended is waited for neither leaves it behind nor loses the record."""
+    with started("model.kind=faulty:IgnoresSIGTERM", folder=folder) as command:
+        log = folder / "out" / "logs" / "rank1.log"
+        command.until(lambda: log.exists() and "SIGTERM is ignored" in log.read_text())
+        for _ in range(10):
+            command.interrupt()
+            with pytest.raises(psutil.TimeoutExpired):
+                psutil.Process(command.pid).wait(0.1)
+        check_interrupted(command, folder / "out")
+
+
+def test_interrupt_while_the_tracker_finishes(folder: Path) -> None:
+    """The training is over then: the run stays completed, and the message does not say that nothing was started."""
+    overrides = ("steps=3", "optimizer.kind=adamw", "tracker.kind=faulty:SlowTracker")
+    with started(*overrides, folder=folder) as command:
+        command.until(lambda: read(folder / "out" / "tracker.json").get("phase") == "finishing")
+        command.interrupt()
+        ended = command.wait(15).check_manners()
+        command.check_nobody_left()
+    assert status(folder / "out")["state"] == "completed"
+    assert "nothing was started" not in ended.err, ended
+    assert ended.code in (0, 130), ended
+
+
+def test_interrupted_sweep(folder: Path) -> None:
+    """Ctrl-C ends the sweep, not only its job; what was not begun stays pending."""
+    arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", *SLOW, "seed=1,2"]
+    with Command(*arguments, cwd=folder) as command:
+        first = command.until(lambda: next(iter(sorted((folder / "sweep").glob("000*"))), None))
+        command.until(lambda: steps_done(first) >= 2)
+        command.interrupt()
+        ended = command.wait(15).check_manners()
+        command.check_nobody_left()
+    assert ended.code == 130, ended
+    (second,) = (folder / "sweep").glob("001*")
+    assert (status(first)["state"], status(second)["state"]) == ("interrupted", "pending")
+
+
+KILLED = {"in a step": (), "while a rank hangs": ("model.kind=faulty:Hangs",)}
+
+
+@pytest.mark.parametrize("overrides", KILLED.values(), ids=KILLED)
+def test_kill_9_leaves_nobody_behind(overrides: tuple[str, ...], folder: Path) -> None:
+    """Nothing can be recorded then, but workers and forkserver follow at once."""
+    with started(*overrides, folder=folder) as command:
+        command.until(lambda: steps_done(folder / "out") >= 1)
+        command.process.kill()
+        assert command.wait().code == -signal.SIGKILL
+        command.check_nobody_left()
+    assert status(folder / "out")["state"] == "running"
+
+
+@pytest.mark.parametrize("moment", ["forkserver", "claimed", "workers", "model"])
+def test_kill_9_while_it_starts(moment: str, folder: Path) -> None:
+    """A worker that has just been forked does not yet follow its parent: it may not be forgotten."""
+    with started(folder=folder) as command:
+        MOMENTS[moment](command, folder / "out")
+        command.process.kill()
+        command.wait()
+        command.check_nobody_left()
+
+
+def test_take_over_and_disturb_nothing(folder: Path) -> None:
+    """While a run is executed nobody else can; once its process is gone, anybody can."""
+    out = folder / "out"
+    with started(folder=folder) as command:
+        in_a_step(command, folder)
+        ended = meshrunner("resume", "out", cwd=folder)
+        assert ended.code == 1, ended
+        assert f"is being executed by process {command.pid} on {os.uname().nodename}" in ended.err
+        assert len(ended.err.splitlines()) == 1
+        assert (status(out)["state"], status(out)["attempt"]) == ("running", 1)
+        before = steps_done(out)
+        command.until(lambda: steps_done(out) > before + 2)
+        command.process.kill()
+        command.wait()
+        command.check_nobody_left()
+
+    config = out / "config.yaml"
+    config.write_text(config.read_text().replace("steps: 1000", "steps: 3"))
+    ended = meshrunner("resume", "out", cwd=folder)
+    assert ended.code == 0, ended
+    assert (status(out)["state"], status(out)["attempt"]) == ("completed", 2)
+
+
+def test_two_at_once(folder: Path) -> None:
+    """Two that resume one directory in the same moment: one executes it, the other says so."""
+    with started(folder=folder) as command:
+        in_a_step(command, folder)
+        command.process.kill()
+        command.wait()
+        command.check_nobody_left()
+    with Command("resume", "out", cwd=folder) as one, Command("resume", "out", cwd=folder) as other:
+        first = until(lambda: next((c for c in (one, other) if c.process.poll() is not None), None))
+        ended = first.wait().check_manners()
+        assert ended.code == 1, ended
+        assert "is being executed by process" in ended.err
+        winner = other if first is one else one
+        winner.until(lambda: status(folder / "out").get("workers"))
+        assert status(folder / "out")["owner"]["pid"] == winner.pid
+        assert status(folder / "out")["attempt"] == 2
+        winner.interrupt()
+        check_interrupted(winner, folder / "out")
+
+
+def test_stopped_and_continued(folder: Path) -> None:
+    """Ctrl-Z and `fg`: the run goes on."""
+    with started(folder=folder) as command:
+        in_a_step(command, folder)
+        os.killpg(command.pid, signal.SIGSTOP)
+        command.until(lambda: psutil.Process(command.pid).status() == psutil.STATUS_STOPPED)
+        os.killpg(command.pid, signal.SIGCONT)
+        before = steps_done(folder / "out")
+        command.until(lambda: steps_done(folder / "out") > before + 2)
+        command.interrupt()
+        check_interrupted(command, folder / "out")
+
+
+def test_reader_of_the_output_goes_away(folder: Path) -> None:
+    """`meshrunner run | head -1`: losing standard output does not end in a traceback, and leaves nobody behind."""
+    program = ("bash", "-c", 'exec "$0" "$@" > >(head -c 1 > /dev/null)')
+    arguments = [str(Path(sys.executable).with_name("meshrunner")), "run", *TINY, "hydra.run.dir=out"]
+    with Command(*arguments, "optimizer.kind=faulty:SlowAdamW", "steps=30", program=program, cwd=folder) as command:
+        ended = command.wait().check_manners()
+        command.check_nobody_left()
+    assert "Traceback" not in ended.err
+    assert status(folder / "out")["state"] in ("completed", "interrupted"), ended

@@ -1,0 +1,343 @@
+"""A tracker shows what events.jsonl holds, and one that goes wrong costs one warning. The runs here train nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.events import Row, read_events
+from runner.rundir import claim, place, update_status, write_json
+from runner.trackers.base import RunRecord, read_tracking, tracker_of
+from runner.trackers.follow import guarded
+from runner.trackers.following import GRACE_S, Following
+from runner.trackers.processes import Process, descendants, is_alive, kill, name_of
+from tests.e2e.wandb_offline import OfflineRun, read_offline_run
+from tests.e2e.wandb_stub import Stub, serving
+
+BOUND_S = 30
+"""For what takes a second or two on an idle machine."""
+SUMMARY = {"perf/wps_median": 1234.5, "world_size": 2, "train/final_loss": 2.25, "perf/mfu_median": None}
+
+
+class Run:
+    """A run directory that lives as one does while its workers train."""
+
+    def __init__(self, run_dir: Path, **tracker: Any) -> None:
+        self.run_dir = run_dir
+        config = {
+            "model": {"kind": "llama", "dim": 256},
+            "steps": 10,
+            "tracker": {"finish_timeout_s": BOUND_S} | tracker,
+        }
+        place(config, run_dir, {"choices": {"parallelism": "fsdp2", "hydra/launcher": "local"}})
+        self.following: Following | None = None
+
+    def begin(self) -> Run:
+        self.attempt = claim(self.run_dir)["attempt"]
+        self.following = Following.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
+        return self
+
+    def train(self, first: int, last: int) -> Run:
+        with (self.run_dir / "events.jsonl").open("a") as file:
+            for step in range(first, last + 1):
+                figures = {"train/loss": 3.0 / step, "train/tokens": 2048 * step, "perf/mfu": None}
+                file.write(json.dumps({"step": step, "attempt": self.attempt} | figures) + "\n")
+                file.flush()
+        return self
+
+    def end(self, state: str = "completed", reason: str = "", pause: float = 0) -> str | None:
+        """The run's end, with a pause before its summary; returns the tracker's warning."""
+        assert self.following is not None
+        update_status(self.run_dir, state=state, reason=reason)
+        time.sleep(pause)
+        write_json(self.run_dir / "summary.json", SUMMARY)
+        return self.following.finish()
+
+    def wait(self, phase: str) -> Run:
+        until(lambda: read_tracking(self.run_dir).get("phase") == phase)
+        return self
+
+    def processes(self) -> list[Process]:
+        """Of the tracker: its own, then those that it started."""
+        assert self.following is not None
+        assert self.following.pid is not None
+        mine = [process for process in descendants(os.getpid()) if process.pid == self.following.pid]
+        return mine + descendants(self.following.pid)
+
+    @property
+    def rows(self) -> list[Row]:
+        """What a tracker should show: the last row of each step, without unknown figures."""
+        return [{key: value for key, value in row.items() if value is not None} for row in read_events(self.run_dir)]
+
+    @property
+    def offline(self) -> OfflineRun:
+        (segment,) = self.run_dir.glob("wandb/offline-run-*/*.wandb")
+        return read_offline_run(segment)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a tracker started is known by its environment, whoever its parent is by now."""
+    forkserver.ensure_running()  # which stays, so it must not be marked
+    monkeypatch.setenv("STARTED_BY_TEST", str(tmp_path))
+    yield
+    until(lambda: not started_by(tmp_path))
+
+
+def started_by(tmp_path: Path) -> list[str]:
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"STARTED_BY_TEST={tmp_path}\0".encode() in environ.read_bytes():
+                found.append(environ.with_name("comm").read_text())
+    return found
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    with serving() as stub:
+        monkeypatch.setenv("WANDB_BASE_URL", stub.url)
+        monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+        yield stub
+
+
+def history(lines: list[dict[str, Any]]) -> list[Row]:
+    """W&B's history without what W&B adds to it."""
+    assert [line["_step"] for line in lines] == [line["step"] for line in lines]
+    return [{key: value for key, value in line.items() if not key.startswith("_")} for line in lines]
+
+
+def test_wandb_offline_holds_the_run_and_touches_no_network(
+    tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", stub.url)
+    (tmp_path / "sweep.json").write_text("{}")
+    run = Run(tmp_path / "000_a", kind="wandb", project="speed", tags=["mine"]).begin().train(1, 5)
+    run.wait("following").train(6, 10)
+    assert run.end() is None
+    written = run.offline
+    assert history(written.history) == run.rows
+    assert len(run.rows) == 10
+    expected = {key: value for key, value in SUMMARY.items() if value is not None} | {
+        "state": "completed",
+        "reason": "",
+    }
+    assert {key: written.summary[key] for key in expected} == expected
+    assert "perf/mfu_median" not in written.summary
+    assert (written.project, written.name, written.group, written.job_type) == (
+        "speed",
+        "000_a",
+        tmp_path.name,
+        "train",
+    )
+    assert written.tags == ["parallelism=fsdp2", "mine"]
+    assert written.config["model"] == {"kind": "llama", "dim": 256}
+    assert written.exit_code == 0
+    assert stub.requests == []
+
+
+@pytest.mark.parametrize("state", ["oom", "preempted"])
+def test_wandb_shows_how_a_run_ended(tmp_path: Path, state: str) -> None:
+    run = Run(tmp_path / "run", kind="wandb").begin().train(1, 2)
+    assert run.end(state, "rank 1 said so") is None
+    written = run.offline
+    assert (written.summary["state"], written.summary["reason"]) == (state, "rank 1 said so")
+    assert written.exit_code == 1
+    assert written.preempting == (state == "preempted")
+
+
+def test_wandb_offline_keeps_one_segment_with_all_rows_of_a_resumed_run(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", kind="wandb").begin().train(1, 6)
+    assert run.end("interrupted") is None
+    first = run.offline
+    assert run.begin().wait("following").train(5, 9).end() is None
+    assert history(run.offline.history) == run.rows
+    assert [row["attempt"] for row in run.rows] == [1] * 4 + [2] * 5
+    assert run.offline.id == first.id
+
+
+def test_wandb_online_receives_the_run_and_continues_it(tmp_path: Path, stub: Stub) -> None:
+    run = Run(tmp_path / "run", kind="wandb", mode="online", entity="me").begin().train(1, 6)
+    assert run.end("failed", "rank 1 raised") is None
+    ((name, received),) = stub.runs.items()
+    assert received.rows == run.rows
+    assert (received.summary["state"], received.summary["reason"]) == ("failed", "rank 1 raised")
+    assert received.summary["perf/wps_median"] == SUMMARY["perf/wps_median"]
+    assert received.exit_code == 1
+    assert received.config["model"]["dim"] == 256
+    before = run.rows
+
+    assert run.begin().train(5, 9).end() is None
+    assert list(stub.runs) == [name]
+    assert received.rows == before + run.rows[6:]  # what was sent stays: W&B only appends
+    assert "rows up to step 6: they stay as they are" in (run.run_dir / "logs" / "tracker.log").read_text()
+    assert received.exit_code == 0
+    assert received.summary["state"] == "completed"
+
+
+def test_wandb_online_without_a_key_neither_asks_nor_hangs(
+    tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    warning = Run(tmp_path / "run", kind="wandb", mode="online").begin().train(1, 2).end()
+    assert warning is not None
+    assert "tracker wandb failed (UsageError: No API key configured. Use `wandb login`" in warning
+
+
+def test_a_server_that_never_answers_costs_the_time_limit(
+    tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        run = Run(tmp_path / "run", kind="wandb", mode="online", finish_timeout_s=0.5).begin().train(1, 2)
+        until(lambda: len(run.processes()) > 1)
+        own = run.processes()
+        started = time.monotonic()
+        warning = run.end()
+        assert time.monotonic() - started < 0.5 + GRACE_S + 3
+    assert warning is not None
+    assert "did not start" in warning
+    until(lambda: not any(map(is_alive, own)))
+
+
+def test_wandb_core_killed_while_the_run_goes_on(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", kind="wandb").begin().train(1, 3).wait("following")
+    (core,) = (process for process in run.processes() if name_of(process).startswith("wandb-core"))
+    kill(core)
+    warning = run.train(4, 6).end()
+    assert warning is not None
+    assert "wandb-core" in warning
+    assert "ended before the run did" in warning
+    assert guarded(run.run_dir) == 0  # as the warning proposes
+    assert history(run.offline.history) == run.rows
+
+
+def test_the_tracker_killed_while_the_run_goes_on(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", kind="wandb").begin().train(1, 3).wait("following")
+    own = run.processes()
+    assert len(own) > 1
+    kill(own[0])
+    until(lambda: not any(map(is_alive, own)))  # wandb-core ends by itself
+    warning = run.train(4, 6).end()
+    assert warning is not None
+    assert "was killed by SIGKILL while following" in warning
+
+
+def test_the_launching_process_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", kind="wandb")
+    program = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from runner.rundir import claim\nfrom runner.trackers import base\n"
+        "from runner.trackers.following import Following\n"
+        "run_dir = Path(sys.argv[1]); claim(run_dir)\n"
+        "following = Following.start(run_dir, base.tracker_of(base.RunRecord.load(run_dir))); time.sleep(100)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(run.run_dir)]) as launcher:
+        run.wait("following")
+        own = descendants(launcher.pid)
+        assert any(name_of(process).startswith("wandb-core") for process in own)
+        launcher.kill()
+    until(lambda: not any(map(is_alive, own)))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "expected"),
+    [
+        ("raise at open", "failed (ValueError: no account)"),
+        ("raise in log", "failed (KeyError: 'train/loss')"),
+        ("exit in log", "failed (SystemExit: 0)"),
+        ("crash in log", "was killed by SIGSEGV while following"),
+        ("hang at open", "did not start, given 1 s after the run's end"),
+        ("hang in finish", "did not finish within 1 s of the run's end"),
+    ],
+)
+def test_a_tracker_in_trouble_costs_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trouble: str, expected: str
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    limit = 1 if "hang" in trouble else BOUND_S
+    run = Run(tmp_path / "run", kind="own_trackers:ToFile", trouble=trouble, finish_timeout_s=limit).begin().train(1, 5)
+    if "hang" in trouble:
+        run.wait("opening" if "open" in trouble else "following")
+    started = time.monotonic()
+    warning = run.end()
+    if "hang" in trouble:
+        assert time.monotonic() - started < limit + GRACE_S + 2
+    assert warning is not None
+    assert warning.startswith(f"tracker own_trackers:ToFile {expected}")
+    assert "\n" not in warning
+    assert capfd.readouterr() == ("", "")
+    assert len(run.rows) == 5
+    if "crash" not in trouble:
+        assert "own_trackers.py" in (run.run_dir / "logs" / "tracker.log").read_text()  # the traceback or the stack
+
+
+def test_a_users_own_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    run = Run(tmp_path / "run", kind="own_trackers:ToFile").begin().train(1, 5).wait("following").train(6, 7)
+    assert run.end("oom", "out of memory", pause=1) is None
+    *rows, last = map(json.loads, (run.run_dir / "own_tracker.jsonl").read_text().splitlines())
+    assert rows == read_events(run.run_dir)
+    assert last == {"summary": SUMMARY, "state": "oom", "reason": "out of memory", "nice": 19}
+
+
+def test_tensorboard_shows_the_run(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", kind="tensorboard").begin().train(1, 6)
+    assert run.end("interrupted") is None
+    assert run.begin().train(5, 9).end() is None
+    shown = json.loads(
+        subprocess.check_output([sys.executable, "-c", READ_BACK, run.run_dir / "tensorboard"], text=True)
+    )
+    assert shown["files"] == 1
+    for key in ("train/loss", "train/tokens", "attempt"):
+        expected = [(row["step"], row[key]) for row in run.rows]
+        assert [step for step, _ in shown["scalars"][key]] == [step for step, _ in expected]
+        assert all(
+            math.isclose(a, b, rel_tol=1e-7) for (_, a), (_, b) in zip(shown["scalars"][key], expected, strict=True)
+        )
+    assert "perf/mfu" not in shown["scalars"]
+    assert "dim: 256" in shown["texts"]["config/text_summary"]
+    assert "1234.5" in shown["texts"]["summary/text_summary"]
+    assert shown["texts"]["state/text_summary"] == "completed"
+
+
+READ_BACK = """
+import json, sys
+from pathlib import Path
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0, "tensors": 0}).Reload()
+print(json.dumps({
+    "files": len(list(Path(sys.argv[1]).iterdir())),
+    "scalars": {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]},
+    "texts": {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]},
+}))
+"""
+"""In a process of its own: TensorBoard's imports warn about what they use."""
+
+
+def test_no_tracker_starts_no_process(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", kind="none").begin().train(1, 2)
+    assert run.following is not None
+    assert run.following.pid is None
+    assert run.end() is None
+    assert not (run.run_dir / "wandb").exists()

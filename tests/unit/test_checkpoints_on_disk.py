@@ -1,0 +1,158 @@
+"""Which checkpoint is continued from, and which may go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes.checkpoint.stored import (
+    METADATA,
+    Record,
+    Stored,
+    candidates,
+    checksum,
+    differences,
+    good,
+    name_of,
+    publish,
+    remove,
+    steps,
+    sweep,
+    write_record,
+)
+from recipes.option import ConfigError
+
+
+def written(folder: Path, step: int, name: str | None = None) -> Path:
+    """A checkpoint of one small shard."""
+    path = folder / (name or name_of(step))
+    path.mkdir(parents=True)
+    (path / METADATA).write_bytes(b"metadata")
+    (path / "__0_0.distcp").write_bytes(bytes(1000 + step))
+    files = {file.name: checksum(file) for file in path.iterdir()}
+    write_record(path, Record(step, 34 * step, step, 1, 0, 2, 5, {"model": {}}, files))
+    return path
+
+
+def publish_step(folder: Path, step: int, keep: int | None) -> None:
+    publish(written(folder, step, f".tmp-{name_of(step)}"), folder / name_of(step), keep)
+
+
+def test_the_newest_comes_first(tmp_path: Path) -> None:
+    for step in (10, 123456789, 9):
+        written(tmp_path, step)
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "notes").mkdir()
+    found, warnings = good(tmp_path)
+    assert [each.record.step for each in found] == [123456789, 10, 9] and not warnings
+    assert found[1].record.tokens == 340 and found[1].damaged_files(found[1].record.files) == []
+
+
+def test_there_is_nothing_without_a_folder(tmp_path: Path) -> None:
+    assert good(tmp_path / "checkpoints") == ([], [])
+    assert candidates(None, tmp_path / "checkpoints") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("__0_0.distcp", b"x", "__0_0.distcp has 1 bytes, 1020 were written"),
+        ("__0_0.distcp", None, "__0_0.distcp is missing"),
+        (METADATA, b"metadatA", ".metadata is not what was written"),
+        ("checkpoint.json", b"{", "checkpoint.json cannot be read"),
+        ("checkpoint.json", b"[]", "checkpoint.json cannot be read"),
+        ("checkpoint.json", b'{"step": 20}', "checkpoint.json cannot be read"),
+        ("checkpoint.json", b"\xff", "checkpoint.json cannot be read"),
+        ("checkpoint.json", None, "checkpoint.json is missing"),
+    ],
+)
+def test_a_damaged_one_is_passed_over_with_the_reason(
+    file: str, content: bytes | None, said: str, tmp_path: Path
+) -> None:
+    written(tmp_path, 10)
+    damaged = written(tmp_path, 20) / file
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    found, (warning,) = good(tmp_path)
+    assert [each.record.step for each in found] == [10]
+    assert name_of(20) in warning and said in warning
+
+
+def test_what_only_reading_everything_shows(tmp_path: Path) -> None:
+    path = written(tmp_path, 10) / "__0_0.distcp"
+    path.write_bytes(b"1" + path.read_bytes()[1:])
+    stored = good(tmp_path)[0][0]
+    assert isinstance(stored, Stored)
+    assert stored.damaged_files(stored.record.files) == ["__0_0.distcp"]
+
+
+def test_the_last_k_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        publish_step(tmp_path, step, keep=2)
+    assert list(steps(tmp_path)) == [5, 4]
+    publish_step(tmp_path, 6, keep=None)
+    assert list(steps(tmp_path)) == [6, 5, 4]
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        publish_step(tmp_path, step, keep=3)
+    (tmp_path / name_of(2) / METADATA).unlink()
+    publish_step(tmp_path, 4, keep=2)
+    assert list(steps(tmp_path)) == [4, 3]
+    (tmp_path / name_of(4) / METADATA).unlink()
+    publish_step(tmp_path, 5, keep=2)
+    assert list(steps(tmp_path)) == [5, 3], "the good one before the damaged one"
+
+
+def test_a_damaged_one_of_the_same_step_is_replaced_and_later_ones_are_left(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        publish_step(tmp_path, step, keep=None)
+    (tmp_path / name_of(2) / METADATA).unlink()
+    (tmp_path / name_of(3) / METADATA).unlink()
+    publish_step(tmp_path, 2, keep=1)
+    found, warnings = good(tmp_path)
+    assert [each.record.step for each in found] == [2] and len(warnings) == 1
+    assert list(steps(tmp_path)) == [3, 2]
+
+
+def test_left_overs_are_swept_away(tmp_path: Path) -> None:
+    written(tmp_path, 3)
+    written(tmp_path, 4, ".tmp-step-00000004")
+    (tmp_path / ".tmp-removed-step-00000001").mkdir()
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name_of(3)]
+    remove(tmp_path / name_of(3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_load_is_a_run_or_one_checkpoint_and_the_runs_own_go_first(tmp_path: Path) -> None:
+    for step in (1, 2):
+        written(tmp_path / "other" / "checkpoints", step)
+    own = tmp_path / "own"
+    assert [each.record.step for each in candidates(str(tmp_path / "other"), own)[0]] == [2, 1]
+    one = tmp_path / "other" / "checkpoints" / name_of(1)
+    assert [each.record.step for each in candidates(str(one), own)[0]] == [1]
+    written(own, 7)
+    assert [each.record.step for each in candidates(str(one), own)[0]] == [7]
+
+
+def test_load_of_nothing_usable_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a run directory or one checkpoint"):
+        candidates(str(tmp_path / "nowhere"), None)
+    with pytest.raises(ConfigError, match="holds no checkpoint that can be used"):
+        candidates(str(tmp_path), None)
+    one = written(tmp_path / "checkpoints", 1)
+    (one / METADATA).unlink()
+    with pytest.raises(ConfigError, match=r"cannot be used: \.metadata is missing"):
+        candidates(str(one), None)
+    with pytest.raises(ConfigError, match=r"\.metadata is missing"):
+        candidates(str(tmp_path), None)
+
+
+def test_differences_name_the_keys() -> None:
+    old = {"a": 1, "b": {"c": [1, 2], "d": None}, "e": {"f": 1}}
+    new = {"a": 1, "b": {"c": [1, 3], "d": None, "g": 2}, "e": 5}
+    assert differences(old, new) == [("b.c", [1, 2], [1, 3]), ("b.g", ..., 2), ("e", {"f": 1}, 5)]
+    assert differences(old, old) == []

@@ -1,0 +1,278 @@
+"""The data group: its YAML, its imports, the cache folder, and the text that comes with Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import conf
+from recipes.cache import cache_dir
+from recipes.data import stdlib as stdlib_module
+from recipes.data import tokenizer as tokenizers
+from recipes.data.base import Data, Needs
+from recipes.data.entry import Entry
+from recipes.data.packed import PackedText
+from recipes.data.stdlib import Stdlib
+from recipes.option import ConfigError
+
+YAML = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
+NEEDS = Needs(1024, 32, 0)
+PROSE = {"kind": "stdlib", "text": "prose", "tokenizer": None, "vocab_size": "auto", "shuffle": None}
+
+
+def prose(**changes: Any) -> Stdlib:
+    return Stdlib.model_validate(PROSE | changes)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.stem)
+def test_yaml_lists_every_key(path: Path) -> None:
+    config = yaml.safe_load(path.read_text())
+    option = Data.resolve(config["kind"])
+    assert list(config) == ["kind", *(key for key in config if key != "kind")]
+    assert set(config) == set(option.model_fields)
+    placeholders = {key: "x" for key, value in config.items() if value == "???"}
+    option.model_validate(config | placeholders)
+
+
+def test_every_kind_has_its_yaml() -> None:
+    assert {path.stem for path in YAML} == {*Data.kinds, "minipile", "c4"}
+
+
+def test_checking_a_configuration_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from recipes.data.base import Data; [Data.resolve(kind) for kind in Data.kinds]; import runner.prepare;"
+        "print([name for name in ('torch', 'numpy', 'datasets', 'sentencepiece', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHRUNNER_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "meshrunner"
+    monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "own"))
+    assert cache_dir() == tmp_path / "own" and (tmp_path / "own").is_dir()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(ConfigError, match=r"file/below cannot be written \(Not a directory\); .* MESHRUNNER_CACHE"):
+        cache_dir()
+
+
+def stored(entry: Entry) -> np.ndarray[Any, Any]:
+    progress = entry.read()
+    assert progress is not None and progress.complete
+    return np.fromfile(entry.tokens, dtype=progress.dtype)
+
+
+def test_prose_comes_back_exactly(cache: Path) -> None:
+    data = prose()
+    assert data.prepare(NEEDS) is False
+    entry = data.entry(NEEDS)
+    tokenizer = tokenizers.load(entry.tokenizer.read_bytes(), "")
+    documents, document = [], []
+    for token in stored(entry).tolist():
+        if token == tokenizer.eos_id():
+            documents.append(tokenizer.decode(document))
+            document = []
+        else:
+            document.append(token)
+    assert not document and documents == list(data.documents().read({}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "\n\n  a\t\tb \r\n", "  two  spaces  ", "日本語 🎉 \x00 ﬁ ①", "x" * 9000, "007 42"]
+)
+def test_round_trip_of_any_text(text: str) -> None:
+    model = tokenizers.train(["some text to learn from\n" * 3, "x" * 5000, "a b c d e f g"], 300)
+    tokenizer = tokenizers.load(model, "")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_an_exception_of_the_source_comes_through_the_training() -> None:
+    def texts() -> Iterator[str]:
+        yield "some text"
+        raise ConfigError("data.path: 'x' line 3 is not JSON")
+
+    with pytest.raises(ConfigError, match=r"^data.path: 'x' line 3 is not JSON$"):
+        tokenizers.train(texts(), 300)
+
+
+def test_training_is_deterministic(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prose().prepare(NEEDS)
+    monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "other"))
+    prose().prepare(NEEDS)
+    first, second = (next((folder / "tokens").iterdir()) for folder in (cache, tmp_path / "other"))
+    for name in ("tokenizer.model", "tokens.bin", "progress.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_the_vocabulary_follows_the_model(cache: Path) -> None:
+    for vocab in (500, 1024):
+        needs = Needs(vocab, 32, 0)
+        prose().prepare(needs)
+        described = prose().open(needs).describe()
+        assert described["tokenizer_vocab"] == vocab
+        assert prose().open(needs).rows(0, 100).max() < vocab
+        assert set(described) >= {"corpus_hash", "tokens", "sequences", "tokenizer_hash"}
+    prose(vocab_size=700).prepare(needs)
+    assert prose(vocab_size=700).open(needs).describe()["tokenizer_vocab"] == 700
+    prose().prepare(Needs(100_000, 32, 0))
+    assert 10_000 < prose().open(Needs(100_000, 32, 0)).describe()["tokenizer_vocab"] < 32_000  # what the text carries
+
+
+def test_what_is_cached_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prose().prepare(NEEDS)
+    monkeypatch.setattr(PackedText, "_pack", None)
+    assert prose().prepare(NEEDS) is False
+    assert prose().prepare(Needs(1024, 64, 7)) is False  # neither seq_len nor seed is part of what is cached
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def garble(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, garble, Path.unlink, lambda path: path.write_text("[]")])
+@pytest.mark.parametrize("name", ["tokens.bin", "tokenizer.model", "progress.json"])
+def test_a_damaged_cache_is_made_again(cache: Path, name: str, damage: Any) -> None:
+    prose().prepare(NEEDS)
+    entry = prose().entry(NEEDS)
+    files = {path.name: path.read_bytes() for path in entry.folder.iterdir()}
+    damage(entry.folder / name)
+    assert prose().prepare(NEEDS) is False
+    assert {path.name: path.read_bytes() for path in entry.folder.iterdir()} == files
+
+
+def test_a_changed_record_is_noticed(cache: Path) -> None:
+    prose().prepare(NEEDS)
+    path = prose().entry(NEEDS).folder / "progress.json"
+    content = path.read_bytes()
+    for change in ({"documents": 5}, {"complete": False, "state": {"read": 79}}, {"tokens": 1000}):
+        path.write_text(json.dumps(json.loads(content) | change))
+        prose().prepare(NEEDS)
+        assert path.read_bytes() == content
+
+
+def test_an_interrupted_preparation_is_continued(cache: Path) -> None:
+    prose().prepare(NEEDS)
+    entry = prose().entry(NEEDS)
+    files = {path.name: path.read_bytes() for path in entry.folder.iterdir()}
+    for path in entry.folder.iterdir():
+        path.unlink()
+    script = (
+        "import os, signal; from recipes.data.base import Needs; from recipes.data.stdlib import Stdlib\n"
+        "import recipes.data.packing as packing; packing.RECORD_S = 0; packing.BATCH = 50_000\n"
+        "from recipes.data.entry import Entry; write = Entry.write\n"
+        "def kill(self, progress):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if progress.documents > 40 else write(self, progress)\n"
+        f"Entry.write = kill; Stdlib.model_validate({PROSE!r}).prepare(Needs(1024, 32, 0))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    progress = entry.read()
+    assert progress is not None and 0 < progress.documents <= 40
+    assert entry.tokens.stat().st_size > progress.tokens * 2  # killed between writing and recording
+    prose().prepare(NEEDS)
+    assert {path.name: path.read_bytes() for path in entry.folder.iterdir()} == files
+
+
+def test_two_processes_want_the_same_cache(cache: Path) -> None:
+    script = (
+        "import sys, json; from recipes.data.base import Needs; from recipes.data.stdlib import Stdlib\n"
+        "import recipes.data.packed as packed\n"
+        "before = packed.pack\n"
+        "def pack(*args): print('packed', flush=True); return before(*args)\n"
+        "packed.pack = pack\n"
+        f"data = Stdlib.model_validate({PROSE!r}); needs = Needs(4096, 32, 0); print('ready', flush=True); sys.stdin.read(1)\n"
+        "data.prepare(needs); print(data.open(needs).rows(0, 50).sum())"
+    )
+    command = [sys.executable, "-c", script]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env={**os.environ}, **pipes) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    outputs = []
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        outputs.append(process.communicate(timeout=60)[0])
+        assert process.returncode == 0
+    assert sum(output.count("packed") for output in outputs) == 1
+    assert len({output.split()[-1] for output in outputs}) == 1
+    assert sorted(path.name for path in next((cache / "tokens").iterdir()).iterdir()) == [
+        ".lock",
+        "progress.json",
+        "tokenizer.model",
+        "tokens.bin",
+    ]
+
+
+def test_library_files_are_sorted_and_hold_no_tests() -> None:
+    files = stdlib_module.library_files()
+    names = [name for name, _ in files]
+    assert names == sorted(names) and "argparse.py" in names and "json/decoder.py" in names
+    assert not [name for name in names if set(name.split("/")[:-1]) & stdlib_module.NOT_LIBRARY]
+    assert all((stdlib_module.library() / name).stat().st_size == size for name, size in files[::50])
+
+
+def test_sources_are_sampled_for_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 500_000 < sum(map(len, prose(text="sources").sample())) < 2_500_000
+    assert sum(map(len, prose(text="all").sample())) > sum(map(len, prose(text="sources").sample()))
+    monkeypatch.setattr(stdlib_module, "library", lambda: Path(__file__).parent / "nothing-here")
+    with pytest.raises(ConfigError, match=r"no library sources in .*nothing-here; choose data.text=prose"):
+        stdlib_module.library_files()
+
+
+def refused(data: PackedText, needs: Needs = NEEDS) -> str:
+    with pytest.raises(ConfigError) as caught:
+        data.prepare(needs)
+    return str(caught.value)
+
+
+def test_errors_of_tokenizer_and_vocabulary(cache: Path, tmp_path: Path) -> None:
+    message = refused(prose(vocab_size=2000))
+    assert "model.vocab_size(1024) is smaller than the tokenizer's vocabulary, data.vocab_size(2000)" in message
+    assert "vocabulary of 200 is too small" in refused(prose(), Needs(200, 32, 0))
+    assert "seq_len(900000) + 1 is more than the" in refused(prose(), Needs(1024, 900_000, 0))
+
+    missing = tmp_path / "none.model"
+    assert f"data.tokenizer: cannot read '{missing}' (No such file" in refused(prose(tokenizer=str(missing)))
+    missing.write_bytes(b"no model" * 20)
+    assert f"data.tokenizer: '{missing}' is not a sentencepiece model" in refused(prose(tokenizer=str(missing)))
+
+    missing.write_bytes(tokenizers.train(prose().sample(), 800))
+    data = prose(tokenizer=str(missing))
+    data.prepare(NEEDS)
+    assert data.open(NEEDS).describe()["tokenizer_vocab"] == 800
+    for small in (Needs(799, 32, 0), Needs(400, 32, 0)):
+        assert f"model.vocab_size({small.vocab_size}) is smaller than the tokenizer's vocabulary" in refused(
+            data, small
+        )
+
+
+def test_wrong_types_are_refused() -> None:
+    for changes in ({"shuffle": 0}, {"shuffle": True}, {"vocab_size": "big"}, {"text": "news"}, {"more": 1}):
+        with pytest.raises(ValueError):
+            prose(**changes)

@@ -1,0 +1,230 @@
+"""Text from files and from the hub, read through `datasets`: exact resume, and what is said about bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.data.base import Data, Needs
+from recipes.data.packed import PackedText
+from recipes.option import ConfigError
+
+NEEDS = Needs(400, 16, 0)
+SHARED = {"tokenizer": None, "vocab_size": "auto", "shuffle": 4}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "cache"))
+
+
+def option(kind: str, path: Path | str, field: str = "text", **changes: Any) -> PackedText:
+    made = Data.resolve(kind).model_validate({"kind": kind, "path": str(path), "field": field, **SHARED, **changes})
+    assert isinstance(made, PackedText)
+    return made
+
+
+def text(number: int) -> str:
+    return f"document {number}: " + " ".join(str(number * k) for k in range(20)) + "\n  end\n"
+
+
+def write_jsonl(path: Path, numbers: range) -> None:
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        file.writelines(json.dumps({"id": n, "text": text(n)}) + "\n" for n in numbers)
+
+
+def write_parquet(path: Path, numbers: range) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"id": list(numbers), "text": [text(n) for n in numbers]})
+    pyarrow.parquet.write_table(table, path, row_group_size=7)
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def three_files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    folder = tmp_path / "da[1]ta"  # brackets: a name is not a pattern
+    (folder / "sub").mkdir(parents=True)
+    write: Callable[[Path, range], None] = {"jsonl": write_jsonl, "parquet": write_parquet}[request.param]
+    write(folder / f"a.{request.param}", range(30))
+    write(folder / f"b.{request.param}", range(30, 31))
+    write(folder / "sub" / f"c.{request.param}", range(31, 60))
+    (folder / "readme.md").write_text("not data")
+    return request.param, folder
+
+
+def test_a_folder_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
+    kind, folder = three_files
+    data = option(kind, folder)
+    assert list(data.documents().read({})) == [text(n) for n in range(60)]
+    assert data.prepare(NEEDS) is True
+    data.produce(NEEDS)
+    assert data.prepare(NEEDS) is False and data.started(NEEDS)
+    described = data.open(NEEDS).describe()
+    assert described["documents"] == 60 and described["complete"]
+    assert data.open(NEEDS).rows(0, 100).max() < 400
+
+
+@pytest.mark.parametrize("cut", [1, 29, 30, 31, 45])
+def test_reading_on_from_a_state_is_exact(three_files: tuple[str, Path], cut: int) -> None:
+    data = option(*three_files)
+    documents = data.documents()
+    first = list(islice(documents.read({}), cut))
+    state = json.loads(json.dumps(documents.state()))
+    assert first + list(data.documents().read(state)) == [text(n) for n in range(60)]
+
+
+def test_patterns_files_and_gzip(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", range(3))
+    write_jsonl(tmp_path / "b.jsonl.gz", range(3, 5))
+    assert list(option("jsonl", tmp_path / "*.jsonl*").documents().read({})) == [text(n) for n in range(5)]
+    assert list(option("jsonl", tmp_path / "b.jsonl.gz").documents().read({})) == [text(3), text(4)]
+
+
+def test_local_files_need_no_network(three_files: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda host, *rest, **more: asked.append(host))
+    assert list(option(*three_files).documents().read({}))
+    assert asked == []
+
+
+def test_reading_makes_no_semaphore(three_files: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    import tqdm
+
+    monkeypatch.delattr(tqdm.tqdm, "_lock", raising=False)
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", None)  # a killed producer would leave it behind
+    assert list(option(*three_files).documents().read({}))
+
+
+def test_one_json_array_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"text": "x"},\n {"text": "y"}]')
+    assert list(option("jsonl", tmp_path).documents().read({})) == ["x", "y"]
+    (tmp_path / "b.jsonl").write_text('{"text": "x"}\n{"text": \n')
+    assert "b.jsonl' line 2 is not JSON" in refused(option("jsonl", tmp_path))
+
+
+def test_other_files_or_options_are_another_entry(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", range(3))
+
+    def folder(**changes: Any) -> Path:
+        return option("jsonl", tmp_path / "a.jsonl", **changes).entry(NEEDS).folder
+
+    first = folder()
+    assert first == folder(shuffle=1)  # the order is not part of what is packed
+    assert len({first, folder(field="id"), folder(vocab_size=300)}) == 3
+    os.utime(tmp_path / "a.jsonl", ns=(1, 1))
+    assert folder() != first
+
+
+def refused(data: PackedText) -> str:
+    with pytest.raises(ConfigError) as caught:
+        if data.prepare(NEEDS):
+            data.produce(NEEDS)
+    recorded = data.entry(NEEDS).read() if data.entry else None
+    assert recorded is None or recorded.error == str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_paths(tmp_path: Path) -> None:
+    for kind in ("jsonl", "parquet"):
+        for path, message in (
+            (tmp_path / "none", f"data.path: there is no '{tmp_path / 'none'}'; expected a file, a folder or a glob"),
+            (tmp_path, f"data.path: no file in the folder '{tmp_path}' ends in .{kind}"),
+            (tmp_path / "*.x", f"data.path: no file matches '{tmp_path / '*.x'}'"),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                option(kind, path).prepare(NEEDS)
+            assert message in str(caught.value)
+    for missing in (None, "???", ""):
+        with pytest.raises(ValueError, match="is missing; expected a file, a folder or a glob pattern"):
+            Data.resolve("jsonl").model_validate({"kind": "jsonl", "path": missing, "field": "text", **SHARED})
+
+
+GOOD = json.dumps({"text": text(1), "title": "x"}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "data.path: there is no text in '{path}', column 'text'"),
+        (b'{"text": ""}\n{"text": null}\n', "data.path: there is no text in '{path}', column 'text'"),
+        (GOOD.encode() * 3 + b'{"text": "cut o\n', "data.path: '{path}' line 4 is not JSON ("),
+        (b"\x89PNG\r\n\x1a\n\x00\xff" * 50, "data.path: '{path}' line 1 is not UTF-8 text; expected one JSON object"),
+        ('{"text": "\xe9"}\n'.encode("latin-1"), "data.path: '{path}' line 1 is not UTF-8 text"),
+        (b'{"txt": "a", "id": 1}\n', "data.field: there is no column 'text'. Did you mean 'txt'? Columns: txt, id"),
+        (b'{"text": 5}\n', "data.field: the column 'text' holds int, expected text: '5'"),
+        (b'{"text": {"en": "x"}}\n', "data.field: the column 'text' holds dict, expected text"),
+    ],
+)
+def test_bad_json_lines(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    assert message.format(path=path) in refused(option("jsonl", path))
+
+
+def test_a_bad_file_among_good_ones_is_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", range(40))
+    (tmp_path / "b.jsonl").write_text(GOOD + "no json\n")
+    (tmp_path / "c.jsonl.gz").write_bytes(b"no gzip")
+    assert f"'{tmp_path / 'b.jsonl'}' line 2 is not JSON" in refused(option("jsonl", tmp_path))
+    assert f"'{tmp_path / 'c.jsonl.gz'}' cannot be read" in refused(option("jsonl", tmp_path / "c.jsonl.gz"))
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", range(20))
+    assert refused(option("parquet", tmp_path, "texts")) == (
+        "data.field: there is no column 'texts'. Did you mean 'text'? Columns: id, text"
+    )
+    assert "column 'id' holds int, expected text: '0'" in refused(option("parquet", tmp_path, "id"))
+    write_parquet(tmp_path / "a.parquet", range(0))
+    assert "there is no text in" in refused(option("parquet", tmp_path))
+    for content in (b"", b"garbage" * 100):
+        (tmp_path / "a.parquet").write_bytes(content)
+        assert f"data.path: '{tmp_path / 'a.parquet'}' is not a parquet file" in refused(option("parquet", tmp_path))
+
+
+def hub(name: Path | str, **changes: Any) -> PackedText:
+    keys = {"kind": "hf", "name": str(name), "subset": None, "split": "train", "revision": None, "field": "text"}
+    made = Data.resolve("hf").model_validate(keys | SHARED | changes)
+    assert isinstance(made, PackedText)
+    return made
+
+
+def test_a_data_set_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", range(30))
+    data = hub(folder)
+    data.produce(NEEDS)
+    assert data.open(NEEDS).describe()["documents"] == 30
+    assert "data.split" in refused(hub(folder, split="valid")) and "train" in refused(hub(folder, split="valid"))
+    assert "BuilderConfig 'de' not found. Available: ['default']" in refused(hub(folder, subset="de"))
+    assert "Did you mean 'text'?" in refused(hub(folder, field="texts"))
+
+
+def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    message = refused(hub("allenai/c4", subset="en"))
+    assert message.startswith("data: cannot reach the Hugging Face hub for 'allenai/c4' (")
+    assert message.endswith("; use local files with data=jsonl data.path=... or data=parquet data.path=...")
+    assert "\n" not in message and "Connection refused" in message
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "(HF_HUB_OFFLINE is set)" in refused(hub("allenai/c4", subset="en"))
+
+
+def test_a_stream_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any) -> Iterator[dict[str, str]]:
+        yield {"text": text(1)}
+        raise ConnectionError("Couldn't reach the file\nand more")
+
+    monkeypatch.setattr("recipes.data.hf.HuggingFace._load", broken)
+    assert "cannot reach the Hugging Face hub for 'a/b' (Couldn't reach the file)" in refused(hub("a/b"))

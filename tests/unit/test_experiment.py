@@ -1,0 +1,202 @@
+"""The check: all problems at once, each with its place, what was expected and the nearest name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes.checkpoint.base import Checkpoint
+from recipes.compatibility import document
+from recipes.data.base import Data
+from recipes.lr_schedule import LRSchedule
+from recipes.model.base import Model
+from recipes.optimizer import Optimizer
+from recipes.option import ConfigError, Option
+from recipes.parallelism.base import Parallelism
+from recipes.parallelism.wrap import Wrap
+from recipes.precision import Precision
+from runner.experiment import Experiment, Incompatible, Launch, Sweep, check, fit
+from runner.hardware import Hardware, known_gpus
+from runner.trackers.base import Tracker
+from tests.composed import config, experiment
+
+CONF = Path(__file__).parents[2] / "conf"
+GROUPS: dict[str, type[Option]] = {
+    "model": Model,
+    "parallelism": Parallelism,
+    "wrap": Wrap,
+    "precision": Precision,
+    "optimizer": Optimizer,
+    "lr_schedule": LRSchedule,
+    "data": Data,
+    "checkpoint": Checkpoint,
+    "hardware": Hardware,
+    "tracker": Tracker,
+}
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """The default configuration with one value replaced, even where Hydra would not allow it."""
+    plain = config()
+    here = plain
+    *path, last = key.split(".")
+    for part in path:
+        here = here[part]
+    here[last] = value
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("steps", 0, "steps: expected a whole number of at least 1, got 0"),
+        ("steps", True, "steps: expected a whole number of at least 1, got True"),
+        ("steps", "30", "steps: expected a whole number of at least 1, got '30'"),
+        ("global_batch", 1.5, "global_batch: expected a whole number of at least 1 or null, got 1.5"),
+        ("launch.workers", "many", "launch.workers: expected a whole number of at least 1 or 'auto', got 'many'"),
+        ("model.dmi", 3, "model.dmi: unknown key. Did you mean 'dim'?"),
+        ("stepz", 3, "stepz: unknown key. Did you mean 'steps'?"),
+        ("launch.worker", 3, "launch.worker: unknown key. Did you mean 'workers'?"),
+        ("model.kind", "lama", "model.kind: unknown kind 'lama'. Did you mean 'llama'? Known: llama"),
+        ("model.kind", "no_such_module:Net", "model.kind: cannot import 'no_such_module'"),
+        ("model.kind", "json:loads", "'json:loads' is not a class derived from Model"),
+        ("model.n_heads", 3, "model: dim(256) is not a multiple of n_heads(3)"),
+        ("model", 7, "model: expected a mapping with 'kind', got 7"),
+        ("optimizer.lr", float("nan"), "optimizer.lr"),
+        ("optimizer.betas", [0.9], "optimizer.betas"),
+        ("precision.matmul", "low", "precision.matmul"),
+        ("parallelism.reshard_after_forward", "sometimes", "parallelism.reshard_after_forward"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(key: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match="The configuration is wrong") as caught:
+        check(changed(key, value))
+    assert expected in str(caught.value)
+    assert not isinstance(caught.value, Incompatible)
+    assert len(str(caught.value).splitlines()) == 2, "one wrong value is one line"
+
+
+def test_all_problems_are_listed_together() -> None:
+    plain = changed("steps", 0)
+    plain["model"]["dmi"] = 1
+    plain["optimizer"]["lr"] = -1.0
+    del plain["seed"]
+    with pytest.raises(ConfigError) as caught:
+        check(plain)
+    text = str(caught.value)
+    for part in ("steps:", "model.dmi:", "optimizer.lr:", "seed: this key is missing"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "workers", "expected"),
+    [
+        (
+            ["parallelism.shard=4", "parallelism.replicate=3"],
+            8,
+            "shard(4) x replicate(3) x tensor(1) = 12, but launch.nodes(1) x launch.workers(8) = 8",
+        ),
+        (
+            ["parallelism.replicate=3"],
+            4,
+            "replicate(3) x tensor(1) = 3 does not divide launch.nodes(1) x launch.workers(4) = 4",
+        ),
+        (
+            ["global_batch=6", "micro_batch=2"],
+            2,
+            "global_batch(6) is not a multiple of micro_batch(2) x data-parallel ranks(2) = 4",
+        ),
+        (["parallelism=single"], 2, "single is one device"),
+        (["parallelism=single", "precision=bf16"], 1, "use parallelism=fsdp2 parallelism.shard=1"),
+        (["parallelism.tensor=3"], 3, "parallelism.tensor(3) does not divide model.n_heads(8)"),
+        (["parallelism=ddp", "parallelism.shard=2"], 2, "ddp shards nothing, but shard is 2"),
+        (["parallelism=ddp", "parallelism.tensor=2"], 4, "DDP would reduce the parts of split parameters"),
+        (
+            ["parallelism=fsdp1", "parallelism.reshard_after_forward=2"],
+            4,
+            "use parallelism=fsdp2, or always, never, except_last",
+        ),
+        (["parallelism=fsdp1_tp", "global_batch=16"], 4, "FSDP1 cannot accumulate gradients"),
+        (["parallelism=fsdp1_tp", "model.tie_embeddings=true"], 4, "FSDP1 does not keep parameters shared"),
+        (["parallelism=fsdp2_tp", "seq_len=255"], 4, "parallelism.tensor does not divide seq_len"),
+        (["model.freeze=[nothing.*]"], 2, "'nothing.*' matches no parameter"),
+        (["wrap=rules", "wrap.rules=[{match: Experts}]"], 2, "wrap.rules[0]: 'Experts' matches no module"),
+        (["steps=3"], 2, "measure_after(3) leaves none of steps(3) to measure"),
+        (["parallelism.reshard_after_forward=3"], 4, "reshard_after_forward(3) must be a divisor of shard(4)"),
+    ],
+)
+def test_what_does_not_go_together_shows_its_arithmetic(overrides: list[str], workers: int, expected: str) -> None:
+    with pytest.raises(Incompatible) as caught:
+        fit(experiment(*overrides), workers)
+    assert expected in str(caught.value)
+
+
+def test_the_document_shows_the_table() -> None:
+    assert (CONF.parent / "docs" / "compatibility.md").read_text() == document() + "\n"
+
+
+def test_everything_that_does_not_go_together_is_listed() -> None:
+    with pytest.raises(Incompatible) as caught:
+        fit(experiment("parallelism.tensor=3", "parallelism.shard=4", "steps=2"), 2)
+    for part in ("n_heads(8)", "n_kv_heads(8)", "= 12, but launch", "measure_after(3)"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_shipped_option_lists_every_key_of_its_class(file: Path) -> None:
+    """A key that the YAML lacks could only be set with `+key=`."""
+    if file.parent.name == "experiment":
+        return
+    keys = set(yaml.safe_load(file.read_text()))
+    base = GROUPS[file.parent.name]
+    option = base.resolve(yaml.safe_load(file.read_text())["kind"])
+    assert keys == set(option.model_fields)
+
+
+def test_the_top_level_lists_every_key() -> None:
+    plain = config()
+    assert set(plain) - {"experiment"} == set(Experiment.model_fields)
+    assert set(plain["launch"]) == set(Launch.model_fields)
+    assert set(plain["sweep"]) == set(Sweep.model_fields)
+
+
+def test_the_contract_of_defaults() -> None:
+    default = experiment()
+    assert (default.log_every, default.measure_after, default.seq_len, default.micro_batch) == (1, 3, 256, 4)
+    assert (default.steps, default.launch.workers, default.launch.threads) == (30, "auto", "auto")
+    assert default.parallelism.shard == "auto" and default.optimizer.lr <= 3e-3
+    assert default.global_batch is None and default.objective == "perf/wps_median"
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.1, "H100 80GB"),
+        ("NVIDIA H100", 95.0, "H100 96GB"),
+        ("NVIDIA H200", 139.8, "H200"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100 80GB"),
+        ("NVIDIA B200", 178.0, "B200"),
+        ("AMD Instinct MI300X", 191.5, "MI300X"),
+        ("NVIDIA H100 PCIe", 79.1, None),
+        ("NVIDIA GH200 480GB", 95.0, None),
+        ("NVIDIA GeForce RTX 4090", 24.0, None),
+    ],
+)
+def test_hardware_is_recognised_or_unknown(name: str, gib: float, expected: str | None) -> None:
+    """A near name with other rates must not be taken: its MFU would be a guess."""
+    found = experiment().hardware.found(name, gib)
+    assert getattr(found, "name", None) == expected
+    assert len(known_gpus()) == 6
+
+
+def test_checking_imports_no_torch() -> None:
+    program = (
+        "import sys; from tests.composed import experiment; experiment(); from runner import cli, execute, sweep; "
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=CONF.parent)

@@ -1,0 +1,141 @@
+"""Wrap policies and their plans, on meta: nothing is wrapped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recipes.model.network import Network
+from recipes.option import ConfigError
+from recipes.parallelism.base import Passes
+from recipes.parallelism.plan import frozen_waste, local_parameters, unit_parameters
+from tests.composed import SMALL, experiment
+
+BLOCKS = ["layers.0", "layers.1", "layers.2"]
+
+
+def planned(*overrides: str) -> tuple[Network, dict[str, bool | int]]:
+    """The network and its plan as name -> reshard_after_forward."""
+    recipe = experiment(*SMALL, *overrides)
+    with torch.device("meta"):
+        network = recipe.model.build(recipe.seq_len)
+    plan = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)
+    return network, {name: unit.reshard_after_forward for name, unit in plan.items()}
+
+
+@pytest.mark.parametrize(
+    ("reshard", "expected"),
+    [
+        ("always", [True, True, True, False]),
+        ("never", [False, False, False, False]),
+        ("except_last", [True, True, False, False]),
+        ("2", [2, 2, 2, False]),
+    ],
+)
+def test_blocks(reshard: str, expected: list[bool | int]) -> None:
+    _, plan = planned(f"parallelism.reshard_after_forward={reshard}")
+    assert list(plan) == [*BLOCKS, ""]
+    assert list(plan.values()) == expected
+
+
+def test_root_only() -> None:
+    assert planned("wrap=root_only")[1] == {"": False}
+
+
+def test_size_takes_the_smallest_modules_that_are_large_enough() -> None:
+    """Of a block (22,952 parameters here) the feed-forward has 14,400, the attention 6,144."""
+    assert list(planned("wrap=size", "wrap.min_parameters=20000")[1]) == [*BLOCKS, "tok_embeddings", "output", ""]
+    _, plan = planned("wrap=size", "wrap.min_parameters=10000")
+    assert [name for name in plan if name.count(".") == 2] == [f"{block}.feed_forward" for block in BLOCKS]
+    assert list(plan)[-1] == ""
+
+
+def test_size_finds_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"min_parameters\(1,000,000,000\): no module"):
+        planned("wrap=size", "wrap.min_parameters=1000000000")
+
+
+def test_rules_first_match_decides_and_children_come_first() -> None:
+    _, plan = planned(
+        "wrap=rules",
+        "wrap.rules=[{match: layers.1, wrap: false}, {match: layers.2, reshard_after_forward: never}, "
+        "{match: Block}, {match: layers.*.feed_forward, reshard_after_forward: 2}]",
+    )
+    assert plan == {
+        **{f"{block}.feed_forward": 2 for block in BLOCKS},
+        "layers.0": True,
+        "layers.2": False,
+        "": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ("[{match: experts.*}]", r"wrap.rules\[0\]: 'experts.\*' matches no module"),
+        (
+            "[{match: layers.*}, {match: layers.1}]",
+            r"wrap.rules\[1\]: 'layers.1' matches no module that an earlier rule",
+        ),
+        ("[{match: layers}]", "'layers' is a container that is never called"),
+    ],
+)
+def test_rules_that_cannot_be_meant(rules: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        planned("wrap=rules", f"wrap.rules={rules}")
+
+
+def test_a_shared_parameter_belongs_to_the_unit_around_all_its_users() -> None:
+    tied = "model.tie_embeddings=true"
+    _, plan = planned(tied)
+    assert list(plan) == [*BLOCKS, ""]
+    with pytest.raises(ConfigError, match=r"'output' cannot be a unit: output\.weight is shared"):
+        planned(tied, "wrap=rules", "wrap.rules=[{match: output}]")
+    _, by_size = planned(tied, "wrap=size", "wrap.min_parameters=20000")
+    assert "output" not in by_size and "tok_embeddings" not in by_size
+
+
+def test_every_parameter_is_in_one_unit() -> None:
+    recipe = experiment(*SMALL, "wrap=rules", "wrap.rules=[{match: Block}, {match: layers.*.feed_forward}]")
+    network = recipe.model.build(8)
+    plan = recipe.wrap.plan(network, "always")
+    units = unit_parameters(network, plan)
+    names = [name for unit in units.values() for name in unit]
+    assert sorted(names) == sorted(name for name, _ in network.named_parameters())
+    assert set(units["layers.0.feed_forward"]) == {f"layers.0.feed_forward.w{i}.weight" for i in (1, 2, 3)}
+
+
+def test_frozen_parameters_beside_trained_ones_waste_gradients() -> None:
+    recipe = experiment(*SMALL, "model.freeze=[layers.0.*,layers.1.attention.*]")
+    network = recipe.model.build(8)
+    plan = recipe.wrap.plan(network, "always")
+    attention = sum(p.numel() for p in network.get_submodule("layers.1.attention").parameters())
+    assert frozen_waste(network, plan) == {"layers.1": 4 * attention}
+
+
+@pytest.mark.parametrize(
+    ("layout", "workers", "gathered", "reduced"),
+    [
+        ("parallelism=fsdp2", 4, 2, 1),
+        ("parallelism=fsdp1 parallelism.reshard_after_forward=never", 4, 1, 1),
+        ("parallelism=fsdp2 global_batch=24", 4, 12, 1),
+        ("parallelism=hsdp2 parallelism.shard=1", 2, 0, 1),
+        ("parallelism=fsdp2", 1, 0, 0),
+        ("parallelism=ddp", 4, 0, 1),
+        ("parallelism=single", 1, 0, 0),
+        ("parallelism=fsdp2_tp", 4, 1, 0.5),
+    ],
+)
+def test_what_a_block_gathers_and_reduces(layout: str, workers: int, gathered: float, reduced: float) -> None:
+    """In units of the block's fp32 bytes; the norms, which tensor parallelism does not split, are a few per thousand."""
+    recipe = experiment(*SMALL, "global_batch=null", *layout.split())
+    degrees = recipe.parallelism.degrees(1, workers)
+    network = recipe.model.build(recipe.seq_len)
+    parameters = dict(network.get_submodule("layers.0").named_parameters("layers.0"))
+    trained, frozen = local_parameters(network, parameters, degrees.tensor)
+    reshard = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)["layers.0"].reshard_after_forward
+    passes = Passes(recipe.accumulation(degrees.data)[1], degrees)
+    traffic = recipe.parallelism.traffic(trained, frozen, reshard, recipe.precision, passes)
+    whole = 4 * sum(p.numel() for p in parameters.values())
+    assert traffic.gathered / whole == pytest.approx(gathered, rel=5e-3)
+    assert traffic.reduced / whole == pytest.approx(reduced, rel=5e-3)
