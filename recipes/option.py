@@ -31,9 +31,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Section(BaseModel):
     """A part of the configuration: frozen, no unknown keys, no silent conversion ("3" is not 3, true is not 1)."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class Option(Section):

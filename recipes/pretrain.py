@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from recipes.checkpoint.agree import agreed
 from recipes.checkpoint.base import Seen, Training
-from recipes.checkpoint.restore import agreed, restore
 from recipes.clip import Trained, clip_by_norm, global_norm
 from recipes.data.base import Needs
 from recipes.data.loader import Loader
@@ -118,6 +118,8 @@ def train(
     optimizer = recipe.optimizer.build([each.parameter for each in trained])
     done, seen = 0, Seen(0, 0)
     if stored is not None:
+        from recipes.checkpoint.restore import restore  # the other runs start without it
+
         restore(stored, model, optimizer)
         done, seen = stored.record.step, Seen(stored.record.sequences, stored.record.tokens)
         meter.resumed(done, seen.tokens)

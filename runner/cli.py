@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -132,11 +133,13 @@ def _run(arguments: list[str]) -> int:
         warm()  # first of all: torch is imported there while Hydra composes here
     from runner import compose
 
+    gc.disable()  # while much is imported and little is garbage: torch is imported beside it, on a sibling core at worst
     composer = compose.Composer(compose.parse("run", arguments))
     if composer.answer():
         return 0
     composed = composer.one()
     if composed is None:
+        gc.enable()
         from runner.sweep import run_sweep
 
         return run_sweep(composer)

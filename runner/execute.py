@@ -51,7 +51,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
     """
     experiment = _configuration(run_dir)
     device = resolve(experiment)
-    experiment, stored = fit_continuing(experiment, run_dir, device[1], force=force)
+    _, stored = fit_continuing(experiment, run_dir, device[1], force=force)
     status: dict[str, Any] | None = None
     tracking: Following | None = None
     error: BaseException | None = None

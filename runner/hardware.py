@@ -6,7 +6,6 @@ import re
 from importlib.resources import files
 from typing import ClassVar
 
-from omegaconf import OmegaConf
 from pydantic import Field
 
 from recipes.option import Count, Option, Section
@@ -77,6 +76,8 @@ class AutoHardware(Hardware):
 
 def known_gpus() -> list[GPU]:
     """The shipped `conf/hardware` files that describe a GPU."""
+    from omegaconf import OmegaConf  # here: the workers need this module, seldom this
+
     folder = files("conf") / "hardware"
     loaded = [
         OmegaConf.to_container(OmegaConf.create(f.read_text())) for f in folder.iterdir() if f.name.endswith(".yaml")

@@ -7,6 +7,7 @@ peer"), and an out-of-memory rank is reported as a network error.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import sys
@@ -61,6 +62,7 @@ def launch(
     Start the workers and wait for their end.
 
     Args:
+        experiment: as configured; the workers find out by themselves whether they continue from a checkpoint.
         device: what `runner.devices.resolve` found.
         attempt: number of this execution of the run directory.
         poll: called a few times a second, to show progress.
@@ -70,7 +72,7 @@ def launch(
     """
     device_type, workers, threads = device
     port, steps = shared_integers(1), shared_integers(workers)
-    environment = _environment(experiment)
+    environment, pickled = _environment(experiment), pickle.dumps(experiment)
     processes: list[BaseProcess] = []
     kills = _oom_kills()
     for rank in range(workers):
@@ -78,7 +80,9 @@ def launch(
         seat = Seat(rank, rank, workers, experiment.launch.nodes, workers, device_type, threads, attempt, port, steps)
         ranked = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         ranked |= {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
-        processes.append(child.context.Process(target=worker.main, args=(str(run_dir), seat, ranked, sys.path)))
+        processes.append(
+            child.context.Process(target=worker.main, args=(str(run_dir), pickled, seat, ranked, sys.path))
+        )
     try:
         try:
             for process in processes:

@@ -18,9 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-
 from recipes.option import ConfigError
 
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
@@ -68,6 +65,8 @@ def place(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> N
     Raises:
         ConfigError: the directory holds a run already, or cannot be written.
     """
+    from omegaconf import OmegaConf  # here: the workers use this module, too, and start faster without it
+
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         if (run_dir / "config.yaml").exists():
@@ -85,6 +84,9 @@ def place(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> N
 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The configuration a run directory holds; raises ConfigError when there is none or it is no YAML mapping."""
+    import yaml
+    from omegaconf import OmegaConf
+
     path = run_dir / "config.yaml"
     try:
         text = path.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import resource
 import sys
 import time
@@ -19,6 +20,8 @@ from runner import child
 
 if TYPE_CHECKING:
     import torch
+
+    from runner.experiment import Experiment
 
 GIB = 2**30
 
@@ -52,12 +55,17 @@ def error_file(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank{rank}.error.json"
 
 
-def main(run_dir: str, seat: Seat, environment: dict[str, str], path: list[str]) -> None:
-    """The worker process, from start to end."""
+def main(run_dir: str, experiment: bytes, seat: Seat, environment: dict[str, str], path: list[str]) -> None:
+    """
+    The worker process, from start to end.
+
+    Args:
+        experiment: pickled. It may hold objects of a user's own classes, which can be imported under `path` only.
+    """
     folder = Path(run_dir)
     child.enter(folder / "logs" / f"rank{seat.rank}.log", environment, path)
     try:
-        _work(folder, seat)
+        _work(folder, pickle.loads(experiment), seat)
         code = 0
     except BaseException as error:  # whatever it is, the launcher has to learn of it
         _report(folder, seat.rank, error)
@@ -67,16 +75,13 @@ def main(run_dir: str, seat: Seat, environment: dict[str, str], path: list[str])
     os._exit(code)  # a regular exit destroys the process group under DDP's feet and may hang
 
 
-def _work(run_dir: Path, seat: Seat) -> None:
+def _work(run_dir: Path, experiment: Experiment, seat: Seat) -> None:
     import torch
     import torch.distributed as dist
 
     from recipes.pretrain import train
-    from runner.experiment import check
     from runner.meter import RunMeter
-    from runner.rundir import read_config
 
-    experiment = check(read_config(run_dir))
     torch.set_num_threads(seat.threads)
     torch.set_float32_matmul_precision(getattr(experiment.precision, "matmul", "highest"))
     device = torch.device(seat.device_type, seat.local_rank) if seat.device_type != "cpu" else torch.device("cpu")

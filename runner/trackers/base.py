@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
-import yaml
 from pydantic import Field, TypeAdapter
 
 from recipes.option import Option, chosen
@@ -61,6 +60,8 @@ class RunRecord:
 
 def _choices(run_dir: Path) -> dict[str, str]:
     """Hydra's choices without its own groups and without groups that are left empty."""
+    import yaml
+
     try:
         found = (yaml.safe_load((run_dir / "overrides.yaml").read_text()) or {}).get("choices") or {}
     except (FileNotFoundError, yaml.YAMLError, AttributeError):
