@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from recipes.option import ConfigError
 from runner.devices import resolve
 from runner.events import Tail
-from runner.experiment import check
+from runner.experiment import check, remarks
 from runner.launch import Interrupted, Outcome, launch
 from runner.prepare import prepared
 from runner.progress import Progress, warn
@@ -52,6 +52,8 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
     experiment = _configuration(run_dir)
     device = resolve(experiment)
     _, stored = fit_continuing(experiment, run_dir, device[1], force=force)
+    for remark in remarks(experiment):
+        warn(remark)
     status: dict[str, Any] | None = None
     tracking: Following | None = None
     error: BaseException | None = None

@@ -94,23 +94,34 @@ def fit(experiment: Experiment, workers: int) -> None:
         found.append(str(error))
     else:
         found += compatibility.problems(experiment, degrees)
-    if not found and (experiment.model.freeze or experiment.wrap.by_name):
-        found += _names(experiment)
+    if not found:
+        try:
+            remarks(experiment)
+        except ConfigError as error:
+            found.append(str(error))
     if found:
         raise Incompatible(_several("These settings do not go together:", found))
 
 
-def _names(experiment: Experiment) -> list[str]:
-    """Problems with names of parameters and modules: the only check that has to build the model, on meta, with torch."""
+def remarks(experiment: Experiment) -> list[str]:
+    """
+    What works, but is perhaps not what was meant.
+
+    Where names of parameters and modules matter the model is built, on meta: only then torch is imported.
+
+    Raises:
+        ConfigError: the names are not those of the model.
+    """
+    if not (experiment.model.freeze or experiment.wrap.by_name):
+        return []
     import torch
 
-    try:
-        with torch.device("meta"):
-            network = experiment.model.build(experiment.seq_len)
-        experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
-    except ConfigError as error:
-        return [str(error)]
-    return []
+    from recipes.parallelism import plan
+
+    with torch.device("meta"):
+        network = experiment.model.build(experiment.seq_len)
+    units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
+    return plan.remarks(experiment, network, units)
 
 
 def _several(title: str, lines: list[str]) -> str:

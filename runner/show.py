@@ -69,7 +69,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, passes: Passes) -> Tree:
     """Units with their own parameters (those that no unit below has taken), and what a device communicates of them."""
-    from recipes.parallelism.plan import frozen_waste, local_parameters, unit_parameters
+    from recipes.parallelism.plan import local_parameters, remarks, unit_parameters
 
     layout = experiment.parallelism
     texts, gathered, reduced = {}, 0, 0
@@ -88,11 +88,8 @@ def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, passes:
         tree.add(
             f"{names[0]}: {text}" if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each {text}"
         )
-    if layout.kind == "fsdp1":
-        for name, wasted in frozen_waste(network, plan).items():
-            tree.add(
-                f"warning: {name or 'root'} mixes frozen and trained parameters: {_bytes(wasted)} of gradients in vain"
-            )
+    for remark in remarks(experiment, network, plan):
+        tree.add(f"warning: {remark}")
     return tree
 
 

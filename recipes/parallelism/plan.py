@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from recipes.model.network import Network
 from recipes.option import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,18 @@ def shared_outside(network: Network) -> dict[str, list[str]]:
                 module = ".".join(parts[:depth])
                 if not all(other.startswith(f"{module}.") for other in names):
                     found.setdefault(module, []).append(name)
+    return found
+
+
+def remarks(recipe: Recipe, network: Network, plan: WrapPlan) -> list[str]:
+    """What works, but is perhaps not what was meant."""
+    found = []
+    if recipe.parallelism.kind == "fsdp1":
+        for name, wasted in frozen_waste(network, plan).items():
+            size = f"{wasted / 2**20:,.2f} MiB"
+            found.append(f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {size} of gradients in vain")
+    if names := recipe.wrap.unmentioned(network):
+        found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
     return found
 
 

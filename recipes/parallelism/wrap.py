@@ -39,6 +39,10 @@ class Wrap(Option):
         """The modules to wrap below the root, in the order of `named_modules`, and their `reshard_after_forward`;
         None: that of the parallelism."""
 
+    def unmentioned(self, network: Network) -> list[str]:
+        """Modules with parameters that the policy should decide about and does not."""
+        return []
+
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
         """The plan for a network on meta, with `parallelism.reshard_after_forward` spelled out for every unit."""
         from recipes.parallelism.plan import Unit, check_units
@@ -123,22 +127,34 @@ class Rules(Wrap):
     rules: list[Rule]
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        found: dict[str, Reshard | None] = {}
-        used: set[int] = set()
-        for name, module in network.named_modules():
-            for number, rule in enumerate(self.rules):
-                if name and (_matches(name, rule.match) or type(module).__name__ == rule.match):
-                    used.add(number)
-                    if rule.wrap:
-                        found[name] = rule.reshard_after_forward
-                    break
+        decided = self._decided(network)
         for number, rule in enumerate(self.rules):
-            if number not in used:
+            if number not in decided.values():
                 modules = ", ".join(sorted({type(module).__name__ for module in network.modules()}))
                 raise ConfigError(
                     f"wrap.rules[{number}]: '{rule.match}' matches no module that an earlier rule has left. "
                     f"Classes: {modules}; names such as {network.block_names()[0]}"
                 )
+        rules = {name: self.rules[number] for name, number in decided.items()}
+        return {name: rule.reshard_after_forward for name, rule in rules.items() if rule.wrap}
+
+    def unmentioned(self, network: Network) -> list[str]:
+        decided = self._decided(network)
+        return [
+            name
+            for name, module in network.named_modules()
+            if any(True for _ in module.parameters(recurse=False))
+            and not any(f"{name}.".startswith(f"{other}.") for other in decided)
+        ]
+
+    def _decided(self, network: Network) -> dict[str, int]:
+        """Module name -> number of the first rule that matches it."""
+        found: dict[str, int] = {}
+        for name, module in network.named_modules():
+            for number, rule in enumerate(self.rules):
+                if name and (_matches(name, rule.match) or type(module).__name__ == rule.match):
+                    found[name] = number
+                    break
         return found
 
 

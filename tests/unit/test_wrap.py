@@ -9,6 +9,7 @@ from recipes.model.network import Network
 from recipes.option import ConfigError
 from recipes.parallelism.base import Passes
 from recipes.parallelism.plan import frozen_waste, local_parameters, unit_parameters
+from runner.experiment import remarks
 from tests.composed import SMALL, experiment
 
 BLOCKS = ["layers.0", "layers.1", "layers.2"]
@@ -111,6 +112,17 @@ def test_frozen_parameters_beside_trained_ones_waste_gradients() -> None:
     plan = recipe.wrap.plan(network, "always")
     attention = sum(p.numel() for p in network.get_submodule("layers.1.attention").parameters())
     assert frozen_waste(network, plan) == {"layers.1": 4 * attention}
+
+
+def test_what_is_perhaps_not_meant_is_said() -> None:
+    assert remarks(experiment(*SMALL)) == remarks(experiment(*SMALL, "wrap=rules")) == []
+    frozen = (*SMALL, "model.freeze=[layers.1.attention.*]")
+    assert remarks(experiment(*frozen)) == []
+    (remark,) = remarks(experiment(*frozen, "parallelism=fsdp1"))
+    assert "'layers.1' mixes frozen and trained" in remark
+    (remark,) = remarks(experiment(*SMALL, "wrap=rules", "wrap.rules=[{match: layers.0}, {match: layers.1.ffn_norm}]"))
+    attention = ", ".join(f"layers.1.attention.w{each}" for each in "qkvo")
+    assert f"no rule matches tok_embeddings, layers.1.attention_norm, {attention}, layers.1.feed_forward.w1" in remark
 
 
 @pytest.mark.parametrize(
