@@ -70,7 +70,9 @@ def remarks(recipe: Recipe, network: Network, plan: WrapPlan) -> list[str]:
     if recipe.parallelism.kind == "fsdp1":
         for name, wasted in frozen_waste(network, plan).items():
             size = f"{wasted / 2**20:,.2f} MiB"
-            found.append(f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {size} of gradients in vain")
+            found.append(
+                f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {size} of gradients in vain"
+            )
     if names := recipe.wrap.unmentioned(network):
         found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
     return found
