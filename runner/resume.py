@@ -14,19 +14,7 @@ if TYPE_CHECKING:
     from recipes.checkpoint.stored import Record, Stored
     from runner.experiment import Experiment
 
-MAY_CHANGE = (
-    "steps",
-    "log_every",
-    "measure_after",
-    "objective",
-    "checkpoint.",
-    "hardware.",
-    "launch.",
-    "parallelism.",
-    "sweep.",
-    "tracker.",
-    "wrap.",
-)
+MAY_CHANGE = ("steps", "log_every", "launch.", "tracker.", "checkpoint.", "parallelism.")
 """Keys, or beginnings of keys, that do not decide what a step computes."""
 
 
