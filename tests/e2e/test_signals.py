@@ -20,7 +20,8 @@ SLOW = ("optimizer.kind=faulty:SlowAdamW", "steps=1000")
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for all runs here, and not the user's."""
+    """One cache for all runs here, and not the user's. A job in a shell's background would hand an ignored SIGINT down."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
