@@ -61,8 +61,10 @@ class Initial:
 
     def module_by_module(self) -> Callable[[nn.Module], None]:
         """A function that materialises one module of the network, without the modules below it: FSDP1 asks for it."""
-        names = {module: name for name, module in self.network.named_modules()}
-        own = {name for name, _ in self.network.named_parameters()}  # a tied parameter once, by its first name
+        names = {module: clean_name(f"{name}.").strip(".") for name, module in self.network.named_modules()}
+        own = {
+            clean_name(name) for name, _ in self.network.named_parameters()
+        }  # a tied parameter once, by its first name
 
         def materialise(module: nn.Module) -> None:
             if any(p.is_meta for p in module.parameters(recurse=False)) or module is self.network:

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -23,6 +22,7 @@ from recipes.clip import Trained, clip_by_norm, global_norm
 from recipes.data.base import Needs
 from recipes.data.loader import Loader
 from recipes.init import Initial, clean_name
+from recipes.loss import cross_entropy
 from recipes.optimizer import step_if_finite
 from recipes.parallelism.mesh import build_mesh, data_rank
 from recipes.parallelism.tensor import split, split_parameters
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from recipes.meter import Meter
+    from recipes.model.network import Network
+    from recipes.parallelism.plan import WrapPlan
     from recipes.recipe import Recipe
 
 Batch = tuple[Tensor, Tensor]
@@ -64,6 +66,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     split_by_tensor = split_parameters(network)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     plan = recipe.wrap.plan(network, layout.reshard_after_forward)
+    recompute_and_compile(recipe, network, plan)
     model = layout.apply(network, mesh, plan, recipe.precision, Initial(network, recipe.seed, device))
     trained = []
     for name, parameter in model.named_parameters():
@@ -73,11 +76,29 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     return Assembled(model, trained, parameters)
 
 
-def token_mean_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy in fp32, averaged over the tokens of a micro batch."""
-    tokens, targets = batch
-    logits = model(tokens)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
+    """
+    Activation checkpointing and compilation of the blocks and the loss, in place and before data parallelism.
+
+    Which of the two is around the other is the option's choice: a selective policy must be seen by the compiler, and
+    recomputing whole blocks must not be, or 2-d layouts fail.
+    """
+    recompute, compilation = recipe.activation_checkpoint, recipe.compile
+    recompute.configure()
+    compilation.configure()
+    units = [name for name in plan if name] if recipe.parallelism.wraps_units else []
+    for number, name in enumerate(network.block_names()):
+        block, units_inside = network.get_submodule(name), any(unit.startswith(f"{name}.") for unit in units)
+        if not recompute.compiled_with_block:
+            compilation.block(block, units_inside=units_inside)
+        if recompute.recomputes(number):
+            block = recompute.wrap(block, draws=network.draws)
+            network.set_submodule(name, block)
+        if recompute.compiled_with_block:
+            compilation.block(block, units_inside=units_inside)
+    split_logits = recipe.parallelism.tensor > 1 and recipe.parallelism.loss_parallel
+    network.loss = recipe.loss.function(cross_entropy if split_logits else compilation.function(cross_entropy))
+    compilation.model(network, units_inside=bool(units))
 
 
 def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
@@ -87,8 +108,8 @@ def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):
         with layout.accumulating(model, last=i == len(batches)), loss_parallel() if split_logits else nullcontext():
-            loss = token_mean_loss(model, batch) / len(batches)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = model(*batch) / len(batches)
+            loss.backward()
         total += (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach()
     return total
 

@@ -6,9 +6,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, SerializeAsAny
 
+from recipes.activation_checkpoint.base import ActivationCheckpoint
 from recipes.checkpoint.base import Checkpoint
 from recipes.checkpoint.stored import Record, differences
+from recipes.compile import Compile
 from recipes.data.base import Data
+from recipes.loss import Loss
 from recipes.lr_schedule import LRSchedule
 from recipes.model.base import Model
 from recipes.optimizer import Optimizer
@@ -24,7 +27,10 @@ class Recipe(Section):
     model: Annotated[SerializeAsAny[Model], chosen(Model)]
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]
     wrap: Annotated[SerializeAsAny[Wrap], chosen(Wrap)]
+    activation_checkpoint: Annotated[SerializeAsAny[ActivationCheckpoint], chosen(ActivationCheckpoint)]
+    compile: Annotated[SerializeAsAny[Compile], chosen(Compile)]
     precision: Annotated[SerializeAsAny[Precision], chosen(Precision)]
+    loss: Annotated[SerializeAsAny[Loss], chosen(Loss)]
     optimizer: Annotated[SerializeAsAny[Optimizer], chosen(Optimizer)]
     lr_schedule: Annotated[SerializeAsAny[LRSchedule], chosen(LRSchedule)]
     data: Annotated[SerializeAsAny[Data], chosen(Data)]

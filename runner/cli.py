@@ -48,11 +48,9 @@ def _leave(_: int, __: FrameType | None) -> NoReturn:
 
 def _end(code: int) -> NoReturn:
     """Nothing that still runs in the background may delay or change the end."""
-    if "multiprocessing" in sys.modules:
-        from runner.child import leave
-
-        leave(code)
-    os._exit(code)
+    # A signal may come while runner.child is being imported: then there is nobody to leave behind.
+    leave: Callable[[int], NoReturn] = getattr(sys.modules.get("runner.child"), "leave", os._exit)
+    leave(code)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
+if TYPE_CHECKING:
+    from recipes.loss import LossFunction
+
 
 class Network(nn.Module):
-    """A language model: `forward(tokens [batch, seq]) -> logits [batch, seq, vocab]`."""
+    """A language model."""
+
+    draws: ClassVar[bool] = False
+    """Whether forward draws random numbers, for dropout and the like."""
+    loss: LossFunction
+    """What `forward` answers when it is given targets."""
 
     @abstractmethod
-    def forward(self, tokens: Tensor) -> Tensor: ...
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            tokens: [batch, seq].
+            targets: the tokens that follow, [batch, seq].
+
+        Returns:
+            Without targets the logits, [batch, seq, vocab]; with them the mean loss, 0-d, fp32.
+        """
 
     @abstractmethod
     def block_names(self) -> list[str]:

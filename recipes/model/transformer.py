@@ -120,12 +120,13 @@ class Transformer(Network):
         self.tie_weights()
         self.register_buffer("rope", torch.empty(seq_len, config.head_dim // 2, 2), persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.tok_embeddings(tokens)
         rope = self.rope[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x, rope)
-        return self.output(self.norm(x))
+        x = self.norm(x)
+        return self.output(x) if targets is None else self.loss(self.output, x, targets)
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         """

@@ -63,6 +63,9 @@ class Parallelism(Option):
         "fsdp2": "recipes.parallelism.fsdp2:FSDP2",
     }
 
+    wraps_units: ClassVar[bool] = False
+    """Whether the units of the wrap plan are gathered one by one."""
+
     shard: AutoCount
     """Devices that share one copy of parameters, gradients and optimizer state; auto: what the other degrees leave."""
     replicate: Count

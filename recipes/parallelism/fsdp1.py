@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class FSDP1(Parallelism):
     """The same units, degrees and keys as FSDP2. `always` is FULL_SHARD, `never` SHARD_GRAD_OP, with `replicate` hybrid."""
+
+    wraps_units: ClassVar[bool] = True
 
     backward_prefetch: Literal["pre", "post", "none"]
     """When the next unit's parameters are gathered in backward: before the current unit's gradients are computed

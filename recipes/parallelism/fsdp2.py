@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from recipes.option import whole
 from recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 class FSDP2(Parallelism):
     """Shard over `shard` devices; with `replicate` above 1 that many sharded copies (HSDP)."""
+
+    wraps_units: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
     """Units that are gathered ahead of the one that runs; 0: as torch does it by itself, one ahead."""

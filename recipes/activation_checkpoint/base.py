@@ -1,0 +1,76 @@
+"""The base class of the `activation_checkpoint` options, and `none`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recipes.option import Option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class ActivationCheckpoint(Option):
+    """Which blocks give up their activations after forward and recompute them in backward (Chen et al. 2016)."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "none": "recipes.activation_checkpoint.base:NoRecompute",
+        "full": "recipes.activation_checkpoint.full:Full",
+        "selective_layer": "recipes.activation_checkpoint.selective_layer:SelectiveLayer",
+        "selective_op": "recipes.activation_checkpoint.selective_op:SelectiveOp",
+        "memory_budget": "recipes.activation_checkpoint.memory_budget:MemoryBudget",
+    }
+
+    compiled_with_block: ClassVar[bool] = False
+    """True: compilation has to see what is recomputed, so the checkpointed block is compiled. False: the compiled block
+    is checkpointed, from outside."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the option and only shows with torch at hand; [] when nothing is."""
+        return []
+
+    def configure(self) -> None:
+        """Set what is global to a process. Called by every worker before anything is compiled."""
+
+    def recomputes(self, block: int) -> bool:
+        """Whether anything of a block, counted from 0, is computed again."""
+        return False
+
+    def wrap(self, block: nn.Module, *, draws: bool) -> nn.Module:
+        """
+        The module that takes a block's place.
+
+        Args:
+            draws: forward draws random numbers, which recomputing has to draw again.
+        """
+        return block
+
+
+class NoRecompute(ActivationCheckpoint):
+    """Every activation that backward needs is kept."""
+
+
+class Recompute(ActivationCheckpoint):
+    """Base of the options that wrap blocks."""
+
+    early_stop: bool
+    """Recompute only as far as backward needs, not to the end of the block."""
+    determinism_check: bool
+    """Compare shape, dtype and device of what is recomputed with what forward had; a mismatch is an error."""
+
+    def recomputes(self, block: int) -> bool:
+        return True
+
+    def wrap(self, block: nn.Module, *, draws: bool) -> nn.Module:
+        return self._checkpointed(block, draws=draws)
+
+    def _checkpointed(self, block: nn.Module, *, draws: bool, **how: Any) -> nn.Module:
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        return checkpoint_wrapper(
+            block,
+            preserve_rng_state=draws,
+            early_stop=self.early_stop,
+            determinism_check="default" if self.determinism_check else "none",
+            **how,
+        )
