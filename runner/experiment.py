@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, Validati
 from pydantic_core import ErrorDetails
 
 from recipes import compatibility
-from recipes.option import AutoCount, ConfigError, Count, Option, Section, chosen, did_you_mean, whole
+from recipes.option import AutoCount, ConfigError, Count, Incompatible, Option, Section, chosen, did_you_mean, whole
 from recipes.recipe import Recipe
 from runner.hardware import Hardware
 from runner.trackers.base import Tracker
@@ -62,10 +62,6 @@ class Experiment(Recipe):
     """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
     objective: str
     """The key of summary.json that a sweeper optimises."""
-
-
-class Incompatible(ConfigError):
-    """Every part of the configuration is right, their combination is not: in a sweep a skipped row."""
 
 
 def check(config: dict[str, Any]) -> Experiment:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from runner.logs import last_lines
+from runner.progress import warn
 from runner.table import print_row
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any]) -> None:
     if summary.get("perf/wps_median") is not None:
         print()
         print_row(_choices(run_dir), summary)
+    for late in summary.get("compile/late_recompiles", ()):
+        warn(
+            f"step {late['step']}, inside the measured window, was compiled again (it does not count): {late['reason']}"
+        )
     if outcome.state != "completed":
         print(f"\n{outcome.state}: {outcome.reason}", file=sys.stderr)
         if outcome.rank is not None:

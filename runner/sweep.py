@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes.option import ConfigError
+from recipes.option import ConfigError, Incompatible
 from runner.compose import Composed, split
 from runner.devices import resolve
 from runner.execute import execute
-from runner.experiment import Experiment, Incompatible, check
+from runner.experiment import Experiment, check
 from runner.report import report
 from runner.resume import fit_continuing
 from runner.rundir import place, read_status, update_status, write_json

@@ -16,11 +16,11 @@ from recipes.data.base import Data
 from recipes.lr_schedule import LRSchedule
 from recipes.model.base import Model
 from recipes.optimizer import Optimizer
-from recipes.option import ConfigError, Option
+from recipes.option import ConfigError, Incompatible, Option
 from recipes.parallelism.base import Parallelism
 from recipes.parallelism.wrap import Wrap
 from recipes.precision import Precision
-from runner.experiment import Experiment, Incompatible, Launch, Sweep, check, fit
+from runner.experiment import Experiment, Launch, Sweep, check, fit
 from runner.hardware import Hardware, known_gpus
 from runner.trackers.base import Tracker
 from tests.composed import config, experiment
