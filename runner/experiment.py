@@ -45,6 +45,8 @@ class Launch(Section):
 class Sweep(Section):
     """How the runs of a sweep are treated."""
 
+    exclude: list[str]
+    """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
     fail_fast: bool
     """Stop at the first run that is not completed."""
 
