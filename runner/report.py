@@ -24,6 +24,9 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any]) -> None:
     if summary.get("perf/wps_median") is not None:
         print()
         print_row(_choices(run_dir), summary)
+        if summary.get("peak_tflops"):
+            peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"
+            print(f"MFU is of {peak}")
     for late in summary.get("compile/late_recompiles", ()):
         warn(
             f"step {late['step']}, inside the measured window, was compiled again (it does not count): {late['reason']}"

@@ -15,7 +15,8 @@ GRAPHS = ("compile=per_block", "compile.backend=aot_eager")
 
 def test_compile_time_is_reported_apart(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(*GRAPHS, "steps=5", "measure_after=2", cwd=tmp_path).code == 0
+    ended = run(*GRAPHS, "steps=5", "measure_after=2", cwd=tmp_path)
+    assert ended.code == 0 and ended.err == "", ended
     summary, rows = read(out / "summary.json"), read_events(out)
     assert summary["perf/compile_time_s"] == rows[0]["perf/compile_time_s"] > 0.1
     assert all(row["perf/compile_time_s"] == 0 for row in rows[1:])
