@@ -41,7 +41,9 @@ class Float8(BF16):
 
     def unsupported(self, device_type: str) -> str | None:
         if find_spec("torchao") is None:
-            return "precision: float8 needs torchao, which is not installed: pip install 'meshrunner[float8]'; or use bf16"
+            return (
+                "precision: float8 needs torchao, which is not installed: pip install 'meshrunner[float8]'; or use bf16"
+            )
         if self.emulate:
             return None
         if device_type != "cuda":
