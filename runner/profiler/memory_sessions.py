@@ -78,7 +78,7 @@ class LiveSession(WindowSession):
             self.live = LiveTensors()
 
     def step_begins(self) -> None:
-        if self.inside and self.live is not None:
+        if self.live is not None:
             self.live.__enter__()
             self.entered = True
 

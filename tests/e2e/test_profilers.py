@@ -45,11 +45,14 @@ def test_trace(tmp_path: Path, ranks: str) -> None:
     expected = [0, 1] if ranks == "all" else [1]
     traces = sorted((tmp_path / "out" / "trace").glob("*.gz"))
     assert [trace.name for trace in traces] == [f"rank{rank}.json.gz" for rank in expected]
+    measured = sum(row["perf/step_time_s"] for row in read_events(tmp_path / "out") if row.get("profiled"))
     for trace in traces:
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
         names = {event["name"] for event in events}
         assert {"aten::mm", "gloo:all_gather", "meshrunner step 3", "meshrunner step 4"} <= names
         assert not {"meshrunner step 2", "meshrunner step 5"} & names
+        steps = [event["dur"] / 1e6 for event in events if event["name"].startswith("meshrunner step")]
+        assert 0.5 * measured < sum(steps) < 1.5 * measured + 0.01, "saving belongs to no step"
     table = read(tmp_path / "out" / "trace" / "table.json")
     assert table["steps"] == [3, 4] and [row["rank"] for row in table["ranks"]] == expected
     for key in ("compute_pct", "exposed_comm_pct", "idle_pct"):

@@ -40,6 +40,10 @@ class Recorder(WindowSession):
         if self.recording:
             self.calls.append(f"step {self.next_step}")
 
+    def pause(self) -> None:
+        if self.recording:
+            self.calls.append("pause")
+
     def end(self) -> list[float]:
         return [1.0]
 
@@ -54,13 +58,16 @@ class Recorder(WindowSession):
     ],
 )
 def test_the_window(overrides: tuple[str, ...], done: int, first: int, last: int, tmp_path: Path) -> None:
-    expected = [f"begin {first}", *(f"step {step}" for step in range(first, last + 1)), f"[1.0] after {last}"]
+    steps = [call for step in range(first, last + 1) for call in (f"step {step}", "pause")]
+    expected = [f"begin {first}", *steps, f"[1.0] after {last}"]
     assert Recorder(0, *overrides, done=done, folder=tmp_path).calls == expected
 
 
 def test_another_rank_has_the_same_window_and_no_figures(tmp_path: Path) -> None:
     calls = Recorder(1, folder=tmp_path).calls
-    assert calls == ["step 5", "step 6", "step 7", f"{[math.nan]} after 7"], "its rows are slowed, too"
+    assert calls == ["step 5", "pause", "step 6", "pause", "step 7", "pause", f"{[math.nan]} after 7"], (
+        "its rows are slowed, too"
+    )
     assert Recorder(1, "profiler.ranks=all", folder=tmp_path).calls[-1] == "[1.0] after 7"
 
 
