@@ -35,7 +35,7 @@ Intervals = list[Interval]
 """Begin and end in microseconds; as a result disjoint and ordered."""
 
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
-OPERATOR = {"cpu_op": re.compile(r"(?!autograd|torch)\w+::"), "user_annotation": re.compile("## Call CompiledFxGraph")}
+OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
 
@@ -142,12 +142,11 @@ def _of_operators(timed: list[Event]) -> tuple[Intervals, Intervals]:
     collectives: dict[Any, Intervals] = defaultdict(list)
     operators: dict[Any, Intervals] = defaultdict(list)
     for event in timed:
-        operator = OPERATOR.get(event.get("cat", ""))
-        if operator is None:
+        if event.get("cat") not in ("cpu_op", "user_annotation"):
             continue
         if COLLECTIVE.match(event["name"]):
             collectives[event["tid"]].append(_span(event))
-        elif operator.match(event["name"]):
+        elif event["cat"] == "cpu_op" and OPERATOR.match(event["name"]):
             operators[event["tid"]].append(_span(event))
     compute = union(
         span for thread, spans in operators.items() for span in minus(union(spans), union(collectives[thread]))

@@ -68,7 +68,7 @@ def test_operators_inside_a_collective_are_communication(name: str) -> None:
 
 
 def test_compiled_code_and_own_operators_are_compute() -> None:
-    graph = event("## Call CompiledFxGraph fabc ##", 0, 4, cat="user_annotation")
+    graph = event("## Call CompiledFxGraph fabc ##", 0, 4)
     assert shares([step(1, 0, 10), graph, event("mine::kernel", 4, 6)]) == (60, 0, 40)
 
 
