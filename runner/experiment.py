@@ -13,6 +13,7 @@ from recipes import compatibility
 from recipes.option import AutoCount, ConfigError, Count, Incompatible, Option, Section, chosen, did_you_mean, whole
 from recipes.recipe import Recipe
 from runner.hardware import Hardware
+from runner.profiler.base import Profiler
 from runner.trackers.base import Tracker
 
 
@@ -56,6 +57,7 @@ class Experiment(Recipe):
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
+    profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
     launch: Launch
     sweep: Sweep
     log_every: Count
@@ -86,6 +88,7 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += experiment.activation_checkpoint.problems()
     if experiment.measure_after >= experiment.steps:
         found.append(f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}) to measure")
+    found += experiment.profiler.problems(experiment, experiment.launch.nodes * workers)
     try:
         degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
         experiment.accumulation(degrees.data)

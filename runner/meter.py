@@ -50,6 +50,7 @@ class _Step:
     data_time: float
     cpu_time: float
     compile_time: float
+    profiled: bool
     begin: Any
     end: Any
     finished: float
@@ -67,6 +68,7 @@ class RunMeter:
         self.compiled = 0.0
         self.recompiles = 0
         self.late: list[dict[str, Any]] = []
+        self.profiler = experiment.profiler.session(experiment, run_dir, seat)
         self.events = (run_dir / "events.jsonl").open("a") if seat.rank == 0 else None
 
     def started(
@@ -84,7 +86,8 @@ class RunMeter:
                 "device_memory_gib": self.memory.total_gib,
             }
             self._note(facts)
-        self.begin, self.cpu_begin = self._now(), time.process_time()
+        self.profiler.started(device, self.resumed_at)
+        self._begin_step()
 
     def resumed(self, step: int, tokens: int) -> None:
         self.resumed_at, self.tokens = step, tokens
@@ -98,9 +101,11 @@ class RunMeter:
     def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
         end, cpu_time = self._now(), time.process_time() - self.cpu_begin
         compiled, self.compiled = compile_seconds() - self.compiled, compile_seconds()
-        self.pending.append(
-            _Step(step, loss, grad_norm, lr, tokens, self.data_time, cpu_time, compiled, self.begin, end, time.time())
-        )
+        times, profiled = (self.data_time, cpu_time, compiled), self.profiler.recording
+        self.pending.append(_Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end, time.time()))
+        figures = self.profiler.step_done(step)
+        if figures is not None:
+            self._end_profile(figures)
         self.data_time = 0.0
         if compiled and step > self.resumed_at + self.experiment.measure_after:
             self._recompiled(step)
@@ -112,17 +117,31 @@ class RunMeter:
             self._begin_measuring()
         if step % COLLECT_EVERY == 0:
             gc.collect(1)
-        self.begin, self.cpu_begin = self._now(), time.process_time()
+        self._begin_step()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
+        self.profiler.pause()
         # First of all the rows: a checkpoint that is ahead of them would leave a hole where the run is resumed.
         if self.pending:
             self._read_out()
         if self.events is not None:
             os.fsync(self.events.fileno())
         yield
+        self._begin_step()
+
+    def out_of_memory(self) -> None:
+        """The run ends for want of memory."""
+        self.profiler.out_of_memory()
+
+    def _begin_step(self) -> None:
+        self.profiler.step_begins()
         self.begin, self.cpu_begin = self._now(), time.process_time()
+
+    def _end_profile(self, figures: list[float]) -> None:
+        everyone = self._gather(figures).tolist()
+        if self.seat.rank == 0:
+            self._note(self.profiler.summary(everyone))
 
     def _now(self) -> Any:
         """A point in the device's time: an event where work is queued, else the clock."""
@@ -186,7 +205,8 @@ class RunMeter:
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._note(compile_facts() if self.compiled else {})
             for i, step in enumerate(steps):
-                self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks))
+                profiled = {"profiled": True} if step.profiled else {}
+                self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks) | profiled)
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _row(self, step: _Step, grad_norm: float, ranks: Tensor) -> dict[str, Any]:

@@ -26,7 +26,8 @@ def summarise(rows: list[Row], measure_after: int, started: float, attempt: int)
 
     Args:
         rows: one per step, ordered.
-        measure_after: first steps of every attempt, which do not count for throughput; steps that compiled do not, either.
+        measure_after: first steps of every attempt, which do not count for throughput; steps that compiled, or were slowed by
+            a profiler, do not, either.
         started: unix time at which the last attempt began.
         attempt: number of the last attempt; the time to its first step is measured from `started`.
     """
@@ -36,7 +37,9 @@ def summarise(rows: list[Row], measure_after: int, started: float, attempt: int)
     measured = [
         row
         for row in rows
-        if row["step"] >= begin[row["attempt"]] + measure_after and not row.get("perf/compile_time_s")
+        if row["step"] >= begin[row["attempt"]] + measure_after
+        and not row.get("perf/compile_time_s")
+        and not row.get("profiled")
     ]
     found: dict[str, Any] = {"steps": rows[-1]["step"] if rows else 0}
     for key in MEDIANS:

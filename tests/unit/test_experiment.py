@@ -22,6 +22,7 @@ from recipes.parallelism.wrap import Wrap
 from recipes.precision import Precision
 from runner.experiment import Experiment, Launch, Sweep, check, fit
 from runner.hardware import Hardware, known_gpus
+from runner.profiler.base import Profiler
 from runner.trackers.base import Tracker
 from tests.composed import config, experiment
 
@@ -37,6 +38,7 @@ GROUPS: dict[str, type[Option]] = {
     "checkpoint": Checkpoint,
     "hardware": Hardware,
     "tracker": Tracker,
+    "profiler": Profiler,
 }
 
 
