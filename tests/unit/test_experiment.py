@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes.activation_checkpoint.base import ActivationCheckpoint
 from recipes.checkpoint.base import Checkpoint
 from recipes.compatibility import document
+from recipes.compile import Compile
 from recipes.data.base import Data
+from recipes.loss import Loss
 from recipes.lr_schedule import LRSchedule
 from recipes.model.base import Model
 from recipes.optimizer import Optimizer
@@ -31,6 +34,9 @@ GROUPS: dict[str, type[Option]] = {
     "model": Model,
     "parallelism": Parallelism,
     "wrap": Wrap,
+    "activation_checkpoint": ActivationCheckpoint,
+    "compile": Compile,
+    "loss": Loss,
     "precision": Precision,
     "optimizer": Optimizer,
     "lr_schedule": LRSchedule,
