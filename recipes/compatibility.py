@@ -45,6 +45,12 @@ TABLE = [
         instead="compile=per_block, or activation_checkpoint=selective_op",
     ),
     Incompatible(
+        when=lambda r, d: r.compile.kind == "whole_model" and d.tensor > 1,
+        where="compile",
+        reason="torch cannot trace the embedding once tensor parallelism has split its table",
+        instead="compile=per_block",
+    ),
+    Incompatible(
         when=lambda r, _: getattr(r.precision, "all_gather", False) and r.parallelism.kind != "fsdp2",
         where="precision.all_gather",
         reason="gathering weights in float8 is a feature of FSDP2",

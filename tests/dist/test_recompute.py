@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from recipes.compatibility import problems
 from recipes.parallelism.mesh import build_mesh
 from recipes.pretrain import assemble, backward
 from tests.composed import SMALL, experiment
@@ -41,7 +42,12 @@ def test_eager_equals_one_process(world: int, layout: str, option: str) -> None:
 @pytest.mark.parametrize("what", ["per_block", "whole_model"])
 @pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=IDS)
 def test_compiled_equals_one_process(world: int, layout: str, what: str, option: str) -> None:
-    found = compare(world, f"{layout} activation_checkpoint={option} compile={what}")
+    words = f"{layout} activation_checkpoint={option} compile={what}"
+    recipe = experiment(*SMALL, *words.split())
+    if refused := problems(recipe, recipe.parallelism.degrees(1, world)):
+        assert what == "whole_model" and "tp" in layout and len(refused) == 1
+        return
+    found = compare(world, words)
     assert max(found) < 1e-5, found
 
 
