@@ -15,12 +15,12 @@ ConfigStore.instance().store(
 
 
 class LocalLauncher(Launcher):
-    """Runs the jobs of a sweep on this node, one after another."""
+    """Runs the jobs of a sweep on this node."""
 
     def setup(self, *, hydra_context, task_function, config):
         self.context, self.config = hydra_context, config
 
     def launch(self, job_overrides, initial_job_idx):
-        from runner.sweep import run_jobs
+        from runner.sweep import launch_jobs
 
-        return run_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx)
+        return launch_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx)

@@ -164,6 +164,13 @@ def _resume(arguments: list[str]) -> int:
     run_dir = Path(folders[0]).absolute()
     if not run_dir.is_dir():
         raise ConfigError(f"there is no folder {run_dir}")
+    if (run_dir / "sweep.json").exists():
+        from runner.child import warm
+
+        warm()
+        from runner.sweep import resume_sweep
+
+        return resume_sweep(run_dir)
     if read_status(run_dir).get("state") == "completed":
         trained = read_json(run_dir / "summary.json").get("steps", 0)
         if not more_to_train(check(read_config(run_dir)), run_dir, trained):

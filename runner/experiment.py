@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
 from pydantic_core import ErrorDetails
@@ -48,6 +48,16 @@ class Sweep(Section):
 
     exclude: list[str]
     """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
+    repeat: Count
+    """Runs of every combination, interleaved: what differs between them is noise."""
+    seeds: Count
+    """Seeds of every combination, from `seed` on: what differs between them is the noise of seeds."""
+    retry: Annotated[int, whole(at_least=0)]
+    """How often a run that failed or timed out is executed again."""
+    rerun: list[Literal["completed", "oom", "skipped"]]
+    """Results that do not count: such runs are executed again when a sweep is taken up."""
+    devices: AutoCount
+    """Devices of this node that runs share: several run at once where they fit; auto: its GPUs, without any one at a time."""
     fail_fast: bool
     """Stop at the first run that is not completed."""
 

@@ -1,4 +1,4 @@
-"""The local launcher: every job of a sweep is checked and placed on disk first, then they run one after another."""
+"""The local launcher: every run of a sweep is checked and placed on disk before the first begins."""
 
 from __future__ import annotations
 
@@ -7,45 +7,51 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from recipes.checkpoint.stored import differences
 from recipes.option import ConfigError, Incompatible
 from runner.compose import Composed, split
 from runner.devices import resolve
 from runner.exclude import excluding
-from runner.execute import execute
-from runner.experiment import Experiment, check
-from runner.report import report
+from runner.experiment import Experiment, Sweep, check
+from runner.jobs import run_jobs
 from runner.resume import fit_continuing
-from runner.rundir import place, read_status, update_status, write_json
+from runner.rundir import place, read_config, read_json, read_status, update_status, write_json
 
 if TYPE_CHECKING:
     from runner.compose import Composer
 
-FAILED = frozenset({"failed", "timeout", "oom"})
-WORST = float("-inf")
-"""What a sweeper is told of a run without a result."""
 NAME_LENGTH = 100
 SHOWN = 5
 """Problems, and jobs of a problem, that are listed."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """One combination of a sweep."""
+class Run:
+    """A run directory to be."""
 
     composed: Composed
     run_dir: Path
+    reason: str
+    """Why it cannot work; empty when it can."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One combination of a sweep: a run, or several that differ in their seed or in nothing."""
+
     overrides: list[str]
     hydra: DictConfig
-    experiment: Experiment | None
-    """None when the combination cannot work."""
-    reason: str = ""
+    experiment: Experiment
+    runs: list[Run]
+    """In the order of `sweep.repeat` x `sweep.seeds`."""
 
 
 def run_sweep(composer: Composer) -> int:
@@ -55,11 +61,19 @@ def run_sweep(composer: Composer) -> int:
     except OSError as error:
         raise ConfigError(f"the sweep directory cannot be written: {error}") from None
     results = [result for batch in returned or [] for result in batch] if isinstance(returned, list) else []
-    states = [read_status(Path(result.working_dir)).get("state") for result in results]
-    return 1 if any(state in ("failed", "timeout") for state in states) else 0
+    return max((result.cfg.exit_status for result in results), default=0)
 
 
-def run_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+def resume_sweep(sweep_dir: Path) -> int:
+    """Execute what of a sweep on disk has no result; returns its exit status."""
+    names = [name for job in read_json(sweep_dir / "sweep.json")["jobs"] for name in job["runs"]]
+    run_dirs = [sweep_dir / name for name in names if (sweep_dir / name / "config.yaml").exists()]
+    if not run_dirs:
+        raise ConfigError(f"{sweep_dir} holds no run of a sweep")
+    return run_jobs(run_dirs, check(read_config(run_dirs[0])).sweep)
+
+
+def launch_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
     """What Hydra's sweeper calls: all combinations of a batch at once. Raises ConfigError that lists all wrong ones."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Job] = []
@@ -68,24 +82,24 @@ def run_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[s
     for number, overrides in enumerate(job_overrides, first):
         own = [override for override in overrides if override in varying]
         try:
-            jobs.append(_compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, own)))
+            job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, own))
+            for run in job.runs:
+                _check_place(run)
+            jobs.append(job)
         except ConfigError as error:
             wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(own)})")
     if wrong:
         _remove_empty(sweep_dir)
         raise ConfigError("\n".join(_wrong_jobs(wrong)))
     for job in jobs:
-        place(job.composed.config, job.run_dir, job.composed.overrides)
-        if job.experiment is None:
-            update_status(job.run_dir, state="skipped", reason=job.reason)
+        for run in job.runs:
+            _place(run)
     _record_sweep(sweep_dir, jobs)
-    results: list[JobReturn] = []
-    stopped = False
-    for job in jobs:
-        results.append(_run_job(job, stopped))
-        failed = read_status(job.run_dir).get("state") in FAILED
-        stopped = stopped or (failed and job.experiment is not None and job.experiment.sweep.fail_fast)
-    return results
+    # Repeats are interleaved: what drifts on a machine meets every combination alike.
+    rounds = zip(*(job.runs for job in jobs), strict=True)
+    status = run_jobs([run.run_dir for one in rounds for run in one], jobs[0].experiment.sweep)
+    worst = float("inf") if OmegaConf.select(config, "hydra.sweeper.direction") == "minimize" else float("-inf")
+    return [_returned(job, status, worst) for job in jobs]
 
 
 def _compose_job(loader: Any, config: DictConfig, overrides: list[str], number: int, run_dir: Path) -> Job:
@@ -94,14 +108,49 @@ def _compose_job(loader: Any, config: DictConfig, overrides: list[str], number: 
         composed_config.hydra.job.id, composed_config.hydra.job.num = str(number), number
     composed = split(composed_config, run_dir)
     hydra = OmegaConf.masked_copy(composed_config, ["hydra"])
+    experiment, reason = check(composed.config), ""
     try:
-        experiment = check(composed.config)
         if rule := excluding(experiment.sweep.exclude, composed):
             raise Incompatible(f"sweep.exclude: {rule}")
         fit_continuing(experiment, run_dir, resolve(experiment)[1])
     except Incompatible as error:
-        return Job(composed, run_dir, overrides, hydra, None, str(error))
-    return Job(composed, run_dir, overrides, hydra, experiment)
+        reason = str(error)
+    return Job(overrides, hydra, experiment, _repeated(composed, run_dir, reason, experiment.sweep))
+
+
+def _repeated(composed: Composed, run_dir: Path, reason: str, sweep: Sweep) -> list[Run]:
+    runs = []
+    for repeat in range(1, sweep.repeat + 1):
+        for seed in range(composed.config["seed"], composed.config["seed"] + sweep.seeds):
+            name = run_dir.name
+            name += f"_seed-{seed}" if sweep.seeds > 1 else ""
+            name += f"_repeat-{repeat}" if sweep.repeat > 1 else ""
+            own = replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir.with_name(name))
+            runs.append(Run(own, own.run_dir, reason))
+    return runs
+
+
+def _check_place(run: Run) -> None:
+    """A run directory of an earlier start of the sweep is taken up only when it is of the same run."""
+    if not (run.run_dir / "config.yaml").exists():
+        return
+    there, here = (
+        {k: v for k, v in c.items() if k != "sweep"} for c in (read_config(run.run_dir), run.composed.config)
+    )
+    changed = [f"  {key}: {old!r} there, {new!r} now" for key, old, new in differences(there, here)]
+    if changed:
+        lines = "\n".join(changed)
+        raise ConfigError(f"{run.run_dir} holds another run; choose another hydra.sweep.dir:\n{lines}")
+
+
+def _place(run: Run) -> None:
+    if not (run.run_dir / "config.yaml").exists():
+        place(run.composed.config, run.run_dir, run.composed.overrides)
+    state = read_status(run.run_dir).get("state")
+    if run.reason and state == "pending":
+        update_status(run.run_dir, state="skipped", reason=run.reason)
+    elif state == "skipped" and not run.reason:
+        update_status(run.run_dir, state="pending", reason="")
 
 
 def _wrong_jobs(wrong: dict[str, list[str]]) -> Iterator[str]:
@@ -140,31 +189,26 @@ def job_name(number: int, overrides: list[str]) -> str:
 
 
 def _record_sweep(sweep_dir: Path, jobs: list[Job]) -> None:
+    """Sweepers that decide as they go hand over their jobs batch by batch; a sweep that is taken up has them already."""
     path = sweep_dir / "sweep.json"
     known = json.loads(path.read_text())["jobs"] if path.exists() else []
-    added = [{"name": job.run_dir.name, "overrides": job.overrides} for job in jobs]
-    write_json(path, {"command": sys.argv, "jobs": known + added})
+    added = [{"overrides": job.overrides, "runs": [run.run_dir.name for run in job.runs]} for job in jobs]
+    write_json(path, {"command": sys.argv, "jobs": known + [job for job in added if job not in known]})
 
 
-def _run_job(job: Job, stopped: bool) -> JobReturn:
-    """Run a job and print its row; when the sweep was stopped by an earlier one it stays `pending`."""
-    value = WORST
-    print(f"\n{job.run_dir.name}", flush=True)
-    if job.experiment is None:
-        print(f"skipped: {job.reason}")
-    elif stopped:
-        print("not started: sweep.fail_fast, and a run before it has failed")
-    else:
-        outcome, summary = execute(job.run_dir)
-        report(job.run_dir, outcome, summary)
-        found = summary.get(job.experiment.objective)
-        value = float(found) if outcome.state == "completed" and found is not None else WORST
+def _returned(job: Job, exit_status: int, worst: float) -> JobReturn:
+    """What the sweeper is told of a job: the median objective of its runs, the worst value when one has none."""
+    values = []
+    for run in job.runs:
+        summary = read_json(run.run_dir / "summary.json")
+        value = summary.get(job.experiment.objective)
+        values.append(worst if value is None or summary.get("state") != "completed" else float(value))
     result = JobReturn(
         overrides=job.overrides,
-        cfg=OmegaConf.create(job.composed.config),
+        cfg=OmegaConf.create({"exit_status": exit_status}),
         hydra_cfg=job.hydra,
-        working_dir=str(job.run_dir),
+        working_dir=str(job.runs[0].run_dir),
         task_name="meshrunner",
     )
-    result.status, result.return_value = JobStatus.COMPLETED, value
+    result.status, result.return_value = JobStatus.COMPLETED, median(values) if worst not in values else worst
     return result

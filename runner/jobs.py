@@ -1,0 +1,167 @@
+"""Executing the run directories of a sweep that have no result yet: one after another, or several on disjoint devices."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recipes.option import ConfigError
+from runner.devices import gpu_count, resolve
+from runner.execute import SIGNALS, execute
+from runner.experiment import check
+from runner.launch import Interrupted
+from runner.report import report
+from runner.rundir import Busy, owner_is_alive, read_config, read_status, update_status
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from runner.experiment import Sweep
+
+RESULTS = frozenset({"completed", "oom", "skipped"})
+"""States that say something about what was asked: such a run is not executed again by itself."""
+CRASHED = frozenset({"failed", "timeout"})
+POLL_S = 0.05
+
+
+def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> int:
+    """
+    Execute what has no result; returns the exit status of the sweep.
+
+    A run that another living process executes is left to it. After an interrupt the rest stays `pending`.
+
+    Raises:
+        Interrupted: by the user.
+    """
+    todo = [run_dir for run_dir in run_dirs if _wanted(run_dir, settings)]
+    for run_dir in run_dirs:
+        if run_dir not in todo:
+            print(f"\n{run_dir.name}\n{_has(run_dir)}", flush=True)
+    devices = gpu_count() if settings.devices == "auto" else settings.devices
+    needs = {run_dir: resolve(check(read_config(run_dir)))[1] for run_dir in todo} if devices > 1 else {}
+    several = len(todo) > 1 and devices >= 2 * min(needs.values(), default=devices)
+    (_Packed(devices, needs) if several else _one_by_one)(todo, settings)
+    states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
+    return 1 if any(state in CRASHED for state in states) else 0
+
+
+def _wanted(run_dir: Path, settings: Sweep) -> bool:
+    status = read_status(run_dir)
+    state = status.get("state")
+    return not owner_is_alive(status) and (state not in RESULTS or state in settings.rerun)
+
+
+def _has(run_dir: Path) -> str:
+    status = read_status(run_dir)
+    if owner_is_alive(status):
+        return f"is being executed by process {status['owner']['pid']} on {status['owner']['host']}"
+    reason = status.get("reason")
+    return f"{status.get('state')}: {reason}" if reason else f"is {status.get('state')}"
+
+
+def _stops(run_dir: Path, settings: Sweep) -> bool:
+    return settings.fail_fast and read_status(run_dir).get("state") in (*CRASHED, "oom")
+
+
+def _one_by_one(todo: list[Path], settings: Sweep) -> None:
+    """In this process, whose forkserver is warm: the fastest start."""
+    for number, run_dir in enumerate(todo):
+        for attempt in range(1 + settings.retry):
+            print(f"\n{run_dir.name}" + (f", retry {attempt}" if attempt else ""), flush=True)
+            try:
+                report(run_dir, *execute(run_dir))
+            except Busy as error:
+                print(error)
+                break
+            except ConfigError as error:  # it was right when the sweep began: data that is gone, another node
+                update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
+                print(error, file=sys.stderr)
+            if read_status(run_dir).get("state") not in CRASHED:
+                break
+        if _stops(run_dir, settings):
+            for rest in todo[number + 1 :]:
+                print(f"\n{rest.name}\nnot started: sweep.fail_fast, and a run before it has failed")
+            return
+
+
+class _Packed:
+    """Each run in a process of its own that sees only its devices."""
+
+    def __init__(self, devices: int, needs: dict[Path, int]) -> None:
+        self.needs = needs
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        self.free = named.split(",") if named else [str(device) for device in range(devices)]
+        self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
+        self.tried: dict[Path, int] = {}
+
+    def __call__(self, todo: list[Path], settings: Sweep) -> None:
+        queue = list(todo)
+        before = {name: signal.signal(name, _interrupt) for name in SIGNALS}
+        try:
+            while queue or self.running:
+                # In order: a large run that waits for devices is not overtaken for ever by small ones.
+                while queue and self.needs[queue[0]] <= len(self.free):
+                    self._start(queue.pop(0))
+                for run_dir in self._ended():
+                    if read_status(run_dir).get("state") in CRASHED and self.tried[run_dir] <= settings.retry:
+                        queue.insert(0, run_dir)
+                    elif _stops(run_dir, settings):
+                        queue.clear()
+                time.sleep(POLL_S)
+        finally:
+            for name in SIGNALS:
+                signal.signal(name, signal.SIG_IGN)
+            self._end()
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+    def _start(self, run_dir: Path) -> None:
+        own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
+        self.tried[run_dir] = self.tried.get(run_dir, 0) + 1
+        with (run_dir / "logs" / "launcher.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "runner", "resume", str(run_dir)],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(own)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,  # Ctrl-C reaches it through this process alone
+                preexec_fn=_follow_parent,
+            )
+        self.running[run_dir] = process, own
+        print(f"{run_dir.name}: started on {', '.join(own)}", flush=True)
+
+    def _ended(self) -> list[Path]:
+        ended = [run_dir for run_dir, (process, _) in self.running.items() if process.poll() is not None]
+        for run_dir in ended:
+            self.free = sorted(self.free + self.running.pop(run_dir)[1], key=lambda device: (len(device), device))
+            status = read_status(run_dir)
+            print(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip(), flush=True)
+        return ended
+
+    def _end(self) -> None:
+        for process, _ in self.running.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        for process, _ in self.running.values():
+            process.wait()
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    raise Interrupted(f"by {signal.Signals(number).name}; what was not begun is pending")
+
+
+_prctl: Callable[..., int] = ctypes.CDLL(None).prctl
+
+
+def _follow_parent() -> None:
+    """Between fork and exec: the run ends, and records it, when the sweep's process is killed."""
+    _prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
