@@ -76,7 +76,7 @@ class Keys:
         differing = [name for name in names if _differ(self._flat[run.path].get(name, ...) for run in known)]
         groups = [group for group in _groups(known) if _differ(_option(run, group) for run in known)]
         self.groups = frozenset(groups)
-        typed = frozenset[str]().union(*(run.typed for run in known))
+        typed = set[str]().union(*(run.typed for run in known))
         shown = []
         for name in differing:
             group = name.partition(".")[0]

@@ -36,21 +36,6 @@ MERGED: dict[str, Callable[[list[float]], float]] = {
 
 
 @dataclass(frozen=True)
-class Against:
-    """A row compared with its baseline."""
-
-    wps_pct: float | None
-    """Percent by which the WPS is higher."""
-    p_value: float | None
-    """None: too few repeats to say."""
-    verdict: Verdict
-
-    @property
-    def within_noise(self) -> bool | None:
-        return None if self.p_value is None else self.p_value >= ALPHA
-
-
-@dataclass(frozen=True)
 class Row:
     """Runs of one combination."""
 
@@ -84,6 +69,23 @@ class Row:
     def wps(self) -> list[float]:
         """The median WPS of every completed run."""
         return [value for run in self.completed if (value := run.figure(WPS)) is not None]
+
+
+@dataclass(frozen=True)
+class Against:
+    """A row compared with its baseline."""
+
+    row: Row
+    """The baseline."""
+    wps_pct: float | None
+    """Percent by which the WPS is higher."""
+    p_value: float | None
+    """None: too few repeats to say."""
+    verdict: Verdict
+
+    @property
+    def within_noise(self) -> bool | None:
+        return None if self.p_value is None else self.p_value >= ALPHA
 
 
 @dataclass(frozen=True)
@@ -191,4 +193,4 @@ def _rest(row: Row, key: str) -> tuple[str, ...]:
 def _compared(row: Row, baseline: Row) -> Against:
     mine, theirs = row.wps(), baseline.wps()
     pct = 100 * (median(mine) / median(theirs) - 1) if mine and theirs and median(theirs) > 0 else None
-    return Against(pct, p_value(mine, theirs), verdict(row.runs, baseline.runs))
+    return Against(baseline, pct, p_value(mine, theirs), verdict(row.runs, baseline.runs))

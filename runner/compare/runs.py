@@ -36,8 +36,13 @@ class Run:
     reason: str
     choices: dict[str, str] = field(default_factory=dict)
     """Group -> name of the chosen option."""
-    typed: frozenset[str] = frozenset()
-    """Keys that the user gave a value."""
+    task: tuple[str, ...] = ()
+    """The overrides that the user typed."""
+
+    @property
+    def typed(self) -> set[str]:
+        """Keys that the user gave a value."""
+        return {override.lstrip("+~").partition("=")[0] for override in self.task}
 
     @cached_property
     def events(self) -> list[Row]:
@@ -143,7 +148,7 @@ def read_run(path: Path) -> Run:
         state,
         reason,
         {str(k): str(v) for k, v in choices.items() if v is not None} if isinstance(choices, dict) else {},
-        frozenset(str(each).lstrip("+~").partition("=")[0] for each in task) if isinstance(task, list) else frozenset(),
+        tuple(map(str, task)) if isinstance(task, list) else (),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -31,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--markdown", action="store_true", help="the table as it is pasted into a pull request")
     form.add_argument("--json", action="store_true", help="a list of rows with raw figures")
     form.add_argument("--csv", action="store_true", help="the same, flat")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the table and charts, too")
     return parser
 
 
@@ -38,6 +40,11 @@ def compare(arguments: list[str]) -> int:
     """Exit status 0; raises ConfigError for wrong arguments and directories without runs."""
     given = _parser().parse_args(arguments)
     comparison = compare_runs(read_runs(given.folders), given.baseline)
+    if given.html:
+        from runner.compare.page import write_page
+
+        write_page(comparison, given.html)
+        print(f"page: {given.html}", file=sys.stderr)
     with suppress(BrokenPipeError):
         if given.json or given.csv:
             from runner.compare.export import as_csv, as_json
