@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from recipes.option import ConfigError
 from runner.compare.rows import Comparison, compare_runs
@@ -42,6 +43,14 @@ def test_a_key_that_varies_under_one_option_is_a_column_beside_it(tmp_path: Path
         "parallelism=fsdp2 parallelism.prefetch=3",
     )
     assert compare(tmp_path).keys == ["parallelism", "parallelism.tensor", "parallelism.prefetch"]
+
+
+def test_and_also_when_it_was_not_typed_but_came_with_an_experiment(tmp_path: Path) -> None:
+    make(tmp_path, "parallelism=fsdp1", "parallelism=fsdp1 parallelism.tensor=2", "parallelism=fsdp2")
+    for i in range(3):
+        overrides = yaml.safe_load((tmp_path / f"{i}" / "overrides.yaml").read_text())
+        (tmp_path / f"{i}" / "overrides.yaml").write_text(yaml.safe_dump(overrides | {"task": []}))
+    assert compare(tmp_path).keys == ["parallelism", "parallelism.tensor"]
 
 
 def test_a_key_that_was_typed_is_a_column_though_it_follows_from_the_option(tmp_path: Path) -> None:
@@ -106,23 +115,24 @@ def test_each_row_is_compared_with_the_one_that_differs_in_the_baseline_alone(tm
         "fsdp2 full": 40.0,
         "fsdp2 selective_op": 70.0,
     }
-    for name, wps in speeds.items():
+    for i, (name, wps) in enumerate(speeds.items()):
         layout, ac = name.split()
-        make_run(tmp_path / name, f"parallelism={layout}", f"activation_checkpoint={ac}", wps=wps)
+        make_run(tmp_path / f"{i}", f"parallelism={layout}", f"activation_checkpoint={ac}", wps=wps)
     found = compare(tmp_path, "parallelism=fsdp1")
     assert found.keys == ["activation_checkpoint", "parallelism"], "the baseline's key stands last"
     deltas = {
         " ".join(row.values[key] for key in found.keys): against and against.wps_pct
         for row, against in zip(found.rows, found.against, strict=True)
     }
-    assert deltas == {
-        "full fsdp1": None,
-        "full fsdp2": pytest.approx(-20),
+    expected = {
         "none fsdp1": None,
         "none fsdp2": pytest.approx(10),
+        "full fsdp1": None,
+        "full fsdp2": pytest.approx(-20),
         "selective_op fsdp2": None,
     }
-    assert list(deltas) == sorted(deltas), "the baseline stands above what is compared with it"
+    assert deltas == expected
+    assert list(deltas) == list(expected), "the baseline stands above what is compared with it"
 
 
 def test_a_baseline_may_be_a_number_in_any_spelling(tmp_path: Path) -> None:
@@ -166,7 +176,7 @@ def test_folders_without_runs_are_said(tmp_path: Path) -> None:
 def test_a_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "sweep" / "0")
     (tmp_path / "link").symlink_to(tmp_path / "sweep")
-    assert len(read_runs([tmp_path / "sweep", run, tmp_path / "link"])) == 1
+    assert len(read_runs([tmp_path / "link", tmp_path / "sweep", run])) == 1
 
 
 def test_a_job_without_directory_is_a_row(tmp_path: Path) -> None:
@@ -195,9 +205,12 @@ def test_damaged_files_are_a_row(tmp_path: Path, file: str, text: str) -> None:
 def test_what_is_no_number_is_not_known(tmp_path: Path, value: object) -> None:
     run = make_run(tmp_path / "0")
     (run / "summary.json").write_text(json.dumps({"perf/wps_median": value, "device": value}))
-    (run / "events.jsonl").write_text(json.dumps({"step": 1, "attempt": value, "train/loss": value, "perf/wps": value}))
-    (row,) = compare(tmp_path).rows
-    assert row.figures["perf/wps_median"] is None
+    row = {"step": 1, "attempt": value, "train/loss": value, "perf/wps": value}
+    (run / "events.jsonl").write_text(json.dumps(row) + "\n")
+    (found,) = compare(tmp_path).rows
+    assert found.figures["perf/wps_median"] is None
+    write(run / "summary.json", {})
+    assert compare(tmp_path).rows[0].figures["perf/wps_median"] is None
 
 
 def test_figures_of_a_run_that_has_not_ended_follow_from_its_events(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_a_terminal_gets_every_figure_whole(tmp_path: Path, width: int) -> None:
     for part in found:
         assert sum(narrowest(column) + BETWEEN for column in part) <= width
         assert len(found) == 1 or part[0].title == "#"
+    assert width < 400 or found == [table]
     assert [column for part in found for column in part if column.title != "#"] == table
 
 
