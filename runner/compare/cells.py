@@ -33,7 +33,7 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("peak RSS", [_rss(row) for row in rows]),
         Column("step time", _figures(rows, "perf/step_time_s_median", "{:.3f} s")),
         Column("time to first step", _figures(rows, "perf/time_to_first_step_s", "{:.1f} s")),
-        Column("final loss", _figures(rows, "train/final_loss", "{:.4f}")),
+        Column("final loss", [_final_loss(row) for row in rows]),
     ]
     if comparison.baseline:
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
@@ -82,6 +82,14 @@ def _rss(row: Row) -> str:
     """Host memory, where there is no device's."""
     gib = row.figures["memory/peak_rss_gib"]
     return f"{gib:.2f} GiB" if gib is not None and row.figures["memory/peak_active_gib"] is None else ""
+
+
+def _final_loss(row: Row) -> str:
+    losses = [loss for run in row.completed or row.runs if (loss := run.figure("train/final_loss")) is not None]
+    if not losses:
+        return ""
+    low, high = f"{min(losses):.4f}", f"{max(losses):.4f}"
+    return f"{row.figures['train/final_loss']:.4f}" + (f" ({low}-{high})" if low != high else "")
 
 
 def legend(comparison: Comparison) -> list[str]:

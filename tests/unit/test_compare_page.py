@@ -28,7 +28,7 @@ def page_of(folder: Path, baseline: str | None = None) -> tuple[str, list[dict[s
 
 def test_what_runs_say_does_not_become_markup(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
-    make_run(tmp_path / "0", f"data.kind={evil}", state="failed", reason=evil, summary={"device": evil})
+    make_run(tmp_path / "0", f"data.kind={evil}", state=evil, reason=evil, summary={"device": evil})
     run = make_run(
         tmp_path / "1<i>", environment={"command": [evil], "launch.env": {evil: evil}, "packages": {evil: evil}}
     )

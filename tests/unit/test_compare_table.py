@@ -89,6 +89,15 @@ def test_a_difference_beyond_noise_has_no_mark(tmp_path: Path) -> None:
     assert "| +9.9%    |" in markdown(of(tmp_path, "parallelism=fsdp1"))
 
 
+def test_the_final_losses_of_seeds_have_a_range(tmp_path: Path) -> None:
+    for seed in range(3):
+        make_run(tmp_path / f"{seed}", f"seed={seed}", summary={"train/final_loss": 3 + seed / 10})
+    assert "| 3.1000 (3.0000-3.2000) |" in markdown(of(tmp_path))
+    for seed in range(3):
+        make_run(tmp_path / f"x{seed}", "steps=5", summary={"train/final_loss": 3.0})
+    assert "| 3.0000                 |" in markdown(of(tmp_path))
+
+
 def states(folder: Path) -> Path:
     """A sweep on a CPU in which not all went well."""
     make_run(folder / "0", "steps=4", summary={"memory/peak_rss_gib": 0.5, "memory/peak_active_gib": None})
