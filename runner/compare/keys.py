@@ -124,12 +124,10 @@ class Keys:
 
     def _varies_within(self, runs: Sequence[Run], group: str, name: str) -> bool:
         """Whether a key has two values under one option of its group."""
-        values: dict[str | None, set[str]] = {}
+        values: dict[str | None, list[Any]] = {}
         for run in runs:
-            flat = self._flat[run.path]
-            if name in flat:
-                values.setdefault(_option(run, group), set()).add(text(flat[name]))
-        return any(len(found) > 1 for found in values.values())
+            values.setdefault(_option(run, group), []).append(self._flat[run.path].get(name, ...))
+        return any(_differ(found) for found in values.values())
 
     def _differ_in_repeats(self, runs: Sequence[Run], of: Callable[[Run], Any]) -> bool:
         found: dict[str, set[str]] = {}

@@ -12,10 +12,10 @@ BETWEEN = 3
 
 
 def markdown(comparison: Comparison) -> str:
-    """The table in Markdown, aligned, and what is to be said below it."""
-    below = [*legend(comparison), *comparison.remarks]
-    why = [f"- {line}" for line in reasons(comparison)]
-    return "\n".join([*_lines(columns(comparison)), *below, *([""] if why else []), *why])
+    """The table in Markdown, aligned, and what is to be said below it, after an empty line: it would become a row."""
+    blocks = [[*_lines(columns(comparison))], [*legend(comparison), *comparison.remarks]]
+    blocks.append([f"- {line}" for line in reasons(comparison)])
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
 def _lines(table: Sequence[Column]) -> Iterator[str]:

@@ -53,6 +53,15 @@ def test_and_also_when_it_was_not_typed_but_came_with_an_experiment(tmp_path: Pa
     assert compare(tmp_path).keys == ["parallelism", "parallelism.tensor"]
 
 
+def test_a_key_that_older_runs_did_not_have_is_a_column(tmp_path: Path) -> None:
+    make(tmp_path, "parallelism=fsdp1", "parallelism=fsdp2", "parallelism=fsdp2")
+    config = yaml.safe_load((tmp_path / "2" / "config.yaml").read_text())
+    del config["parallelism"]["prefetch"]
+    (tmp_path / "2" / "config.yaml").write_text(yaml.safe_dump(config))
+    found = compare(tmp_path)
+    assert found.keys == ["parallelism", "parallelism.prefetch"] and len(found.rows) == 3
+
+
 def test_a_key_that_was_typed_is_a_column_though_it_follows_from_the_option(tmp_path: Path) -> None:
     make(tmp_path, "parallelism=fsdp1", "parallelism=fsdp2 parallelism.tensor=2")
     assert compare(tmp_path).keys == ["parallelism", "parallelism.tensor"]

@@ -27,6 +27,7 @@ PR165 = """\
 | full                  | fsdp2       | 6,200 (6,100-6,300)      | +0.8% ~  | 26.9% | 22.73 GiB (23.92%) | 31.02 GiB (32.64%) | agrees (3.1e-3) |
 | selective_op          | fsdp1       | 6,600 (6,500-6,700)      |          | 28.6% | 50.35 GiB (52.98%) | 63.90 GiB (67.23%) |                 |
 | selective_op          | fsdp2       | 6,700 (6,600-6,800)      | +1.5% ~  | 29.0% | 49.54 GiB (52.13%) | 59.41 GiB (62.51%) | agrees (2.8e-3) |
+
 ~ within noise"""  # noqa: E501
 """Figures of torchtitan's pull request 165."""
 
@@ -74,7 +75,7 @@ def test_the_table_of_a_pull_request(tmp_path: Path) -> None:
     assert text.startswith(PR165)
     table, _, below = text.partition("~ within noise")
     assert "Welch's t-test" in below and "of several runs" in below
-    assert len({len(line) for line in table.splitlines()}) == 1
+    assert len({len(line) for line in table.strip().splitlines()}) == 1
 
 
 def test_without_repeats_nothing_is_called_noise(tmp_path: Path) -> None:
