@@ -31,6 +31,7 @@ class Browser:
     def __init__(self, profile: Path, *, width: int = 1300, height: int = 1000, dark: bool = False) -> None:
         """Width and height are the page's, in CSS pixels: that of a phone, too, which no window can have."""
         assert CHROMIUM and DRIVER
+        self.width = width
         self.driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
         assert self.driver.stdout is not None
         port = next(
@@ -78,8 +79,7 @@ class Browser:
     def screenshot(self, file: Path) -> None:
         """The whole page, as tall as it is."""
         height = self.run("return document.documentElement.scrollHeight")
-        width = self.run("return innerWidth")
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": self.width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.ask("/goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=metrics)
         with urlopen(f"{self.url}/screenshot") as answer:
             file.write_bytes(base64.b64decode(json.load(answer)["value"]))
