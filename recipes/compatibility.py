@@ -33,10 +33,36 @@ TABLE = [
         instead="launch.workers=1, or parallelism=fsdp2",
     ),
     Incompatible(
-        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind == "bf16",
+        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind != "fp32",
         where="precision",
-        reason="fp32 master weights beside bf16 compute are kept by FSDP's mixed precision; single and ddp have one copy",
+        reason="fp32 master weights beside compute in fewer bits are FSDP's mixed precision; single and ddp have one copy",
         instead="parallelism=fsdp2 parallelism.shard=1 with as many parallelism.replicate as there are devices",
+    ),
+    Incompatible(
+        when=lambda r, _: r.activation_checkpoint.kind == "memory_budget" and not r.compile.compiles,
+        where="activation_checkpoint",
+        reason="a memory budget is kept by the compiler, and nothing is compiled",
+        instead="compile=per_block, or activation_checkpoint=selective_op",
+    ),
+    Incompatible(
+        when=lambda r, d: r.compile.kind == "whole_model" and d.tensor > 1,
+        where="compile",
+        reason="torch cannot trace the embedding once tensor parallelism has split its table",
+        instead="compile=per_block",
+    ),
+    Incompatible(
+        when=lambda r, _: getattr(r.precision, "all_gather", False) and r.parallelism.kind != "fsdp2",
+        where="precision.all_gather",
+        reason="gathering weights in float8 is a feature of FSDP2",
+        instead="parallelism=fsdp2, or precision.all_gather=false",
+    ),
+    Incompatible(
+        when=lambda r, _: (
+            getattr(r.precision, "all_gather", False) and getattr(r.precision, "scaling", "") == "rowwise"
+        ),
+        where="precision.all_gather",
+        reason="a row's scale is not known before its shards are together",
+        instead="precision.scaling=tensorwise, or precision.all_gather=false",
     ),
     Incompatible(
         when=lambda r, d: r.parallelism.kind == "ddp" and d.tensor > 1,

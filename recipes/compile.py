@@ -75,8 +75,13 @@ class Compiling(Compile):
         return self
 
     def configure(self) -> None:
-        import torch._inductor.config
+        import threading
 
+        import torch._inductor.config
+        from tqdm import tqdm
+
+        # torch.fx draws with tqdm, whose own lock is a semaphore of the system that nobody would clean up.
+        tqdm.set_lock(threading.RLock())
         torch._inductor.config.allow_buffer_reuse = self.allow_buffer_reuse
 
     def _arguments(self, units_inside: bool) -> dict[str, Any]:

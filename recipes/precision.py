@@ -8,14 +8,31 @@ from recipes.option import Option
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from recipes.model.network import Network
 
 
 class Precision(Option):
     """Which dtypes a model computes and communicates in."""
 
-    kinds: ClassVar[dict[str, str]] = {"fp32": "recipes.precision:FP32", "bf16": "recipes.precision:BF16"}
+    kinds: ClassVar[dict[str, str]] = {
+        "fp32": "recipes.precision:FP32",
+        "bf16": "recipes.precision:BF16",
+        "float8": "recipes.float8:Float8",
+    }
     compute: ClassVar[str] = "fp32"
     """The dtype of the matrix products: its peak FLOP/s is what MFU is divided by."""
+
+    def unsupported(self, device_type: str) -> str | None:
+        """Why the devices of this node, `cpu` or `cuda`, cannot do it, and what they can do instead; None when they can."""
+        return None
+
+    def convert(self, network: Network) -> None:
+        """Replace modules of a network on meta by others of the same parameters."""
+
+    def after_step(self, model: nn.Module) -> None:
+        """What has to be done once the optimizer has changed the parameters."""
 
     @property
     def param_dtype(self) -> torch.dtype | None:

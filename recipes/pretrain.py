@@ -55,6 +55,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     """Built on meta, split over the tensor dimension, then spread over the data dimensions and initialised."""
     with torch.device("meta"):
         network = recipe.model.build(recipe.seq_len)
+    recipe.precision.convert(network)
     layout = recipe.parallelism
     if layout.tensor > 1:
         split(
@@ -181,6 +182,7 @@ def train(
                 group["lr"] = lr
             step_if_finite(optimizer, grad_norm)
             optimizer.zero_grad()
+            recipe.precision.after_step(model)
             meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=global_batch * recipe.seq_len)
             seen = Seen(seen.sequences + global_batch, seen.tokens + global_batch * recipe.seq_len)
             if saver is not None and saver.due(step):

@@ -67,6 +67,7 @@ class Composer:
                 raise ConfigError(f"--config-dir: there is no folder {folder}")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
         OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+        OmegaConf.register_new_resolver("pick", _pick, replace=True)
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)
 
@@ -112,6 +113,11 @@ class Composer:
             overrides=self.args.overrides,
             with_log_configuration=False,
         )
+
+
+def _pick(key: Any, table: DictConfig, otherwise: Any = None) -> Any:
+    """`${pick:${parallelism.kind},{fsdp1:always},except_last}`: the table's value for a key, or what stands last."""
+    return table.get(key, otherwise)
 
 
 def _check_launcher(config: DictConfig) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes.option import ConfigError
+from recipes.option import ConfigError, Incompatible
 
 if TYPE_CHECKING:
     from runner.experiment import Experiment
@@ -36,7 +36,8 @@ def resolve(experiment: Experiment) -> tuple[str, int, int]:
     (device type, workers per node, threads per worker) on this node, `auto` resolved.
 
     Raises:
-        ConfigError: more workers than GPUs, or a GPU is asked for where there is none.
+        Incompatible: more workers than GPUs, or the devices cannot compute in the precision.
+        ConfigError: a GPU is asked for where there is none.
     """
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if hardware.kind == "cpu" else gpu_count()
@@ -47,8 +48,11 @@ def resolve(experiment: Experiment) -> tuple[str, int, int]:
         )
     workers = (gpus or CPU_WORKERS) if launch.workers == "auto" else launch.workers
     if gpus and workers > gpus:
-        raise ConfigError(
+        raise Incompatible(
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; hardware=cpu runs without them"
         )
+    device_type = "cuda" if gpus else "cpu"
+    if reason := experiment.precision.unsupported(device_type):
+        raise Incompatible(reason)
     threads = max(1, cores() // workers) if launch.threads == "auto" else launch.threads
-    return ("cuda" if gpus else "cpu"), workers, threads
+    return device_type, workers, threads

@@ -52,7 +52,8 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
     experiment = _configuration(run_dir)
     device = resolve(experiment)
     _, stored = fit_continuing(experiment, run_dir, device[1], force=force)
-    for remark in remarks(experiment):
+    done = stored.record.step if stored is not None else 0
+    for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment, device[0], done)]:
         warn(remark)
     status: dict[str, Any] | None = None
     tracking: Following | None = None

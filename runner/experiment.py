@@ -10,9 +10,10 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, Validati
 from pydantic_core import ErrorDetails
 
 from recipes import compatibility
-from recipes.option import AutoCount, ConfigError, Count, Option, Section, chosen, did_you_mean, whole
+from recipes.option import AutoCount, ConfigError, Count, Incompatible, Option, Section, chosen, did_you_mean, whole
 from recipes.recipe import Recipe
 from runner.hardware import Hardware
+from runner.profiler.base import Profiler
 from runner.trackers.base import Tracker
 
 
@@ -45,6 +46,8 @@ class Launch(Section):
 class Sweep(Section):
     """How the runs of a sweep are treated."""
 
+    exclude: list[str]
+    """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
     fail_fast: bool
     """Stop at the first run that is not completed."""
 
@@ -54,6 +57,7 @@ class Experiment(Recipe):
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
+    profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
     launch: Launch
     sweep: Sweep
     log_every: Count
@@ -62,10 +66,6 @@ class Experiment(Recipe):
     """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
     objective: str
     """The key of summary.json that a sweeper optimises."""
-
-
-class Incompatible(ConfigError):
-    """Every part of the configuration is right, their combination is not: in a sweep a skipped row."""
 
 
 def check(config: dict[str, Any]) -> Experiment:
@@ -88,6 +88,7 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += experiment.activation_checkpoint.problems()
     if experiment.measure_after >= experiment.steps:
         found.append(f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}) to measure")
+    found += experiment.profiler.problems(experiment, experiment.launch.nodes * workers)
     try:
         degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
         experiment.accumulation(degrees.data)

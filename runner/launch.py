@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.cache import cache_dir
 from runner import child, worker
 from runner.logs import last_stack
 from runner.rundir import read_json, update_status, write_json
@@ -107,6 +108,7 @@ def _environment(experiment: Experiment) -> dict[str, str]:
         **os.environ,
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(settings.port or 0),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"),  # compiled code is shared by all runs
         **settings.env,
     }
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.compilation import compile_facts, compile_seconds, recompile_reasons
 from runner.memory import Memory, memory_of
 from runner.peak import peak_flops
 from runner.rundir import read_json, write_json
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector, which is off inside a step."""
+
+
+FIGURES = 5
+"""Of a rank in a step: what `_row` is given."""
 
 
 @dataclass
@@ -44,6 +49,8 @@ class _Step:
     tokens: int
     data_time: float
     cpu_time: float
+    compile_time: float
+    profiled: bool
     begin: Any
     end: Any
     finished: float
@@ -58,6 +65,10 @@ class RunMeter:
         self.data_time = 0.0
         self.tokens = 0
         self.resumed_at = 0
+        self.compiled = 0.0
+        self.recompiles = 0
+        self.late: list[dict[str, Any]] = []
+        self.profiler = experiment.profiler.session(experiment, run_dir, seat)
         self.events = (run_dir / "events.jsonl").open("a") if seat.rank == 0 else None
 
     def started(
@@ -75,7 +86,8 @@ class RunMeter:
                 "device_memory_gib": self.memory.total_gib,
             }
             self._note(facts)
-        self.begin, self.cpu_begin = self._now(), time.process_time()
+        self.profiler.started(device, self.resumed_at)
+        self._begin_step()
 
     def resumed(self, step: int, tokens: int) -> None:
         self.resumed_at, self.tokens = step, tokens
@@ -88,10 +100,15 @@ class RunMeter:
 
     def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
         end, cpu_time = self._now(), time.process_time() - self.cpu_begin
-        self.pending.append(
-            _Step(step, loss, grad_norm, lr, tokens, self.data_time, cpu_time, self.begin, end, finished=time.time())
-        )
+        compiled, self.compiled = compile_seconds() - self.compiled, compile_seconds()
+        times, profiled = (self.data_time, cpu_time, compiled), self.profiler.recording
+        self.pending.append(_Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end, time.time()))
+        figures = self.profiler.step_done(step)
+        if figures is not None:
+            self._end_profile(figures)
         self.data_time = 0.0
+        if compiled and step > self.resumed_at + self.experiment.measure_after:
+            self._recompiled(step)
         self.seat.steps[self.seat.local_rank] = step
         # The first step is read out at once: it ends the start-up, whatever log_every is.
         if step == self.resumed_at + 1 or step % self.experiment.log_every == 0 or step == self.experiment.steps:
@@ -100,17 +117,31 @@ class RunMeter:
             self._begin_measuring()
         if step % COLLECT_EVERY == 0:
             gc.collect(1)
-        self.begin, self.cpu_begin = self._now(), time.process_time()
+        self._begin_step()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
+        self.profiler.pause()
         # First of all the rows: a checkpoint that is ahead of them would leave a hole where the run is resumed.
         if self.pending:
             self._read_out()
         if self.events is not None:
             os.fsync(self.events.fileno())
         yield
+        self._begin_step()
+
+    def out_of_memory(self) -> None:
+        """The run ends for want of memory."""
+        self.profiler.out_of_memory()
+
+    def _begin_step(self) -> None:
+        self.profiler.step_begins()
         self.begin, self.cpu_begin = self._now(), time.process_time()
+
+    def _end_profile(self, figures: list[float]) -> None:
+        everyone = self._gather(figures).tolist()
+        if self.seat.rank == 0:
+            self._note(self.profiler.summary(everyone))
 
     def _now(self) -> Any:
         """A point in the device's time: an event where work is queued, else the clock."""
@@ -132,6 +163,15 @@ class RunMeter:
             peaks = dict(zip(self.memory.keys, startup.amax(0).tolist(), strict=True))
             self._note({key.replace("memory/", "memory/startup_"): peaks[key] for key in peaks if "_gib" in key})
         self.memory.reset()
+        self.recompiles = len(recompile_reasons())
+
+    def _recompiled(self, step: int) -> None:
+        """Compilation inside the measured window is not expected: the reason goes into the record at once."""
+        reasons = recompile_reasons()
+        self.late += [{"step": step, "reason": reason} for reason in reasons[self.recompiles :]]
+        self.recompiles = len(reasons)
+        if self.seat.rank == 0:
+            self._note({"compile/late_recompiles": self.late})
 
     def _note(self, facts: dict[str, Any]) -> None:
         """Add to summary.json what does not follow from the rows."""
@@ -150,19 +190,23 @@ class RunMeter:
         on_device = torch.stack([value.float() for s in steps for value in (s.loss, s.grad_norm)])
         losses_and_norms = on_device.tolist()  # the one synchronisation
         losses, norms = losses_and_norms[::2], losses_and_norms[1::2]
-        per_step = [[loss, self._seconds(s), s.data_time, s.cpu_time] for loss, s in zip(losses, steps, strict=True)]
+        per_step = [
+            [loss, self._seconds(s), s.data_time, s.cpu_time, s.compile_time]
+            for loss, s in zip(losses, steps, strict=True)
+        ]
         memory = self.memory.read()
         everyone = self._gather(
             [*(value for values in per_step for value in values), *(memory[key] or 0.0 for key in self.memory.keys)]
         )
-        ranks_steps, ranks_memory = torch.split(everyone, [4 * len(steps), len(self.memory.keys)], dim=1)
-        ranks_steps = ranks_steps.view(self.seat.world_size, len(steps), 4)
+        ranks_steps, ranks_memory = torch.split(everyone, [FIGURES * len(steps), len(self.memory.keys)], dim=1)
+        ranks_steps = ranks_steps.view(self.seat.world_size, len(steps), FIGURES)
         if self.seat.rank == 0:
             peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
-                self._note({"perf/compile_time_s": compile_seconds()})
+                self._note(compile_facts() if self.compiled else {})
             for i, step in enumerate(steps):
-                self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks))
+                profiled = {"profiled": True} if step.profiled else {}
+                self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks) | profiled)
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _row(self, step: _Step, grad_norm: float, ranks: Tensor) -> dict[str, Any]:
@@ -172,7 +216,8 @@ class RunMeter:
         WPS = tokens of the step / (seconds x devices); MFU = WPS x FLOPs per token / peak FLOP/s of the device.
 
         Args:
-            ranks: every rank's loss, seconds, seconds of waiting for data, CPU seconds: [ranks, 4].
+            ranks: every rank's loss, seconds, seconds of waiting for data, CPU seconds, seconds of compiling:
+                [ranks, FIGURES].
         """
         loss, cpu = ranks[:, 0].mean().item(), ranks[:, 3].sum().item()
         seconds, waited = ranks[:, 1:3].amax(0).tolist()  # the slowest rank's
@@ -194,6 +239,7 @@ class RunMeter:
             "perf/step_time_s": seconds,
             "perf/data_time_s": waited,
             "perf/cpu_time_s": cpu,
+            "perf/compile_time_s": ranks[:, 4].max().item(),
         }
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -219,13 +265,6 @@ class RunMeter:
                     f"step {step.number}: the gradient norm is {norms[i]} though the loss is finite; "
                     "the update of this step was left out and the run stops"
                 )
-
-
-def compile_seconds() -> float:
-    """What torch.compile has taken in this process so far, from its own clock; 0 when nothing was compiled."""
-    from torch._dynamo.utils import compilation_time_metrics
-
-    return float(sum(compilation_time_metrics.get("_compile.compile_inner", [])))
 
 
 class RecordError(Exception):

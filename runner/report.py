@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from runner.logs import last_lines
-from runner.table import print_row
+from runner.progress import warn
+from runner.rundir import read_json
+from runner.table import cell, print_row
 
 if TYPE_CHECKING:
     from runner.launch import Outcome
@@ -23,6 +25,14 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any]) -> None:
     if summary.get("perf/wps_median") is not None:
         print()
         print_row(_choices(run_dir), summary)
+        if summary.get("peak_tflops"):
+            peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"
+            print(f"MFU is of {peak}")
+    for late in summary.get("compile/late_recompiles", ()):
+        warn(
+            f"step {late['step']}, inside the measured window, was compiled again (it does not count): {late['reason']}"
+        )
+    print_profile(run_dir, summary)
     if outcome.state != "completed":
         print(f"\n{outcome.state}: {outcome.reason}", file=sys.stderr)
         if outcome.rank is not None:
@@ -31,6 +41,24 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any]) -> None:
             for line in last_lines(log):
                 print(f"  {line}", file=sys.stderr)
     print(f"run directory: {_short(run_dir)}")
+
+
+def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
+    """What the profiler found; nothing where there was none."""
+    traced = read_json(run_dir / "trace" / "table.json")
+    if traced:
+        first, last = traced["steps"]
+        print(f"\nsteps {first} to {last}      compute  exposed communication  idle")
+        for row in traced["ranks"]:
+            shares = [f"{cell(row, key, '.1f')}%" for key in ("compute_pct", "exposed_comm_pct", "idle_pct")]
+            print(f"  rank {row['rank']:<8} {shares[0]:>12} {shares[1]:>22} {shares[2]:>5}")
+    if summary.get("memory/peak_live_gib") is not None:
+        parts = [key for key in summary if key.startswith("memory/live_")]
+        print(f"\npeak of live tensors: {cell(summary, 'memory/peak_live_gib', '.3f')} GiB")
+        for key in parts:
+            print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {cell(summary, key, '.3f')} GiB")
+    for path in sorted((run_dir / "trace").glob("memory_rank*")):
+        print(f"what held memory: {_short(path)}")
 
 
 def _choices(run_dir: Path) -> dict[str, str]:

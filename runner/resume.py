@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.checkpoint.stored import candidates, differences, good
-from recipes.option import ConfigError
-from runner.experiment import Incompatible, fit
+from recipes.option import ConfigError, Incompatible
+from runner.experiment import fit
 from runner.progress import warn
 
 if TYPE_CHECKING:

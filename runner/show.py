@@ -38,6 +38,7 @@ def show(composed: Composed) -> None:
     screen.print(_facts(experiment, network, degrees))
     micro_batches = experiment.accumulation(degrees.data)[1]
     screen.print(_plan_tree(experiment, network, plan, Passes(micro_batches, degrees)))
+    screen.print(_recompute(experiment, len(network.block_names())), markup=False)
 
 
 def _workers(experiment: Experiment) -> int:
@@ -91,6 +92,22 @@ def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, passes:
     for remark in remarks(experiment, network, plan):
         tree.add(f"warning: {remark}")
     return tree
+
+
+def _recompute(experiment: Experiment, blocks: int) -> str:
+    option = experiment.activation_checkpoint
+    recomputed = sum(option.recomputes(block) for block in range(blocks))
+    title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"
+    if not recomputed:
+        return title
+    from runner.kept import kept_by_block
+
+    whole, kept = kept_by_block(experiment)
+    if kept == whole:
+        return f"{title}; the compiler decides what of a block's {_bytes(whole.nbytes)} is kept for backward"
+    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
+    text = f"{title}; each keeps {_bytes(kept.nbytes)} for backward beside its input, a block that recomputes nothing "
+    return f"{text}{_bytes(whole.nbytes)}" + (f"; kept are the results of {operators}" if operators else "")
 
 
 def _bytes(count: int) -> str:

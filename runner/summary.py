@@ -26,14 +26,21 @@ def summarise(rows: list[Row], measure_after: int, started: float, attempt: int)
 
     Args:
         rows: one per step, ordered.
-        measure_after: first steps of every attempt, which do not count for throughput.
+        measure_after: first steps of every attempt, which do not count for throughput; steps that compiled, or were slowed by
+            a profiler, do not, either.
         started: unix time at which the last attempt began.
         attempt: number of the last attempt; the time to its first step is measured from `started`.
     """
     begin: dict[int, int] = {}  # attempt -> its first step: after a checkpoint everything is warmed up once more
     for row in rows:
         begin.setdefault(row["attempt"], row["step"])
-    measured = [row for row in rows if row["step"] >= begin[row["attempt"]] + measure_after]
+    measured = [
+        row
+        for row in rows
+        if row["step"] >= begin[row["attempt"]] + measure_after
+        and not row.get("perf/compile_time_s")
+        and not row.get("profiled")
+    ]
     found: dict[str, Any] = {"steps": rows[-1]["step"] if rows else 0}
     for key in MEDIANS:
         values = [row[key] for row in measured if row.get(key) is not None]
@@ -44,6 +51,7 @@ def summarise(rows: list[Row], measure_after: int, started: float, attempt: int)
     last = rows[-1] if rows else {}
     found |= {key: last.get(key) for key in _memory_keys(last)}
     found["train/final_loss"] = last.get("train/loss")
+    found["perf/compile_time_s"] = sum(row.get("perf/compile_time_s", 0.0) for row in rows if row["attempt"] == attempt)
     first = next((row for row in rows if row["attempt"] == attempt), None)
     found["perf/time_to_first_step_s"] = first["time"] - started if first else None
     return found

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes.option import ConfigError
+from recipes.option import ConfigError, Incompatible
 from runner.compose import Composed, split
 from runner.devices import resolve
+from runner.exclude import excluding
 from runner.execute import execute
-from runner.experiment import Experiment, Incompatible, check
+from runner.experiment import Experiment, check
 from runner.report import report
 from runner.resume import fit_continuing
 from runner.rundir import place, read_status, update_status, write_json
@@ -95,6 +96,8 @@ def _compose_job(loader: Any, config: DictConfig, overrides: list[str], number: 
     hydra = OmegaConf.masked_copy(composed_config, ["hydra"])
     try:
         experiment = check(composed.config)
+        if rule := excluding(experiment.sweep.exclude, composed):
+            raise Incompatible(f"sweep.exclude: {rule}")
         fit_continuing(experiment, run_dir, resolve(experiment)[1])
     except Incompatible as error:
         return Job(composed, run_dir, overrides, hydra, None, str(error))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from runner.experiment import Experiment
+    from runner.meter import RunMeter
 
 GIB = 2**30
 
@@ -96,9 +97,22 @@ def _work(run_dir: Path, experiment: Experiment, seat: Seat) -> None:
     meter = RunMeter(experiment, run_dir, seat)
     # The model stays referenced until the process ends: DDP destroyed before its process group may hang.
     checkpoints = run_dir / "checkpoints"
-    model = train(experiment, meter, device=device, nodes=seat.nodes, workers=seat.workers, checkpoints=checkpoints)
-    dist.barrier()
+    try:
+        model = train(experiment, meter, device=device, nodes=seat.nodes, workers=seat.workers, checkpoints=checkpoints)
+        dist.barrier()
+    except BaseException as error:
+        if _is_out_of_memory(error):
+            _tell_profiler(meter)
+        raise
     del model
+
+
+def _tell_profiler(meter: RunMeter) -> None:
+    """Whatever goes wrong, what is reported is that there was not enough memory."""
+    try:
+        meter.out_of_memory()
+    except Exception:
+        traceback.print_exc()
 
 
 def _join(seat: Seat, device: torch.device, timeout: timedelta) -> None:

@@ -64,7 +64,7 @@ class StreamedDocuments:
 def _give_tqdm_a_lock() -> None:
     """Else `datasets` makes its progress bars share a semaphore between processes, which a killed producer leaves behind
     and multiprocessing then complains about on the terminal."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     if not hasattr(tqdm, "_lock"):
         tqdm.set_lock(threading.RLock())

@@ -74,6 +74,20 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
+class Recompiles(Faulty):
+    """A constant that compiled code relies on changes."""
+
+    def network(self, seq_len: int) -> Transformer:
+        network = super().network(seq_len)
+        object.__setattr__(self, "_network", network)
+        return network
+
+    def fail(self) -> None:
+        network: Transformer = self._network  # type: ignore[attr-defined]
+        for name in network.block_names():
+            network.get_submodule(f"{name}.attention_norm").eps *= 2
+
+
 class Raises(Faulty):
     def fail(self) -> None:
         raise RuntimeError("the user's own mistake\nwith a second line")

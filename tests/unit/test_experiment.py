@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes.activation_checkpoint.base import ActivationCheckpoint
 from recipes.checkpoint.base import Checkpoint
 from recipes.compatibility import document
+from recipes.compile import Compile
 from recipes.data.base import Data
+from recipes.loss import Loss
 from recipes.lr_schedule import LRSchedule
 from recipes.model.base import Model
 from recipes.optimizer import Optimizer
-from recipes.option import ConfigError, Option
+from recipes.option import ConfigError, Incompatible, Option
 from recipes.parallelism.base import Parallelism
 from recipes.parallelism.wrap import Wrap
 from recipes.precision import Precision
-from runner.experiment import Experiment, Incompatible, Launch, Sweep, check, fit
+from runner.experiment import Experiment, Launch, Sweep, check, fit
 from runner.hardware import Hardware, known_gpus
+from runner.profiler.base import Profiler
 from runner.trackers.base import Tracker
 from tests.composed import config, experiment
 
@@ -30,6 +34,9 @@ GROUPS: dict[str, type[Option]] = {
     "model": Model,
     "parallelism": Parallelism,
     "wrap": Wrap,
+    "activation_checkpoint": ActivationCheckpoint,
+    "compile": Compile,
+    "loss": Loss,
     "precision": Precision,
     "optimizer": Optimizer,
     "lr_schedule": LRSchedule,
@@ -37,6 +44,7 @@ GROUPS: dict[str, type[Option]] = {
     "checkpoint": Checkpoint,
     "hardware": Hardware,
     "tracker": Tracker,
+    "profiler": Profiler,
 }
 
 

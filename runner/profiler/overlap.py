@@ -1,0 +1,161 @@
+"""Where the time of the profiled steps went: interval arithmetic over the events of a Chrome trace.
+
+Every moment of a step is one of three: *compute* (something is computed, whatever else goes on), *exposed communication*
+(a collective goes on and nothing is computed), *idle* (neither). They add up to the step.
+
+On CUDA the device's own events count: NCCL's kernels are communication, every other kernel, copy and fill on any stream
+is compute. A NCCL kernel runs from its launch on, so waiting for a slower rank is communication.
+
+On a CPU there are no streams, only operators on threads (looked up in traces of DDP, FSDP1 and FSDP2 with gloo):
+
+- Collectives appear as `gloo:all_gather` and so on, on gloo's own threads, from when gloo takes them up to their end, with the
+  wait for slower ranks; on the training thread as `c10d::*` while they are handed over. Both are communication, and so are
+  the copies inside them.
+- Other operators (`aten::*`, `fsdp::*`, a user's own) and inductor's graphs are compute. Backward runs on the training thread.
+- `work.wait()` has no event, and what autograd and modules put around operators (`autograd::*`, `MmBackward0`,
+  `FSDP::pre_forward`) may enclose such a wait: it does not count. The wait shows as the collective that goes on meanwhile.
+- So idle is Python between two operators, and waiting for data.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STEP = "meshrunner step "
+"""Beginning of the name of the annotation around a step."""
+Event = dict[str, Any]
+Interval = tuple[float, float]
+Intervals = list[Interval]
+"""Begin and end in microseconds; as a result disjoint and ordered."""
+
+COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
+OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCH = ("cuda_runtime", "cuda_driver")
+
+
+class Shares(NamedTuple):
+    """Percent of the steps' time; together 100."""
+
+    compute_pct: float
+    exposed_comm_pct: float
+    idle_pct: float
+
+
+def union(intervals: Iterable[Interval]) -> Intervals:
+    """What any of the intervals covers."""
+    merged: Intervals = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > begin:
+            merged.append((begin, end))
+    return merged
+
+
+def minus(whole: Intervals, parts: Intervals) -> Intervals:
+    """What of `whole` no part covers; both disjoint and ordered."""
+    left: Intervals = []
+    first = 0
+    for begin, end in whole:
+        while first < len(parts) and parts[first][1] <= begin:
+            first += 1
+        i = first
+        while i < len(parts) and parts[i][0] < end:
+            if parts[i][0] > begin:
+                left.append((begin, parts[i][0]))
+            begin = parts[i][1]
+            i += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def common(a: Intervals, b: Intervals) -> Intervals:
+    """What both cover; both disjoint and ordered."""
+    return minus(a, minus(a, b))
+
+
+def length(intervals: Intervals) -> float:
+    """Their sum in microseconds."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def _span(event: Event) -> Interval:
+    return event["ts"], event["ts"] + event["dur"]
+
+
+def shares(events: list[Event]) -> Shares | None:
+    """The shares of the steps in a trace; None where it holds no step."""
+    timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    annotated = [_span(e) for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith(STEP)]
+    on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
+    if on_device:
+        steps = _steps_on_device(sorted(annotated), timed, on_device)
+        compute = union(_span(event) for event in on_device if not _is_nccl(event))
+        communication = union(_span(event) for event in on_device if _is_nccl(event))
+    else:
+        steps = union(annotated)
+        compute, communication = _of_operators(timed)
+    total = length(steps)
+    if not total:
+        return None
+    computing = 100 * length(common(steps, compute)) / total
+    exposed = 100 * length(common(steps, minus(communication, compute))) / total
+    return Shares(computing, exposed, 100 - computing - exposed)
+
+
+def _is_nccl(event: Event) -> bool:
+    return event["cat"] == "kernel" and "nccl" in event["name"].lower()
+
+
+def _steps_on_device(annotated: Intervals, timed: list[Event], on_device: list[Event]) -> Intervals:
+    """
+    The steps as the device sees them, which is how the meter's events measure them.
+
+    A step ends when all that was launched in it has ended, and begins when it is annotated to, but not before the end of
+    the one before. Events of the device name the host's call that launched them by its correlation.
+    """
+    launched = {_correlation(event): _span(event)[0] for event in timed if event.get("cat") in LAUNCH}
+    ends = [(launched.get(_correlation(event), _span(event)[0]), _span(event)[1]) for event in on_device]
+    steps: Intervals = []
+    before = 0.0
+    for begin, end in annotated:
+        last = max((ended for launch, ended in ends if begin <= launch < end), default=end)
+        steps.append((max(begin, before), max(last, end)))
+        before = steps[-1][1]
+    return union(steps)
+
+
+def _correlation(event: Event) -> int:
+    return int(event.get("args", {}).get("correlation", -1))
+
+
+def _of_operators(timed: list[Event]) -> tuple[Intervals, Intervals]:
+    """Compute and communication of a CPU, over all threads."""
+    collectives: dict[Any, Intervals] = defaultdict(list)
+    operators: dict[Any, Intervals] = defaultdict(list)
+    for event in timed:
+        if event.get("cat") not in ("cpu_op", "user_annotation"):
+            continue
+        if COLLECTIVE.match(event["name"]):
+            collectives[event["tid"]].append(_span(event))
+        elif event["cat"] == "cpu_op" and OPERATOR.match(event["name"]):
+            operators[event["tid"]].append(_span(event))
+    compute = union(
+        span for thread, spans in operators.items() for span in minus(union(spans), union(collectives[thread]))
+    )
+    return compute, union(span for spans in collectives.values() for span in spans)
+
+
+def read_trace(path: Path) -> list[Event]:
+    """The events of a trace that was written as gzipped JSON."""
+    with gzip.open(path, "rt") as file:
+        events: list[Event] = json.load(file)["traceEvents"]
+    return events

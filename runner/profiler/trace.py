@@ -1,0 +1,102 @@
+"""profiler=trace: a Chrome trace of each chosen rank, and the shares of compute, exposed communication and idle time."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.profiler.base import Windowed, WindowSession
+from runner.profiler.overlap import STEP, Shares, read_trace, shares
+from runner.rundir import write_json
+
+if TYPE_CHECKING:
+    from runner.experiment import Experiment
+    from runner.worker import Seat
+
+
+class Trace(Windowed):
+    """
+    Where the time of some steps goes: trace/rank0.json.gz for Perfetto or chrome://tracing, trace/table.json.
+
+    The peak of host memory includes what the profiler itself has taken.
+    """
+
+    with_stack: bool
+    """Where in the source each operator was called from; costs time in every operator."""
+    record_shapes: bool
+    """The shapes of every operator's inputs."""
+    profile_memory: bool
+    """A counter of allocated memory in the trace."""
+
+    def session(self, experiment: Experiment, run_dir: Path, seat: Seat) -> TraceSession:
+        return TraceSession(self, experiment, run_dir, seat.rank)
+
+
+class TraceSession(WindowSession):
+    """torch.profiler over the window, every step in an annotation of its own."""
+
+    figures: ClassVar[tuple[str, ...]] = Shares._fields
+    option: Trace
+    annotation: Any = None
+
+    def begin(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._finish_queued()
+        self.profile = profile(
+            activities=activities,
+            with_stack=self.option.with_stack,
+            record_shapes=self.option.record_shapes,
+            profile_memory=self.option.profile_memory,
+        )
+        self.profile.start()
+
+    def step_begins(self) -> None:
+        if self.inside and self.chosen:
+            from torch.profiler import record_function
+
+            self.annotation = record_function(f"{STEP}{self.next_step}")
+            self.annotation.__enter__()
+
+    def pause(self) -> None:
+        if self.annotation is not None:
+            self.annotation.__exit__(None, None, None)
+            self.annotation = None
+
+    def end(self) -> list[float]:
+        self._finish_queued()
+        self.profile.stop()
+        path = self.folder / f"rank{self.rank}.json.gz"
+        self.profile.export_chrome_trace(str(path))
+        del self.profile
+        return list(shares(read_trace(path)) or [math.nan] * len(self.figures))
+
+    def _finish_queued(self) -> None:
+        """What was launched before the window must not run inside it, and all of the window must have run at its end."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+
+    def summary(self, figures: list[list[float]]) -> dict[str, Any]:
+        """The mean over the ranks; trace/table.json has each."""
+        rows = [
+            {"rank": rank} | {name: _known(value) for name, value in zip(self.figures, row, strict=True)}
+            for rank, row in enumerate(figures)
+            if self.option.ranks == "all" or rank in self.option.ranks
+        ]
+        self.folder.mkdir(exist_ok=True)
+        write_json(self.folder / "table.json", {"steps": [self.first, self.last], "ranks": rows})
+        found: dict[str, Any] = {}
+        for name, *values in zip(self.figures, *figures, strict=True):
+            known = [value for value in values if not math.isnan(value)]
+            found[f"trace/{name}"] = sum(known) / len(known) if known else None
+        return found
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,56 @@
+"""What the record says about compilation: its time apart from the throughput, graphs, breaks, recompiles and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from runner.events import read_events
+from tests.e2e.command import own_classes, read, run
+
+GRAPHS = ("compile=per_block", "compile.backend=aot_eager")
+
+
+def test_compile_time_is_reported_apart(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = run(*GRAPHS, "steps=5", "measure_after=2", cwd=tmp_path)
+    assert ended.code == 0 and ended.err == "", ended
+    summary, rows = read(out / "summary.json"), read_events(out)
+    assert summary["perf/compile_time_s"] == rows[0]["perf/compile_time_s"] > 0.1
+    assert all(row["perf/compile_time_s"] == 0 for row in rows[1:])
+    assert (summary["compile/graphs"], summary["compile/graph_breaks"], summary["compile/recompiles"]) == (2, {}, [])
+    assert "compile/late_recompiles" not in summary
+
+
+def test_a_recompile_in_the_measured_window_is_said_and_does_not_count(tmp_path: Path) -> None:
+    own_classes(tmp_path)
+    out = tmp_path / "out"
+    late = ("model.kind=faulty:Recompiles", "+model.rank=-1", "+model.step=5", "steps=7", "measure_after=2")
+    ended = run(*GRAPHS, *late, cwd=tmp_path)
+    assert ended.code == 0, ended
+    (found,) = read(out / "summary.json")["compile/late_recompiles"]
+    assert found["step"] == 5 and "eps" in found["reason"]
+    assert "step 5, inside the measured window, was compiled again" in ended.err and found["reason"] in ended.err
+    measured = [row["perf/wps"] for row in read_events(out) if row["step"] in (3, 4, 6, 7)]
+    assert read(out / "summary.json")["perf/wps_median"] == median(measured)
+
+
+def test_a_graph_break_where_none_may_be_is_an_error(tmp_path: Path) -> None:
+    inside = ("wrap=rules", "wrap.rules=[{match:layers.*},{match:layers.*.feed_forward}]")
+    assert run(*GRAPHS, *inside, cwd=tmp_path).code == 0
+    assert sum(read(tmp_path / "out" / "summary.json")["compile/graph_breaks"].values()) > 0
+    assert run(*GRAPHS, *inside, "compile.fullgraph=true", cwd=tmp_path, run_dir="strict").code == 1
+
+
+@pytest.mark.slow
+def test_the_second_run_compiles_from_the_cache(tmp_path: Path) -> None:
+    def seconds(name: str) -> float:
+        cache = str(tmp_path / "cache")
+        ended = run("compile=per_block", cwd=tmp_path, run_dir=name, within=400, MESHRUNNER_CACHE=cache)
+        assert ended.code == 0, ended
+        return float(read(tmp_path / name / "summary.json")["perf/compile_time_s"])
+
+    cold, warm = seconds("cold"), seconds("warm")
+    assert warm < cold / 3, (cold, warm)

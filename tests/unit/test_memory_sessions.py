@@ -1,0 +1,111 @@
+"""What profiler=memory does in a rank, step by step, without a run around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runner.memory import GIB
+from runner.profiler.base import Session
+from runner.rundir import read_json
+from tests.composed import experiment
+
+CPU = torch.device("cpu")
+ONE = ("profiler=memory", "measure_after=0", "profiler.start=1", "profiler.steps=1", "steps=3")
+
+
+def session(folder: Path, *overrides: str, rank: int = 0, device_type: str = "cpu") -> Session:
+    chosen = experiment(*ONE, *overrides)
+    seat: Any = SimpleNamespace(rank=rank, device_type=device_type)
+    return chosen.profiler.session(chosen, folder, seat)
+
+
+def step(session: Session, number: int, kib: int) -> list[float] | None:
+    """A step that makes a tensor; so does what is done after it and belongs to no step."""
+    session.step_begins()
+    made = torch.zeros(kib * 256)
+    session.pause()
+    torch.zeros(2**20)
+    del made
+    session.step_begins()
+    return session.step_done(number)
+
+
+def test_the_peak_is_that_of_the_windows_steps(tmp_path: Path) -> None:
+    one = session(tmp_path)
+    one.started(CPU, 0)
+    assert step(one, 1, kib=64) is None
+    figures = step(one, 2, kib=16)
+    assert figures is not None and figures[0] * GIB == 16 * 1024
+    assert step(one, 3, kib=64) is None
+    record = read_json(tmp_path / "trace" / "memory_rank0.json")
+    assert record["peak_live_bytes"] == sum(record["by_category"].values()) == 16 * 1024
+    assert record["steps"] == [2, 2] and not record["out_of_memory"]
+    nothing = [float("nan")] * len(figures)
+    found = one.summary([nothing, figures, [figure / 2 for figure in figures]])
+    assert found["memory/peak_live_gib"] * GIB == 16 * 1024, "of the rank where it is highest"
+    assert found["memory/live_parameters_gib"] == 0
+
+
+def test_out_of_memory_inside_the_window(tmp_path: Path) -> None:
+    one = session(tmp_path)
+    one.started(CPU, 0)
+    one.out_of_memory()
+    assert not (tmp_path / "trace").exists(), "nothing was accounted for"
+    step(one, 1, kib=4)
+    one.step_begins()
+    kept = torch.zeros(8 * 256)
+    one.out_of_memory()
+    record = read_json(tmp_path / "trace" / "memory_rank0.json")
+    assert record["out_of_memory"] and record["peak_live_bytes"] == kept.nbytes
+
+
+def test_a_compiled_model_has_no_figure(tmp_path: Path) -> None:
+    chosen = experiment(*ONE, "compile=per_block")
+    assert "will be null" in chosen.profiler.remarks(chosen, "cpu", 0)[0]
+    assert not chosen.profiler.remarks(chosen, "cuda", 0)
+    one = session(tmp_path, "compile=per_block")
+    one.started(CPU, 0)
+    step(one, 1, kib=1)
+    figures = step(one, 2, kib=1)
+    assert figures is not None
+    found = one.summary([figures, figures])
+    assert "memory/peak_live_gib" in found and set(found.values()) == {None}
+    assert read_json(tmp_path / "trace" / "memory_rank0.json")["peak_live_bytes"] is None
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the CUDA allocator, which need not be there."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **how: calls.append(str(how)))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(Path(path).name))
+    return calls
+
+
+def test_on_cuda_history_runs_from_the_start_to_the_end_of_the_window(tmp_path: Path, history: list[str]) -> None:
+    one = session(tmp_path, "profiler.max_entries=7", device_type="cuda")
+    assert history == ["{'max_entries': 7}"]
+    one.started(CPU, 0)
+    assert one.recording, "stacks are recorded from the first step on, so it is slowed"
+    assert one.step_done(1) is None and one.recording
+    assert one.step_done(2) == [1.0] and not one.recording
+    assert history[1:] == ["memory_rank0.pickle", "{'enabled': None}"]
+    one.out_of_memory()
+    assert history[3:] == ["memory_rank0_oom.pickle"]
+
+
+def test_on_cuda_out_of_memory_before_the_model_stands(tmp_path: Path, history: list[str]) -> None:
+    session(tmp_path, device_type="cuda").out_of_memory()
+    session(tmp_path, device_type="cuda", rank=1).out_of_memory()
+    assert history[1:] == ["memory_rank0.pickle"], "rank 1 was not chosen"
+
+
+def test_on_cuda_a_resumed_run_without_room_for_the_window_records_nothing(tmp_path: Path, history: list[str]) -> None:
+    one = session(tmp_path, device_type="cuda")
+    one.started(CPU, 2)
+    assert history[1:] == ["{'enabled': None}"] and not one.recording

@@ -1,0 +1,117 @@
+"""Interval arithmetic over hand-made events: what is compute, exposed communication and idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runner.profiler.overlap import STEP, Event, common, minus, shares, union
+
+TRAINING, GLOO = 1, 2
+BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def event(name: str, begin: float, end: float, thread: int = TRAINING, cat: str = "cpu_op", **args: Any) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "ts": begin, "dur": end - begin, "tid": thread, "args": args}
+
+
+def step(number: int, begin: float, end: float) -> Event:
+    return event(f"{STEP}{number}", begin, end, cat="user_annotation")
+
+
+def kernel(name: str, begin: float, end: float, stream: int, launched: float) -> list[Event]:
+    """A kernel and the call that launched it, which the correlation ties together."""
+    identity = int(begin * 1000 + stream)
+    call = event("cudaLaunchKernel", launched, launched + 0.1, cat="cuda_runtime", correlation=identity)
+    return [call, event(name, begin, end, stream, cat="kernel", correlation=identity)]
+
+
+def test_intervals() -> None:
+    assert union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
+    assert minus([(0, 10), (20, 30)], [(-1, 1), (2, 3), (9, 21), (29, 40)]) == [(1, 2), (3, 9), (21, 29)]
+    assert minus([(0, 1)], []) == [(0, 1)] and minus([], [(0, 1)]) == []
+    assert minus([(0, 1), (2, 3), (4, 5)], [(0, 5)]) == []
+    assert common([(0, 4), (6, 9)], [(3, 7)]) == [(3, 4), (6, 7)]
+
+
+def test_a_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:
+    events = [
+        step(1, 0, 100),
+        event("aten::mm", 10, 40),
+        event("gloo:all_gather", 30, 60, GLOO, "user_annotation"),
+        event("aten::mm", 55, 80),
+    ]
+    assert shares(events) == (55, 15, 30)
+
+
+def test_what_encloses_a_wait_is_not_compute() -> None:
+    """A hook of FSDP's waits inside a node of autograd's graph."""
+    events = [
+        step(1, 0, 10),
+        event(BACKWARD, 0, 10),
+        event("RegisterPostBackwardFunctionBackward", 0, 10),
+        event("torch::autograd::AccumulateGrad", 0, 10),
+        event("FSDP::post_backward_reduce", 0, 10, cat="user_annotation"),
+        event("aten::mm", 0, 4),
+        event("gloo:all_reduce", 4, 9, GLOO, "user_annotation"),
+    ]
+    assert shares(events) == pytest.approx((40, 50, 10))
+
+
+@pytest.mark.parametrize("name", ["c10d::_allgather_base_", "_c10d_functional::wait_tensor", "record_param_comms"])
+def test_operators_inside_a_collective_are_communication(name: str) -> None:
+    """Of a collective's own thread: an operator that runs elsewhere meanwhile is compute."""
+    events = [step(1, 0, 10), event(name, 0, 5), event("aten::copy_", 1, 4)]
+    assert shares(events) == (0, 50, 50)
+    assert shares([*events, event("aten::mm", 2, 4, thread=7)]) == (20, 30, 50)
+
+
+def test_compiled_code_and_own_operators_are_compute() -> None:
+    graph = event("## Call CompiledFxGraph fabc ##", 0, 4)
+    assert shares([step(1, 0, 10), graph, event("mine::kernel", 4, 6)]) == (60, 0, 40)
+
+
+def test_what_lies_between_the_steps_does_not_count() -> None:
+    events = [step(1, 0, 10), event("aten::mm", 5, 25), step(2, 20, 30), event("gloo:x", 12, 18, GLOO)]
+    assert shares(events) == (50, 0, 50)
+
+
+def test_kernels_by_stream() -> None:
+    """Two streams: the gather is hidden behind the product for 20 of its 40; the host's operators do not count."""
+    events = [
+        step(1, 0, 100),
+        event("aten::mm", 0, 100),
+        *kernel("ampere_sgemm_128x64", 10, 50, stream=7, launched=5),
+        *kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)", 30, 70, stream=20, launched=6),
+        event("Memcpy HtoD", 75, 80, 7, "gpu_memcpy", correlation=1),
+    ]
+    assert shares(events) == (45, 20, 35)
+
+
+def test_a_step_on_the_device_ends_with_what_was_launched_in_it() -> None:
+    """The host runs ahead: it has issued step 1 by 10 and step 2 by 20, the device needs 30 for each."""
+    events = [
+        step(1, 0, 10),
+        step(2, 10, 20),
+        *kernel("gemm", 2, 32, stream=7, launched=1),
+        *kernel("gemm", 32, 52, stream=7, launched=11),
+        *kernel("nccl:all_reduce", 52, 62, stream=8, launched=12),
+    ]
+    found = shares(events)
+    assert found == pytest.approx((100 * 50 / 62, 100 * 10 / 62, 100 * 2 / 62))
+
+
+def test_reading_out_between_two_steps_on_the_device_does_not_count() -> None:
+    events = [
+        step(1, 0, 10),
+        *kernel("gemm", 0, 20, stream=7, launched=1),
+        step(2, 50, 60),
+        *kernel("gemm", 55, 90, stream=7, launched=55),
+    ]
+    assert shares(events) == pytest.approx((100 * 55 / 60, 0, 100 * 5 / 60))
+
+
+def test_without_a_step_nothing_is_known() -> None:
+    assert shares([event("aten::mm", 0, 1)]) is None
+    assert shares([*kernel("gemm", 0, 1, 7, 0)]) is None
