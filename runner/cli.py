@@ -18,6 +18,7 @@ usage: meshrunner VERB ...
   run    [OVERRIDES] [-m]    train; with -m, a sweep over every combination
   resume DIR [--force]       execute a run directory as it stands on disk, from its newest checkpoint
   show   [OVERRIDES]         resolved configuration, mesh, wrap plan, parameters, FLOPs per token; starts nothing
+  compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
   doctor                     what this machine has, what is missing and why it matters
 
 OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists the options.
@@ -54,7 +55,13 @@ def _end(code: int) -> NoReturn:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    verbs: dict[str, Callable[[list[str]], int]] = {"run": _run, "resume": _resume, "show": _show, "doctor": _doctor}
+    verbs: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "resume": _resume,
+        "show": _show,
+        "compare": _compare,
+        "doctor": _doctor,
+    }
     if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
         return _complete(arguments, list(verbs))
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -206,6 +213,12 @@ def _show(arguments: list[str]) -> int:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
     show(composed)
     return 0
+
+
+def _compare(arguments: list[str]) -> int:
+    from runner.compare.verb import compare
+
+    return compare(arguments)
 
 
 def _doctor(arguments: list[str]) -> int:

@@ -1,0 +1,192 @@
+"""The report page: one HTML file with the table, the charts and every run. It opens from disk and asks no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections import Counter
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from statistics import median
+from string import Template
+from typing import Any
+
+from recipes.option import ConfigError
+from runner.compare.cells import columns, legend, reasons
+from runner.compare.keys import flatten, text
+from runner.compare.rows import WPS, Comparison, Row
+from runner.compare.runs import Run, number
+from runner.logs import last_lines
+from runner.rundir import read_json
+
+HERE = Path(__file__).parent
+POINTS = 600
+"""Of a curve; a longer one is thinned out evenly."""
+LOG_LINES = 15
+
+
+def write_page(comparison: Comparison, file: Path) -> None:
+    """Write the page; raises ConfigError when the file cannot be written."""
+    page = _page(comparison, file.absolute().parent)
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html: {file} cannot be written: {error.strerror}") from None
+
+
+def _page(comparison: Comparison, folder: Path) -> str:
+    from plotly.offline import get_plotlyjs
+
+    runs = [run for row in comparison.rows for run in row.runs]
+    states = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
+    return Template((HERE / "page.html").read_text()).substitute(
+        title=escape(", ".join(comparison.keys) or runs[0].path.name),
+        summary=escape(f"{len(runs)} runs in {len(comparison.rows)} rows: {states}"),
+        written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        varying=_varying(comparison),
+        table=_table(comparison),
+        legend="".join(f"<p>{escape(line)}</p>" for line in [*legend(comparison), *comparison.remarks]),
+        reasons="".join(f"<li>{escape(line)}</li>" for line in reasons(comparison)),
+        runs="\n".join(_run(row, run, runs[0], folder) for row in comparison.rows for run in row.runs),
+        style=(HERE / "page.css").read_text(),
+        data=json.dumps(_data(comparison), allow_nan=False).replace("<", "\\u003c"),
+        plotly=get_plotlyjs(),
+        script=(HERE / "page.js").read_text(),
+    )
+
+
+def name_of(row: Row, keys: list[str]) -> str:
+    """A row in the charts: its values, separated by dots."""
+    return " · ".join(text(row.values[key]) for key in keys if key in row.values) or row.runs[0].path.name
+
+
+def _varying(comparison: Comparison) -> str:
+    found = []
+    for key in comparison.keys:
+        values = dict.fromkeys(text(row.values[key]) for row in comparison.rows if key in row.values)
+        is_baseline = comparison.baseline is not None and comparison.baseline[0] == key
+        shown = (
+            f"; the others are compared with {comparison.baseline[1]}" if comparison.baseline and is_baseline else ""
+        )
+        found.append(f"<li><b>{escape(key)}</b>: {escape(', '.join(values) + shown)}</li>")
+    return f"<ul>{''.join(found)}</ul>" if found else "<p>Nothing varies between these runs.</p>"
+
+
+def _table(comparison: Comparison) -> str:
+    """Every cell carries what it is sorted by: its first number, where it begins with one."""
+    table = columns(comparison)
+    head = "".join(f'<th scope="col"><button type="button">{escape(column.title)}</button></th>' for column in table)
+    lines = []
+    for row in zip(*(column.cells for column in table), strict=True):
+        cells = "".join(f'<td data-by="{escape(_sorted_by(cell))}">{escape(cell)}</td>' for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+
+
+def _sorted_by(cell: str) -> str:
+    found = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
+    return found[2].replace(",", "") if found else cell
+
+
+def _data(comparison: Comparison) -> dict[str, Any]:
+    """What the charts are drawn from."""
+    places = {id(row): i for i, row in enumerate(comparison.rows)}
+    rows = []
+    for row, against in zip(comparison.rows, comparison.against, strict=True):
+        steps, losses = _curve(row)
+        limits = [limit for run in row.runs if (limit := run.figure("device_memory_gib")) is not None]
+        rows.append(
+            {
+                "name": escape(name_of(row, comparison.keys)),
+                "state": row.state,
+                "completed": bool(row.completed),
+                "wps": [row.figures[key] for key in (WPS, "perf/wps_p10", "perf/wps_p90")],
+                "mfu": row.figures["perf/mfu_median"],
+                "active": row.figures["memory/peak_active_gib"],
+                "reserved": row.figures["memory/peak_reserved_gib"],
+                "rss": row.figures["memory/peak_rss_gib"],
+                "limit": min(limits, default=None),
+                "steps": steps,
+                "losses": losses,
+                "baseline": places[id(against.row)] if against else None,
+            }
+        )
+    return {"rows": rows, "baseline": "=".join(comparison.baseline) if comparison.baseline else None}
+
+
+def _curve(row: Row) -> tuple[list[int], list[float | None]]:
+    """Step by step the median loss of the completed runs; of all, where none is."""
+    found: dict[int, list[float]] = {}
+    for run in row.completed or row.runs:
+        for event in run.events:
+            if (loss := number(event.get("train/loss"))) is not None:
+                found.setdefault(event["step"], []).append(loss)
+    steps = sorted(found)
+    kept = steps[:: max(1, -(-len(steps) // POINTS))]
+    kept += steps[-1:] if steps and kept[-1] != steps[-1] else []
+    return kept, [median(found[step]) for step in kept]
+
+
+def _run(row: Row, run: Run, first: Run, folder: Path) -> str:
+    """Everything about one run, folded: state, reason, command, environment, how its configuration differs, its log."""
+    link = os.path.relpath(run.path.absolute(), folder)
+    environment = run.environment
+    packages = environment.get("packages")
+    command = environment.get("command")
+    facts = {
+        "state": run.state,
+        "reason": run.reason,
+        "directory": run.path,
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else "",
+        "overrides": " ".join(run.task),
+        "device": run.summary.get("device"),
+        "devices": run.summary.get("world_size"),
+        "host": environment.get("host"),
+        "system": environment.get("system"),
+        "commit": environment.get("git_commit"),
+        "versions": ", ".join(f"{k} {v}" for k, v in packages.items() if v) if isinstance(packages, dict) else "",
+        "python": environment.get("python"),
+        "environment": _assignments(environment.get("launch.env")) + _assignments(environment.get("environment")),
+    }
+    lines = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items() if v not in (None, ""))
+    return (
+        f"<details><summary><b>{escape(run.path.name)}</b> {escape(run.state)}</summary>"
+        f'<p><a href="{escape(Path(link).as_posix())}">its folder</a></p><dl>{lines}</dl>'
+        f"{_difference(run, first)}{_log(run)}</details>"
+    )
+
+
+def _assignments(variables: Any) -> str:
+    return "".join(f"{name}={value} " for name, value in variables.items()) if isinstance(variables, dict) else ""
+
+
+def _difference(run: Run, first: Run) -> str:
+    """The configuration against that of the first run."""
+    mine, theirs = flatten(run.config), flatten(first.config)
+    names = [name for name in mine | theirs if mine.get(name, ...) != theirs.get(name, ...)]
+    if run is first or not names:
+        return ""
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(each)}</td>' for each in (name, _shown(mine, name), _shown(theirs, name)))}</tr>"
+        for name in names
+    )
+    head = f"<tr><th>key</th><th>here</th><th>in {escape(first.path.name)}</th></tr>"
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{lines}</tbody></table></div>'
+
+
+def _shown(flat: dict[str, Any], name: str) -> str:
+    return text(flat[name]) if name in flat else "-"
+
+
+def _log(run: Run) -> str:
+    """The end of the log of the rank that failed, or of rank 0."""
+    try:
+        rank = read_json(run.path / "error.json").get("rank", 0)
+        log = run.path / "logs" / f"rank{rank}.log"
+        lines = last_lines(log)[-LOG_LINES:]
+    except OSError:
+        return ""
+    return f"<p>the end of {escape(log.name)}:</p><pre>{escape(chr(10).join(lines))}</pre>" if lines else ""

@@ -1,0 +1,149 @@
+"""Whether two runs, or two groups of them, have trained the same: a verdict over their curves, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from runner.compare.noise import REPEATS
+from runner.compare.runs import Run, number
+
+CURVES = {"loss": "train/loss", "grad norm": "train/grad_norm"}
+TOLERANCE = {"fp32": {"loss": 1e-5, "grad norm": 1e-4}, "bf16": {"loss": 1e-2, "grad norm": 5e-2}}
+"""Largest relative difference in any step that counts as agreement: layouts sum in different orders. The rounding step of
+bf16 is 2^-8 = 3.9e-3; a gradient norm amplifies what has drifted apart. TF32 is judged as bf16, fp32 against bf16, too."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the curves of a row relate to those of its baseline."""
+
+    kind: str
+    """`identical`, `agrees`, `within seeds`, `differs`; empty when nothing can be said."""
+    difference: float | None = None
+    """The largest relative difference of the losses; of `differs`, that of the curve which differs first; of `within
+    seeds` that of the mean curves. None also where one of them is not a number."""
+    curve: str = ""
+    step: int | None = None
+    """The first step beyond the tolerance."""
+    why: str = ""
+    """Of an empty verdict."""
+
+    def __str__(self) -> str:
+        size = (
+            "not finite"
+            if self.difference is None
+            else f"{self.difference:.1e}".replace("e-0", "e-").replace("e+0", "e+")
+        )
+        if self.kind == "differs":
+            return f"differs from step {self.step} on ({self.curve} {size})"
+        return f"{self.kind} ({size})" if self.kind in ("agrees", "within seeds") else self.kind
+
+
+def short(number: str) -> str:
+    """3.1e-03 -> 3.1e-3."""
+    return number.replace("e-0", "e-").replace("e+0", "e+")
+
+
+def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Verdict:
+    """
+    Compare the completed runs of a row with those of its baseline, each with one of the same seed.
+
+    identical: every loss and gradient norm is bit-equal. agrees: within TOLERANCE in every step. within seeds: not that,
+    but there are at least 3 seeds on each side, and in every step the mean losses differ by no more than the standard
+    deviation of the baseline's seeds.
+    """
+    mine, theirs = _by_seed(runs), _by_seed(baseline)
+    seeds = [seed for seed in mine if seed in theirs]
+    if not mine or not theirs:
+        return Verdict("", why="no completed run")
+    if not seeds:
+        return Verdict("", why="different seeds")
+    pairs = [(mine[seed], theirs[seed]) for seed in seeds]
+    for pair in pairs:
+        if why := _incomparable(*pair):
+            return Verdict("", why=why)
+    found = [_pair(*pair) for pair in pairs]
+    worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
+    if worst.kind == "differs" and len(seeds) >= REPEATS:
+        return _within_seeds(pairs) or worst
+    return worst
+
+
+def _by_seed(runs: Sequence[Run]) -> dict[Any, Run]:
+    found: dict[Any, Run] = {}
+    for run in runs:
+        if run.state == "completed":
+            found.setdefault(run.seed, run)
+    return found
+
+
+def _incomparable(a: Run, b: Run) -> str:
+    """Why the curves of two runs are not meant to be equal; empty when they are."""
+    for section in ("model", "data", "seq_len"):
+        if a.config.get(section) != b.config.get(section):
+            return f"different {section}"
+    if _load(a) != _load(b):
+        return "different checkpoint.load"
+    if any(_precision(run) not in TOLERANCE for run in (a, b)):
+        return "no tolerance is known for this precision"
+    mine, theirs = _curve(a, "train/tokens"), _curve(b, "train/tokens")
+    common = [step for step in mine if step in theirs]
+    if not common:
+        return "no step in common"
+    if any(mine[step] != theirs[step] for step in common):
+        return "different global batch"
+    return ""
+
+
+def _load(run: Run) -> Any:
+    checkpoint = run.config.get("checkpoint")
+    return checkpoint.get("load") if isinstance(checkpoint, dict) else None
+
+
+def _precision(run: Run) -> str:
+    precision = run.config.get("precision")
+    precision = precision if isinstance(precision, dict) else {}
+    return "bf16" if precision.get("matmul", "highest") != "highest" else str(precision.get("kind"))
+
+
+def _curve(run: Run, key: str) -> dict[int, float | None]:
+    return {row["step"]: number(row.get(key)) for row in run.events}
+
+
+def _pair(a: Run, b: Run) -> Verdict:
+    loosest = max((_precision(a), _precision(b)), key=lambda name: TOLERANCE[name]["loss"])
+    identical, worst = True, dict.fromkeys(CURVES, 0.0)
+    first: tuple[int, str] | None = None
+    for name, key in CURVES.items():
+        mine, theirs = _curve(a, key), _curve(b, key)
+        for step in [step for step in mine if step in theirs]:
+            apart = relative(mine[step], theirs[step])
+            identical = identical and apart == 0
+            worst[name] = max(worst[name], apart)
+            if apart > TOLERANCE[loosest][name] and (first is None or step < first[0]):
+                first = (step, name)
+    if first is not None:
+        return Verdict("differs", worst[first[1]] if math.isfinite(worst[first[1]]) else None, first[1], first[0])
+    return Verdict("identical", 0.0) if identical else Verdict("agrees", worst["loss"])
+
+
+def relative(a: float | None, b: float | None) -> float:
+    """|a - b| / |b|; infinite where only one of them is a number."""
+    if a is None or b is None:
+        return 0.0 if a is b else math.inf
+    return 0.0 if a == b else abs(a - b) / abs(b) if b else math.inf
+
+
+def _within_seeds(pairs: Sequence[tuple[Run, Run]]) -> Verdict | None:
+    mine, theirs = ([_curve(pair[side], "train/loss") for pair in pairs] for side in (0, 1))
+    largest = 0.0
+    for step in sorted(set[int].intersection(*(set(curve) for curve in (*mine, *theirs)))):
+        a, b = ([value for curve in curves if (value := curve[step]) is not None] for curves in (mine, theirs))
+        if len(a) < len(pairs) or len(b) < len(pairs) or abs(fmean(a) - fmean(b)) > stdev(b):
+            return None
+        largest = max(largest, relative(fmean(a), fmean(b)))
+    return Verdict("within seeds", largest)

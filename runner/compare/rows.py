@@ -1,0 +1,196 @@
+"""Runs -> rows: repeats merged, each row compared with the row that is its baseline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import yaml
+
+from recipes.option import ConfigError, did_you_mean
+from runner.compare.keys import Keys, flatten, text
+from runner.compare.noise import ALPHA, p_value
+from runner.compare.parity import Verdict, verdict
+from runner.compare.runs import Loader, Run
+
+WPS = "perf/wps_median"
+MERGED: dict[str, Callable[[list[float]], float]] = {
+    WPS: median,
+    "perf/wps_p10": min,
+    "perf/wps_p90": max,
+    "perf/mfu_median": median,
+    "memory/peak_active_gib": max,
+    "memory/peak_active_pct": max,
+    "memory/peak_reserved_gib": max,
+    "memory/peak_reserved_pct": max,
+    "memory/peak_rss_gib": max,
+    "perf/step_time_s_median": median,
+    "perf/time_to_first_step_s": median,
+    "train/final_loss": median,
+}
+"""Figure -> how those of repeats become one: of the middle run; the range and the memory are the widest of all runs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs of one combination."""
+
+    values: dict[str, Any]
+    """The varying keys."""
+    runs: list[Run]
+
+    @property
+    def completed(self) -> list[Run]:
+        return [run for run in self.runs if run.state == "completed"]
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Over the completed runs; over all where none is."""
+        found: dict[str, float | None] = {}
+        for key, merge in MERGED.items():
+            values = [value for run in self.completed or self.runs if (value := run.figure(key)) is not None]
+            found[key] = merge(values) if values else None
+        return found
+
+    @property
+    def state(self) -> str:
+        """`completed`, or `2 completed, 1 oom` where repeats differ."""
+        counts = Counter(run.state for run in self.runs)
+        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {state}" for state, n in counts.items())
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
+
+    def wps(self) -> list[float]:
+        """The median WPS of every completed run."""
+        return [value for run in self.completed if (value := run.figure(WPS)) is not None]
+
+
+@dataclass(frozen=True)
+class Against:
+    """A row compared with its baseline."""
+
+    row: Row
+    """The baseline."""
+    wps_pct: float | None
+    """Percent by which the WPS is higher."""
+    p_value: float | None
+    """None: too few repeats to say."""
+    verdict: Verdict
+
+    @property
+    def within_noise(self) -> bool | None:
+        return None if self.p_value is None else self.p_value >= ALPHA
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything there is to say about some runs."""
+
+    keys: list[str]
+    """What varies: the columns that name a row."""
+    rows: list[Row]
+    baseline: tuple[str, str] | None
+    """(key, value as text)."""
+    against: list[Against | None]
+    """For each row; None where it has no baseline or is one."""
+    remarks: list[str]
+
+
+def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
+    """
+    Merge repeats into rows, sort them, and compare each with the row equal in every varying key but the baseline's.
+
+    Args:
+        baseline: `key=value` of the rows to compare with.
+
+    Raises:
+        ConfigError: the baseline's key does not vary, or no row has its value.
+    """
+    keys = Keys(runs)
+    merged: dict[str, list[Run]] = {}
+    for run in runs:
+        merged.setdefault(keys.identity(run), []).append(run)
+    rows = [Row(keys.of(same[0]), same) for same in merged.values()]
+    names, chosen = list(keys.names), None
+    if baseline is not None:
+        chosen = _chosen(baseline, names, rows)
+        names.sort(key=chosen[0].__eq__)  # last: rows that are compared stand below each other
+    rows = _sorted(rows, names, chosen)
+    against: list[Against | None] = [None] * len(rows)
+    if chosen:
+        partners = _partners(rows, chosen)
+        for i, row in enumerate(rows):
+            partner = partners.get(_rest(row, chosen[0]))
+            if partner is not None and partner is not row and row.runs[0].config:
+                against[i] = _compared(row, partner)
+    return Comparison(names, rows, chosen, against, keys.remarks)
+
+
+def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
+    key, separator, value = baseline.partition("=")
+    if not separator:
+        raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
+    if key not in names:
+        same = {name: text(value) for row in rows for name, value in _everything(row.runs[0]).items()}
+        if key in same:
+            raise ConfigError(f"--baseline: {key} is {same[key]} in all of these runs. What varies: {_listed(names)}")
+        raise ConfigError(f"--baseline: '{key}' does not vary.{did_you_mean(key, names)} What varies: {_listed(names)}")
+    known = {text(row.values[key]): row.values[key] for row in rows if key in row.values}
+    if value in known:
+        return key, value
+    try:
+        given = yaml.load(value, Loader)
+    except yaml.YAMLError:
+        given = value
+    for name, raw in known.items():
+        if raw == given and type(raw) is not bool:  # 1e-3 is 0.001
+            return key, name
+    raise ConfigError(f"--baseline: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
+
+
+def _everything(run: Run) -> dict[str, Any]:
+    return run.choices | flatten(run.config)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -> list[Row]:
+    """Values in the order in which they first appear, the baseline's first; rows without configuration last."""
+    order: dict[str, dict[str, int]] = {name: {} for name in names}
+    if chosen:
+        order[chosen[0]][chosen[1]] = 0
+    for row in rows:
+        for name in names:
+            if name in row.values:
+                order[name].setdefault(text(row.values[name]), len(order[name]))
+
+    def place(row: Row) -> list[int]:
+        given = [order[name][text(row.values[name])] if name in row.values else -1 for name in names]
+        return [int(not row.runs[0].config), *given]
+
+    return sorted(rows, key=place)
+
+
+def _partners(rows: list[Row], chosen: tuple[str, str]) -> dict[tuple[str, ...], Row]:
+    """The rows that others are compared with, by the rest of their keys."""
+    key, value = chosen
+    found = [row for row in rows if row.runs[0].config and text(row.values.get(key)) == value]
+    return {_rest(row, key): row for row in reversed(found)}
+
+
+def _rest(row: Row, key: str) -> tuple[str, ...]:
+    return tuple(f"{name}={text(value)}" for name, value in row.values.items() if name != key)
+
+
+def _compared(row: Row, baseline: Row) -> Against:
+    mine, theirs = row.wps(), baseline.wps()
+    pct = 100 * (median(mine) / median(theirs) - 1) if mine and theirs and median(theirs) > 0 else None
+    return Against(baseline, pct, p_value(mine, theirs), verdict(row.runs, baseline.runs))

@@ -1,0 +1,184 @@
+"""What is on disk about finished and unfinished runs, whatever state the files are in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.option import ConfigError
+from runner.events import Row, read_events
+from runner.rundir import owner_is_alive, read_json, read_status
+from runner.summary import summarise
+
+Loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+"""libyaml's, ten times faster than the one in Python; like OmegaConf's it takes 1e-3 for a number."""
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory, as far as it can be read."""
+
+    path: Path
+    config: dict[str, Any]
+    """{} when it cannot be read."""
+    state: str
+    """As in status.json; `damaged` when that or the configuration cannot be read, `missing` for a job without directory."""
+    reason: str
+    choices: dict[str, str] = field(default_factory=dict)
+    """Group -> name of the chosen option."""
+    task: tuple[str, ...] = ()
+    """The overrides that the user typed."""
+
+    @property
+    def typed(self) -> set[str]:
+        """Keys that the user gave a value."""
+        return {override.lstrip("+~").partition("=")[0] for override in self.task}
+
+    @cached_property
+    def events(self) -> list[Row]:
+        """One row per step; [] when there are none."""
+        try:
+            return read_events(self.path)
+        except OSError:
+            return []
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return _object(self.path / "environment.json")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json; of a run that has not written its figures (yet), those that follow from its events."""
+        found = _object(self.path / "summary.json")
+        if "perf/wps_median" in found or not self.events:
+            return found
+        status, after = _object(self.path / "status.json"), self.config.get("measure_after")
+        try:
+            figures = summarise(
+                self.events,
+                after if isinstance(after, int) else 0,
+                status.get("started") or 0.0,
+                status.get("attempt", 1),
+            )
+        except (KeyError, TypeError):  # rows that hold something else than figures
+            return found
+        if not status.get("started"):
+            figures["perf/time_to_first_step_s"] = None
+        return found | figures
+
+    def figure(self, key: str) -> float | None:
+        """A number of the summary; None where it is not known."""
+        return number(self.summary.get(key))
+
+    @property
+    def seed(self) -> Any:
+        return self.config.get("seed")
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """
+    The runs in some run or sweep directories, each once, in the order given and then by name.
+
+    Raises:
+        ConfigError: a directory does not exist, or there is no run in it nor one level below.
+    """
+    found: dict[Path, Run] = {}
+    for folder in folders:
+        for path in _run_dirs(folder):
+            key = path.resolve()
+            if key not in found:
+                found[key] = read_run(path)
+    return list(found.values())
+
+
+def _run_dirs(folder: Path) -> Iterator[Path]:
+    if not folder.exists():
+        raise ConfigError(f"there is no folder {folder}")
+    try:
+        if (folder / "config.yaml").exists():
+            yield folder
+            return
+        below = {path.parent for path in folder.glob("*/config.yaml")}
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
+    jobs = _object(folder / "sweep.json").get("jobs")
+    names = [job.get("name") for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
+    below |= {folder / name for name in names if isinstance(name, str)}
+    if not below:
+        raise ConfigError(f"{folder} is neither a run nor a sweep: no config.yaml in it or in a folder of it")
+    yield from sorted(below)
+
+
+def read_run(path: Path) -> Run:
+    """A run directory; what is wrong with it becomes its state and reason."""
+    try:
+        config = _yaml(path / "config.yaml")
+    except FileNotFoundError:
+        if path.is_dir():
+            return Run(path, {}, "damaged", "it has no config.yaml")
+        return Run(path, {}, "missing", "sweep.json names it, but there is no such directory")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return Run(path, {}, "damaged", f"config.yaml cannot be read: {_one_line(error)}")
+    try:
+        overrides = _yaml(path / "overrides.yaml")
+    except (OSError, ValueError, yaml.YAMLError):  # the columns then are called after keys, not after options
+        overrides = {}
+    choices, task = overrides.get("choices"), overrides.get("task")
+    state, reason = _state(path)
+    return Run(
+        path,
+        config,
+        state,
+        reason,
+        {str(k): str(v) for k, v in choices.items() if v is not None} if isinstance(choices, dict) else {},
+        tuple(map(str, task)) if isinstance(task, list) else (),
+    )
+
+
+def _state(path: Path) -> tuple[str, str]:
+    try:
+        status = read_status(path)
+        state, reason = status.get("state"), status.get("reason")
+        if not isinstance(state, str):
+            return "damaged", "status.json is missing or damaged"
+        if state == "running" and not owner_is_alive(status):
+            return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return "damaged", f"status.json cannot be read: {_one_line(error)}"
+    return state, _one_line(reason or "")
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    loaded = yaml.load(path.read_bytes(), Loader)
+    if not isinstance(loaded, dict):
+        raise ValueError("it is not a mapping")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """`read_json`, {} also where the file may not be read."""
+    try:
+        return read_json(path)
+    except OSError:
+        return {}
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,82 @@
+"""The table as text: Markdown to paste and to pipe, and as wide as the terminal for a person in front of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from runner.compare.cells import Column, columns, legend, reasons
+from runner.compare.rows import Comparison
+
+BETWEEN = 3
+"""Characters that a terminal's table needs beside each column's."""
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table in Markdown, aligned, and what is to be said below it, after an empty line: it would become a row."""
+    blocks = [[*_lines(columns(comparison))], [*legend(comparison), *comparison.remarks]]
+    blocks.append([f"- {line}" for line in reasons(comparison)])
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _lines(table: Sequence[Column]) -> Iterator[str]:
+    escaped = [Column(title, [cell.replace("|", "\\|") for cell in cells]) for title, cells in table]
+    widths = [_width(column) for column in escaped]
+    yield _line([title.ljust(width) for (title, _), width in zip(escaped, widths, strict=True)])
+    yield "|".join(["", *("-" * (width + 2) for width in widths), ""])
+    for row in zip(*(cells for _, cells in escaped), strict=True):
+        yield _line([cell.ljust(width) for cell, width in zip(row, widths, strict=True)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _width(column: Column) -> int:
+    return max(map(len, [column.title, *column.cells]))
+
+
+def print_table(comparison: Comparison) -> None:
+    """To the terminal with rich; what is wider goes on in a table below. Piped: as Markdown, complete."""
+    from runner.screen import console
+
+    screen = console()
+    if not screen.is_terminal:
+        print(markdown(comparison))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    for part in parts(columns(comparison), screen.width):
+        drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in part:
+            drawn.add_column(column.title, width=min(narrowest(column), screen.width - BETWEEN), overflow="fold")
+        for row in zip(*(cells for _, cells in part), strict=True):
+            drawn.add_row(*map(Text, row))
+        screen.print(drawn)
+    for line in [*legend(comparison), *comparison.remarks, *reasons(comparison)]:
+        screen.print(line, markup=False)
+    if comparison.baseline is None and comparison.keys:
+        screen.print("--baseline KEY=VALUE adds how each row compares with another", markup=False)
+
+
+def parts(table: Sequence[Column], width: int) -> list[list[Column]]:
+    """Cut a table into tables no wider than the terminal; more than one, and a row's number begins its line in each."""
+    if sum(narrowest(column) + BETWEEN for column in table) <= width:
+        return [list(table)]
+    numbers = Column("#", [str(i + 1) for i in range(len(table[0].cells))])
+    found: list[list[Column]] = []
+    room = 0
+    for column in table:
+        needed = narrowest(column) + BETWEEN
+        if needed > room:
+            found.append([numbers])
+            room = width - narrowest(numbers) - BETWEEN
+        found[-1].append(column)
+        room -= needed
+    return found
+
+
+def narrowest(column: Column) -> int:
+    """Characters that a column needs when its title is folded between words and its cells are not."""
+    return max(map(len, [*column.title.split(), *column.cells]))
