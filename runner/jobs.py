@@ -47,7 +47,7 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> int:
             print(f"\n{run_dir.name}\n{_has(run_dir)}", flush=True)
     devices = gpu_count() if settings.devices == "auto" else settings.devices
     needs = {run_dir: resolve(check(read_config(run_dir)))[1] for run_dir in todo} if devices > 1 else {}
-    several = len(todo) > 1 and devices >= 2 * min(needs.values(), default=devices)
+    several = len(needs) > 1 and devices >= 2 * min(needs.values())
     (_Packed(devices, needs) if several else _one_by_one)(todo, settings)
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
     return 1 if any(state in CRASHED for state in states) else 0
@@ -108,7 +108,7 @@ class _Packed:
         try:
             while queue or self.running:
                 # In order: a large run that waits for devices is not overtaken for ever by small ones.
-                while queue and self.needs[queue[0]] <= len(self.free):
+                while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
                     self._start(queue.pop(0))
                 for run_dir in self._ended():
                     if read_status(run_dir).get("state") in CRASHED and self.tried[run_dir] <= settings.retry:

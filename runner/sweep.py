@@ -66,7 +66,7 @@ def run_sweep(composer: Composer) -> int:
 
 def resume_sweep(sweep_dir: Path) -> int:
     """Execute what of a sweep on disk has no result; returns its exit status."""
-    names = [name for job in read_json(sweep_dir / "sweep.json")["jobs"] for name in job["runs"]]
+    names = [str(job["name"]) for job in read_json(sweep_dir / "sweep.json")["jobs"]]
     run_dirs = [sweep_dir / name for name in names if (sweep_dir / name / "config.yaml").exists()]
     if not run_dirs:
         raise ConfigError(f"{sweep_dir} holds no run of a sweep")
@@ -94,10 +94,11 @@ def launch_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequenc
     for job in jobs:
         for run in job.runs:
             _place(run)
-    _record_sweep(sweep_dir, jobs)
     # Repeats are interleaved: what drifts on a machine meets every combination alike.
-    rounds = zip(*(job.runs for job in jobs), strict=True)
-    status = run_jobs([run.run_dir for one in rounds for run in one], jobs[0].experiment.sweep)
+    rounds = zip(*([(job, run) for run in job.runs] for job in jobs), strict=True)
+    ordered = [(job.overrides, run.run_dir) for one in rounds for job, run in one]
+    _record_sweep(sweep_dir, ordered)
+    status = run_jobs([run_dir for _, run_dir in ordered], jobs[0].experiment.sweep)
     worst = float("inf") if OmegaConf.select(config, "hydra.sweeper.direction") == "minimize" else float("-inf")
     return [_returned(job, status, worst) for job in jobs]
 
@@ -188,11 +189,11 @@ def job_name(number: int, overrides: list[str]) -> str:
     return f"{name[:NAME_LENGTH]}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
-def _record_sweep(sweep_dir: Path, jobs: list[Job]) -> None:
+def _record_sweep(sweep_dir: Path, runs: list[tuple[list[str], Path]]) -> None:
     """Sweepers that decide as they go hand over their jobs batch by batch; a sweep that is taken up has them already."""
     path = sweep_dir / "sweep.json"
     known = json.loads(path.read_text())["jobs"] if path.exists() else []
-    added = [{"overrides": job.overrides, "runs": [run.run_dir.name for run in job.runs]} for job in jobs]
+    added = [{"name": run_dir.name, "overrides": overrides} for overrides, run_dir in runs]
     write_json(path, {"command": sys.argv, "jobs": known + [job for job in added if job not in known]})
 
 
