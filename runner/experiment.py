@@ -48,6 +48,8 @@ class Sweep(Section):
 
     exclude: list[str]
     """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
+    baseline: str | None
+    """What the rows of the table at the end are compared with: `parallelism=fsdp1`."""
     repeat: Count
     """Runs of every combination, interleaved: what differs between them is noise."""
     seeds: Count

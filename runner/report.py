@@ -40,7 +40,7 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any]) -> None:
             print(f"from {log}:", file=sys.stderr)
             for line in last_lines(log):
                 print(f"  {line}", file=sys.stderr)
-    print(f"run directory: {_short(run_dir)}")
+    print(f"run directory: {shown(run_dir)}")
 
 
 def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
         for key in parts:
             print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {cell(summary, key, '.3f')} GiB")
     for path in sorted((run_dir / "trace").glob("memory_rank*")):
-        print(f"what held memory: {_short(path)}")
+        print(f"what held memory: {shown(path)}")
 
 
 def _choices(run_dir: Path) -> dict[str, str]:
@@ -66,5 +66,6 @@ def _choices(run_dir: Path) -> dict[str, str]:
     return {group: str(chosen[group]) for group in SHOWN if group in chosen}
 
 
-def _short(path: Path) -> Path:
+def shown(path: Path) -> Path:
+    """A path as short as it can be said from here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

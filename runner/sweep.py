@@ -22,6 +22,8 @@ from runner.devices import resolve
 from runner.exclude import excluding
 from runner.experiment import Experiment, Sweep, check
 from runner.jobs import run_jobs
+from runner.progress import warn
+from runner.report import shown
 from runner.resume import fit_continuing
 from runner.rundir import place, read_config, read_json, read_status, update_status, write_json
 
@@ -61,6 +63,8 @@ def run_sweep(composer: Composer) -> int:
     except OSError as error:
         raise ConfigError(f"the sweep directory cannot be written: {error}") from None
     results = [result for batch in returned or [] for result in batch] if isinstance(returned, list) else []
+    if results:
+        conclude(Path(results[0].working_dir).parent)
     return max((result.cfg.exit_status for result in results), default=0)
 
 
@@ -70,7 +74,34 @@ def resume_sweep(sweep_dir: Path) -> int:
     run_dirs = [sweep_dir / name for name in names if (sweep_dir / name / "config.yaml").exists()]
     if not run_dirs:
         raise ConfigError(f"{sweep_dir} holds no run of a sweep")
-    return run_jobs(run_dirs, check(read_config(run_dirs[0])).sweep)
+    status = run_jobs(run_dirs, check(read_config(run_dirs[0])).sweep)
+    conclude(sweep_dir)
+    return status
+
+
+def conclude(sweep_dir: Path) -> None:
+    """What a sweep ends with: its table, and the report page beside its runs."""
+    from runner.compare.page import write_page
+    from runner.compare.rows import compare_runs
+    from runner.compare.runs import read_runs
+    from runner.compare.table import print_table
+
+    runs = read_runs([sweep_dir])
+    baseline = next((run.config.get("sweep", {}).get("baseline") for run in runs), None)
+    try:
+        comparison = compare_runs(runs, baseline)
+    except ConfigError as error:  # a baseline that does not vary here
+        warn(str(error))
+        comparison = compare_runs(runs, None)
+    print()
+    print_table(comparison)
+    page = sweep_dir / "report.html"
+    try:
+        write_page(comparison, page)
+    except OSError as error:
+        warn(f"the report page could not be written: {error.strerror}")
+        return
+    print(f"\nsweep directory: {shown(sweep_dir)}\nreport page: {shown(page)}")
 
 
 def launch_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
