@@ -1,4 +1,4 @@
-"""Benchmarks of the spine against a hand-written FSDP2 loop: python -m bench [throughput] [first_step] [commands]
+"""Benchmarks against a hand-written FSDP2 loop, and of options: python -m bench [throughput] [first_step] [commands] [options]
 
 Pairs are interleaved (A B A B ...), figures are medians with ranges and ratios taken pair by pair.
 """
@@ -22,6 +22,14 @@ PLAIN = Path(__file__).with_name("plain_fsdp2.py")
 SHORT, LONG = 4, 14
 """Steps of two runs whose difference is the cost of steps alone."""
 PAIRS = 5
+CONFIGURATION = [
+    "data=random",
+    "seq_len=512",
+    "optimizer.lr=1e-3",
+    "tracker=none",
+    "launch.workers=2",
+    "launch.threads=1",
+]
 TOKENS = 2 * 4 * 512
 """Of a step: ranks x sequences x sequence length."""
 
@@ -37,15 +45,7 @@ def plain(steps: int, folder: Path) -> tuple[Cost, float]:
 def meshrunner(steps: int, folder: Path) -> tuple[Cost, float]:
     """The same model, batch and layout by `meshrunner run`."""
     run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    overrides = [
-        "data=random",
-        "seq_len=512",
-        "optimizer.lr=1e-3",
-        "tracker=none",
-        "launch.workers=2",
-        "launch.threads=1",
-    ]
-    command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *overrides, f"hydra.run.dir={run_dir}"]
+    command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *CONFIGURATION, f"hydra.run.dir={run_dir}"]
     cost = measure(command, folder)
     first = json.loads((run_dir / "events.jsonl").read_text().splitlines()[0])
     return cost, first["time"] - cost.begin
@@ -94,8 +94,34 @@ def commands(folder: Path) -> None:
         print(f"meshrunner {' '.join(arguments)}: {spread(times)} s", flush=True)
 
 
+OPTIONS = {
+    "FSDP1 against FSDP2": ["parallelism=fsdp1,fsdp2"],
+    "eager against compiled": ["compile=eager,per_block"],
+    "recomputing": ["activation_checkpoint=none,selective_op,full"],
+}
+
+
+def options(folder: Path) -> None:
+    """Tokens per CPU-second (a step's tokens / the CPU seconds of all ranks in it) and peak memory, by sweeps of 3 repeats."""
+    for title, varied in OPTIONS.items():
+        sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
+        command = [str(BIN / "meshrunner"), "run", "-m", "steps=13", *CONFIGURATION, *varied, "sweep.repeat=3"]
+        measure([*command, f"hydra.sweep.dir={sweep}"], folder)
+        found: dict[str, list[dict[str, float]]] = {}
+        for run in sorted(sweep.glob("*_repeat-*")):
+            found.setdefault(run.name.partition("_")[2].rpartition("_")[0], []).append(
+                json.loads((run / "summary.json").read_text())
+            )
+        print(f"\n{title}: {' '.join(varied)}")
+        for name, runs in found.items():
+            rate = spread([TOKENS / run["perf/cpu_time_s_median"] for run in runs], ",.0f")
+            wps = spread([run["perf/wps_median"] for run in runs], ",.0f")
+            rss = spread([run["memory/peak_rss_gib"] for run in runs])
+            print(f"  {name}: {rate} tokens per CPU-second, {wps} WPS per device, peak RSS {rss} GiB", flush=True)
+
+
 def main() -> None:
-    known = {"throughput": throughput, "first_step": first_step, "commands": commands}
+    known = {"throughput": throughput, "first_step": first_step, "commands": commands, "options": options}
     chosen = sys.argv[1:] or list(known)
     print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

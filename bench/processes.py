@@ -28,8 +28,10 @@ def measure(command: list[str], cwd: Path, **environment: str) -> Cost:
     """Run a command to its end; raises CalledProcessError with its output if it fails."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours, so that their time is counted
     before = _children_cpu()
+    # An installed program has its byte code; where Python is told to keep none, every start would compile it.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | environment
     begin, clock = time.time(), time.perf_counter()
-    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     wall = time.perf_counter() - clock
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
