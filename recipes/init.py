@@ -20,7 +20,7 @@ WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."
 """What FSDP1, activation checkpointing and torch.compile insert into the names of parameters."""
 CUT = 3.0
 """Standard deviations at which the normal distribution is truncated."""
-SPARE = 8192
+SPARE = 1024
 """Draws of the truncated normal that replace those beyond the cut."""
 
 
