@@ -1,0 +1,148 @@
+"""Sweeps that are stopped, taken up, repeated, and run side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.events import read_events
+from tests.e2e.command import TINY, Command, Ended, meshrunner, own_classes, read, status, steps_done
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A current directory with the user's module `faulty` in it."""
+    own_classes(tmp_path)
+    return tmp_path
+
+
+def sweep(*overrides: str, cwd: Path) -> Ended:
+    return meshrunner("run", "-m", *TINY, "hydra.sweep.dir=sweep", *overrides, cwd=cwd, within=120)
+
+
+def runs(folder: Path) -> list[Path]:
+    return sorted((folder / "sweep").glob("0*"))
+
+
+def states(folder: Path) -> list[str]:
+    return [status(run)["state"] for run in runs(folder)]
+
+
+def test_repeats_are_interleaved_and_equal(folder: Path) -> None:
+    ended = sweep("parallelism=ddp,fsdp2", "sweep.repeat=2", "sweep.seeds=2", cwd=folder)
+    assert ended.code == 0, ended
+    assert states(folder) == ["completed"] * 8
+    begun = sorted(runs(folder), key=lambda run: status(run)["started"])
+    assert [run.name for run in begun[:4]] == [
+        "000_parallelism-ddp_seed-0_repeat-1",
+        "001_parallelism-fsdp2_seed-0_repeat-1",
+        "000_parallelism-ddp_seed-1_repeat-1",
+        "001_parallelism-fsdp2_seed-1_repeat-1",
+    ]
+    losses = {run.name: [row["train/loss"] for row in read_events(run)] for run in runs(folder)}
+    once, again = (losses[f"000_parallelism-ddp_seed-1_repeat-{n}"] for n in (1, 2))
+    assert once == again != losses["000_parallelism-ddp_seed-0_repeat-1"]
+    assert (folder / "sweep" / "report.html").exists() and "report page: sweep/report.html" in ended.out
+
+
+def test_the_same_command_runs_what_has_no_result(folder: Path) -> None:
+    """Here the second of three is killed with the sweep, as by a crash of the node."""
+    arguments = [
+        "run",
+        "-m",
+        *TINY,
+        "hydra.sweep.dir=sweep",
+        "optimizer.kind=faulty:SlowAdamW",
+        "steps=12",
+        "seed=1,2,3",
+    ]
+    with Command(*arguments, cwd=folder) as command:
+        command.until(lambda: len(runs(folder)) == 3 and steps_done(runs(folder)[1]) >= 2)
+        command.process.kill()
+        command.wait()
+        command.check_nobody_left()
+    assert states(folder) == ["completed", "running", "pending"]
+    first = (runs(folder)[0] / "events.jsonl").read_text()
+    ended = meshrunner(*arguments, cwd=folder, within=120)
+    assert ended.code == 0, ended
+    assert states(folder) == ["completed"] * 3
+    assert [status(run)["attempt"] for run in runs(folder)] == [1, 2, 1]
+    assert (runs(folder)[0] / "events.jsonl").read_text() == first
+    resumed = meshrunner("resume", "sweep", cwd=folder)
+    assert resumed.code == 0 and resumed.out.count("is completed") == 3, resumed
+
+
+def test_a_directory_of_another_run_is_not_taken_up(folder: Path) -> None:
+    assert sweep("seed=1,2", cwd=folder).code == 0
+    ended = sweep("seed=1,2", "optimizer.lr=1e-4", cwd=folder)
+    assert ended.code == 2 and "optimizer.lr: 0.003 there, 0.0001 now" in ended.err, ended
+    ended = sweep("seed=1,2", "sweep.retry=1", cwd=folder)
+    assert ended.code == 0 and [status(run)["attempt"] for run in runs(folder)] == [1, 1]
+
+
+def test_results_that_are_wanted_again(folder: Path) -> None:
+    limits = ("launch.host_memory_gib=0.02,null", "model.ffn_dim=200000")
+    assert sweep(*limits, cwd=folder).code == 0
+    assert states(folder) == ["oom", "completed"]
+    assert sweep(*limits, cwd=folder).code == 0
+    assert [status(run)["attempt"] for run in runs(folder)] == [1, 1]
+    assert sweep(*limits, "sweep.rerun=[oom]", cwd=folder).code == 0
+    assert [status(run)["attempt"] for run in runs(folder)] == [2, 1]
+
+
+def test_a_crashed_run_is_tried_again(folder: Path) -> None:
+    arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "model.kind=faulty:Raises", "+model.step=2", "seed=1,2"]
+    with Command(*arguments, "sweep.retry=1", cwd=folder) as command:
+        assert command.wait(60).code == 1
+    assert [status(run)["attempt"] for run in runs(folder)] == [2, 2]
+
+
+def test_what_is_excluded_is_a_skipped_row(folder: Path) -> None:
+    rules = "sweep.exclude=['parallelism=ddp seed=2,3','optimizer.lr=0.5']"
+    assert sweep("parallelism=ddp,fsdp2", "seed=1,2", rules, cwd=folder).code == 0
+    assert states(folder) == ["completed", "skipped", "completed", "completed"]
+    assert status(runs(folder)[1])["reason"] == "sweep.exclude: parallelism=ddp seed=2,3"
+    ended = sweep("seed=1,2", "sweep.exclude=['paralelism=ddp']", "hydra.sweep.dir=other", cwd=folder)
+    assert ended.code == 2 and "Did you mean 'parallelism'" in ended.err, ended
+
+
+def test_runs_share_the_devices_of_a_node(folder: Path) -> None:
+    """Four pretended devices and runs of two: two at a time, each with its own devices."""
+    slow = ("optimizer.kind=faulty:SlowAdamW", "steps=6")
+    ended = sweep("seed=1,2,3,4", "sweep.devices=4", *slow, cwd=folder)
+    assert ended.code == 0, ended
+    assert states(folder) == ["completed"] * 4
+    spans = [(status(run)["started"], status(run)["ended"]) for run in runs(folder)]
+    at_once = [sum(a < end and start < b for start, end in spans) for a, b in spans]
+    assert max(at_once) >= 2
+    events = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    running = most = 0
+    for _, change in events:
+        running += change
+        most = max(most, running)
+    assert most == 2
+    seen = [read(run / "environment.json")["environment"]["CUDA_VISIBLE_DEVICES"] for run in runs(folder)]
+    assert set(seen) == {"0,1", "2,3"}
+
+
+def test_an_interrupt_reaches_runs_that_share_a_node(folder: Path) -> None:
+    arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "optimizer.kind=faulty:SlowAdamW", "steps=1000"]
+    with Command(*arguments, "seed=1,2,3", "sweep.devices=4", cwd=folder) as command:
+        command.until(lambda: len(runs(folder)) == 3 and min(map(steps_done, runs(folder)[:2])) >= 2)
+        command.interrupt()
+        ended = command.wait(25)
+        command.check_nobody_left()
+    assert ended.code == 130, ended
+    assert states(folder) == ["interrupted", "interrupted", "pending"]
+
+
+def test_two_processes_do_not_run_the_same_job(folder: Path) -> None:
+    arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "optimizer.kind=faulty:SlowAdamW", "steps=15", "seed=1,2"]
+    with Command(*arguments, cwd=folder) as command:
+        command.until(lambda: len(runs(folder)) == 2 and steps_done(runs(folder)[0]) >= 2)
+        other = meshrunner("resume", "sweep", cwd=folder, within=60)
+        assert "is being executed by process" in other.out, other
+        assert command.wait(60).code == 0
+    assert [status(run)["attempt"] for run in runs(folder)] == [1, 1]
+    assert states(folder) == ["completed"] * 2
