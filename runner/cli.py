@@ -16,9 +16,10 @@ HELP = """\
 usage: meshrunner VERB ...
 
   run    [OVERRIDES] [-m]    train; with -m, a sweep over every combination
-  resume DIR [--force]       execute a run directory as it stands on disk, from its newest checkpoint
+  resume DIR [--force]       execute a run directory as it stands on disk, from its newest checkpoint, or the rest of a sweep
   show   [OVERRIDES]         resolved configuration, mesh, wrap plan, parameters, FLOPs per token; starts nothing
   compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
+  status DIR [DIR...]        how far every run of a sweep is, also while it is running
   doctor                     what this machine has, what is missing and why it matters
 
 OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists the options.
@@ -60,6 +61,7 @@ def _dispatch(arguments: list[str]) -> int:
         "resume": _resume,
         "show": _show,
         "compare": _compare,
+        "status": _status,
         "doctor": _doctor,
     }
     if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
@@ -219,6 +221,13 @@ def _compare(arguments: list[str]) -> int:
     from runner.compare.verb import compare
 
     return compare(arguments)
+
+
+def _status(arguments: list[str]) -> int:
+    from runner.status import status
+
+    status(arguments)
+    return 0
 
 
 def _doctor(arguments: list[str]) -> int:

@@ -78,7 +78,7 @@ class Progress:
             f"{_number(row['perf/wps'], ',.0f')} WPS",
             f"MFU {_number(row['perf/mfu'], '.1f')}%" if row["perf/mfu"] is not None else "MFU unknown",
             memory_text(row),
-            f"{_duration(left)} left" if row["step"] < self.steps else "done",
+            f"{duration(left)} left" if row["step"] < self.steps else "done",
         ]
         return "  ".join(parts)
 
@@ -94,7 +94,8 @@ def _number(value: float | None, form: str) -> str:
     return "?" if value is None else format(value, form)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`1h02m`, `3m10s`, `5s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

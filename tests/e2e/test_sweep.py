@@ -141,6 +141,8 @@ def test_two_processes_do_not_run_the_same_job(folder: Path) -> None:
     arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "optimizer.kind=faulty:SlowAdamW", "steps=15", "seed=1,2"]
     with Command(*arguments, cwd=folder) as command:
         command.until(lambda: len(runs(folder)) == 2 and steps_done(runs(folder)[0]) >= 2)
+        seen = meshrunner("status", "sweep", cwd=folder)
+        assert seen.code == 0 and "1 running, 1 pending" in seen.out and "/15 " in seen.out, seen
         other = meshrunner("resume", "sweep", cwd=folder, within=60)
         assert "is being executed by process" in other.out, other
         assert command.wait(60).code == 0
