@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from runner.compose import Composer, parse
 from runner.experiment import Experiment, check
 
+CONF = Path(__file__).parents[1] / "conf"
 SMALL = (
     "data=random",
     "model.vocab_size=509",

@@ -27,9 +27,8 @@ from runner.experiment import Experiment, Launch, Sweep, check, fit
 from runner.hardware import Hardware, known_gpus
 from runner.profiler.base import Profiler
 from runner.trackers.base import Tracker
-from tests.composed import config, experiment
+from tests.composed import CONF, config, experiment
 
-CONF = Path(__file__).parents[2] / "conf"
 GROUPS: dict[str, type[Option]] = {
     "model": Model,
     "parallelism": Parallelism,
