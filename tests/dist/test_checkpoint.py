@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from recipes.checkpoint import fsdp1_tensor
 from recipes.checkpoint import save as save_module
 from recipes.checkpoint.base import NotSaved, Seen, Training
-from recipes.checkpoint.restore import agreed, restore
+from recipes.checkpoint.agree import agreed
+from recipes.checkpoint.restore import restore
 from recipes.checkpoint.save import Blocking, Writer
 from recipes.checkpoint.stored import remove, steps
 from recipes.clip import clip_by_norm, global_norm
