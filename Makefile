@@ -8,11 +8,14 @@ INSTALLED := .venv/installed
 demo: $(INSTALLED)
 	$(BIN)/meshrunner run
 
+# tests/dist by itself: the process its ranks come from would live on beside the other tests
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/unit tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/dist
 
 test-slow: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/unit tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/dist
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

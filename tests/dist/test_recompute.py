@@ -30,8 +30,14 @@ IDS = [f"{world}x {layout}" for world, layout in LAYOUTS]
 EAGER = [option for option in RECOMPUTE if option != "none"]  # none and eager is test_layouts
 
 
+SLOW = {name: [pytest.mark.slow] for name in IDS if "tp" in name}
+"""Two-dimensional layouts take a third of the time of all."""
+
+
 @pytest.mark.parametrize("option", EAGER)
-@pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=IDS)
+@pytest.mark.parametrize(
+    ("world", "layout"), [pytest.param(*each, id=name, marks=SLOW.get(name, [])) for each, name in zip(LAYOUTS, IDS, strict=True)]
+)
 def test_eager_equals_one_process(world: int, layout: str, option: str) -> None:
     found = compare(world, f"{layout} activation_checkpoint={option}")
     assert max(found) < 1e-5, found
