@@ -146,7 +146,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     composed = composer.one()
     if composed is None:
-        gc.enable()
+        _collect_again()
         from runner.sweep import run_sweep
 
         return run_sweep(composer)
@@ -158,7 +158,14 @@ def _run(arguments: list[str]) -> int:
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, resolve(experiment)[1])
     place(composed.config, composed.run_dir, composed.overrides)
+    _collect_again()
     return _execute(composed.run_dir)
+
+
+def _collect_again() -> None:
+    """This process may live for days from here on: what was imported stays, what comes is collected."""
+    gc.freeze()
+    gc.enable()
 
 
 def _resume(arguments: list[str]) -> int:

@@ -100,7 +100,8 @@ class RunMeter:
 
     def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
         end, cpu_time = self._now(), time.process_time() - self.cpu_begin
-        compiled, self.compiled = compile_seconds() - self.compiled, compile_seconds()
+        before, self.compiled = self.compiled, compile_seconds()
+        compiled = self.compiled - before
         times, profiled = (self.data_time, cpu_time, compiled), self.profiler.recording
         self.pending.append(_Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end, time.time()))
         figures = self.profiler.step_done(step)

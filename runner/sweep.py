@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -40,9 +39,12 @@ class Run:
     """A run directory to be."""
 
     composed: Composed
-    run_dir: Path
     reason: str
     """Why it cannot work; empty when it can."""
+
+    @property
+    def run_dir(self) -> Path:
+        return self.composed.run_dir
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _repeated(composed: Composed, run_dir: Path, reason: str, sweep: Sweep) -> l
             name += f"_seed-{seed}" if sweep.seeds > 1 else ""
             name += f"_repeat-{repeat}" if sweep.repeat > 1 else ""
             own = replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir.with_name(name))
-            runs.append(Run(own, own.run_dir, reason))
+            runs.append(Run(own, reason))
     return runs
 
 
@@ -223,7 +225,7 @@ def job_name(number: int, overrides: list[str]) -> str:
 def _record_sweep(sweep_dir: Path, runs: list[tuple[list[str], Path]]) -> None:
     """Sweepers that decide as they go hand over their jobs batch by batch; a sweep that is taken up has them already."""
     path = sweep_dir / "sweep.json"
-    known = json.loads(path.read_text())["jobs"] if path.exists() else []
+    known = read_json(path).get("jobs", [])
     added = [{"name": run_dir.name, "overrides": overrides} for overrides, run_dir in runs]
     write_json(path, {"command": sys.argv, "jobs": known + [job for job in added if job not in known]})
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.activation_checkpoint.base import Recompute
-from recipes.option import Count, Section
+from recipes.option import Count, Section, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,9 +54,8 @@ class SelectiveOp(Recompute):
             try:
                 _packet(saved.op)
             except AttributeError:
-                found.append(
-                    f"activation_checkpoint.save[{number}]: torch has no operator '{saved.op}'{_hint(saved.op)}"
-                )
+                hint = did_you_mean(saved.op, _operators())
+                found.append(f"activation_checkpoint.save[{number}]: torch has no operator '{saved.op}'.{hint}")
         return found
 
     def wrap(self, block: nn.Module, *, draws: bool) -> nn.Module:
@@ -101,9 +99,7 @@ def _packet(name: str) -> OpOverloadPacket[..., Any]:
     return found
 
 
-def _hint(name: str) -> str:
+def _operators() -> set[str]:
     import torch
 
-    known = {schema.name.replace("::", ".") for schema in torch._C._jit_get_all_schemas()}
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f". Did you mean '{near[0]}'?" if near else ""
+    return {schema.name.replace("::", ".") for schema in torch._C._jit_get_all_schemas()}
