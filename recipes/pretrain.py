@@ -22,15 +22,18 @@ from recipes.clip import Trained, clip_by_norm, global_norm
 from recipes.data.base import Needs
 from recipes.data.loader import Loader
 from recipes.init import Initial, clean_name
+from recipes.leave import Leave
 from recipes.loss import cross_entropy
 from recipes.optimizer import step_if_finite
 from recipes.parallelism.mesh import build_mesh, data_rank
 from recipes.parallelism.tensor import split, split_parameters
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
 
     from recipes.meter import Meter
     from recipes.model.network import Network
@@ -115,14 +118,47 @@ def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
     return total
 
 
+def update(
+    recipe: Recipe, model: nn.Module, trained: list[Trained], optimizer: Optimizer, batches: list[Batch], lr: float
+) -> tuple[Tensor, Tensor]:
+    """One optimizer step; returns this rank's loss and the global gradient norm before clipping, both 0-d."""
+    loss = backward(recipe, model, batches)
+    grad_norm = global_norm(trained)
+    if recipe.max_grad_norm is not None:
+        clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    step_if_finite(optimizer, grad_norm)
+    optimizer.zero_grad()
+    recipe.precision.after_step(model)
+    return loss, grad_norm
+
+
+class Result(NamedTuple):
+    """What `train` ends with."""
+
+    model: nn.Module
+    step: int
+    """The last one done; less than `recipe.steps` when the run was asked to leave."""
+
+
 def train(
-    recipe: Recipe, meter: Meter, *, device: torch.device, nodes: int, workers: int, checkpoints: Path | None = None
-) -> nn.Module:
+    recipe: Recipe,
+    meter: Meter,
+    *,
+    device: torch.device,
+    nodes: int,
+    workers: int,
+    checkpoints: Path | None = None,
+    asked: Callable[[], bool] | None = None,
+) -> Result:
     """
-    Train up to step `recipe.steps` and return the model.
+    Train up to step `recipe.steps`, or until the run is asked to leave: then with a checkpoint of the last step, if
+    checkpoints are written at all.
 
     Args:
         checkpoints: where the run's own are written, and looked for; None: there are none.
+        asked: whether this rank has been asked to leave; None: it never will be.
 
     Raises:
         ConfigError: the recipe does not fit the devices, the data or the checkpoint.
@@ -166,6 +202,7 @@ def train(
         flops_per_token=flops,
         attention_flops_per_token=attention_flops,
     )
+    leave, step = Leave(asked) if asked is not None else None, done
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection inside a step would be measured as the step's; the meter collects between steps
@@ -173,24 +210,19 @@ def train(
         for step in range(done + 1, recipe.steps + 1):
             with meter.waiting_for_data():
                 batches = loader.next()
-            loss = backward(recipe, model, batches)
-            grad_norm = global_norm(trained)
-            if recipe.max_grad_norm is not None:
-                clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
             lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            step_if_finite(optimizer, grad_norm)
-            optimizer.zero_grad()
-            recipe.precision.after_step(model)
+            loss, grad_norm = update(recipe, model, trained, optimizer, batches, lr)
             meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=global_batch * recipe.seq_len)
             seen = Seen(seen.sequences + global_batch, seen.tokens + global_batch * recipe.seq_len)
-            if saver is not None and saver.due(step):
+            left = step < recipe.steps and leave is not None and leave.agreed()
+            if saver is not None and (saver.due(step) or left):
                 with meter.saving():
                     saver.save(step, seen)
+            if left:
+                break
         if saver is not None:
             saver.close()
     finally:
         gc.enable()
         loader.close()
-    return model
+    return Result(model, step)

@@ -13,8 +13,9 @@ import sys
 import threading
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PRELOAD = [
     "runner.preload",
@@ -33,6 +34,19 @@ PRELOAD = [
 """What the forkserver imports before it forks. Never a user's module: an exception there would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
+END = signal.SIGUSR2
+"""What ends a child in order: its stack goes to its log. SIGTERM is not used, because SLURM sends it to every process of a
+job that is to leave, and only the command line may act on that."""
+
+
+def in_slurm_job() -> bool:
+    """Whether this process is part of a job that may be asked to leave."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def shared_integers(count: int) -> Any:
+    """Integers that a process and its children see, without a lock: each has one writer."""
+    return RawArray("q", count)
 
 
 def warm() -> None:
@@ -40,6 +54,8 @@ def warm() -> None:
     multiprocessing.set_forkserver_preload(PRELOAD)
     # Inherited: Ctrl-C belongs to the command line alone. Here it is only held back until the forkserver is started.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    asking = (signal.SIGTERM, signal.SIGUSR1) if in_slurm_job() else ()
+    handlers = {name: signal.signal(name, signal.SIG_IGN) for name in asking}  # inherited, too
     safe_path = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"  # else a folder `runner` in the current directory would be imported instead
     try:
@@ -51,6 +67,8 @@ def warm() -> None:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = safe_path
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -85,7 +103,7 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(2)
-    faulthandler.register(signal.SIGTERM, 2, chain=True)  # a hung process says where it hangs
+    faulthandler.register(END, 2, chain=True)  # a hung process says where it hangs
     threading.Thread(target=_follow_parent, daemon=True, name="follow parent").start()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the forkserver's end is this process's end, too
     os.environ.clear()

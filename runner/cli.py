@@ -100,7 +100,7 @@ def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str] | No
     from yaml import YAMLError
 
     from recipes.option import ConfigError
-    from runner.launch import Interrupted
+    from runner.outcome import Interrupted
     from runner.rundir import Busy
 
     if isinstance(error, Interrupted):

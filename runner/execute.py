@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.option import ConfigError
+from runner.blame import write_error
+from runner.child import in_slurm_job
 from runner.devices import resolve
 from runner.events import Tail
 from runner.experiment import check, remarks
-from runner.launch import Interrupted, Outcome, launch
+from runner.launch import launch
+from runner.nodes import Peers, this_node
+from runner.outcome import Interrupted, Outcome
+from runner.preemption import Preemption
 from runner.prepare import prepared
 from runner.progress import Progress, warn
 from runner.resume import fit_continuing
@@ -50,7 +55,9 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
         Interrupted: by the user, after everything was ended and recorded.
     """
     experiment = _configuration(run_dir)
-    device = resolve(experiment)
+    device, node = resolve(experiment), this_node(experiment.launch.nodes)
+    if node.rank > 0:
+        return _accompany(run_dir, experiment, device, Peers(run_dir, node)), {}
     _, stored = fit_continuing(experiment, run_dir, device[1], force=force)
     done = stored.record.step if stored is not None else 0
     for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment, device[0], done)]:
@@ -58,7 +65,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
     status: dict[str, Any] | None = None
     tracking: Following | None = None
     error: BaseException | None = None
-    with _signals():
+    with _signals(), Peers(run_dir, node) as peers:
         try:
             with _held():
                 status = claim(run_dir)
@@ -68,7 +75,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
             tracking = Following.start(run_dir, experiment.tracker)
             with heartbeat(run_dir):
                 write_json(run_dir / "environment.json", _environment(experiment, device))
-                outcome = _run(run_dir, experiment, device, status["attempt"])
+                outcome = _run(run_dir, experiment, device, status["attempt"], peers)
         except Interrupted as caught:
             outcome, error = Outcome("interrupted", str(caught)), caught
         except Exception as caught:
@@ -76,6 +83,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
         if status is None:
             assert error is not None
             raise error
+        outcome = peers.agree(outcome)
         with _held():
             summary = _record(run_dir, experiment, outcome)
         if tracking is not None:
@@ -85,6 +93,33 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
     if error is not None:
         raise error
     return outcome, summary
+
+
+def _accompany(run_dir: Path, experiment: Experiment, device: tuple[str, int, int], peers: Peers) -> Outcome:
+    """What every node but the first does: its workers. The record is the first node's."""
+    error: BaseException | None = None
+    with _signals(), peers:
+        try:
+            with prepared(experiment, run_dir), Preemption(run_dir) as preemption:
+                outcome = launch(
+                    run_dir,
+                    experiment,
+                    device,
+                    attempt=0,  # of the rows, which are the first node's
+                    peers=peers,
+                    preemption=preemption,
+                    started=lambda workers: peers.say(workers=workers),
+                    poll=lambda: None,
+                )
+        except Interrupted as caught:
+            outcome, error = Outcome("interrupted", str(caught)), caught
+        except Exception as caught:
+            outcome, error = Outcome("failed", str(caught) or type(caught).__name__), caught
+        outcome = peers.agree(outcome)
+        peers.wait_for_head()
+    if error is not None:
+        raise error
+    return outcome
 
 
 def _configuration(run_dir: Path) -> Experiment:
@@ -103,15 +138,34 @@ def _finish(tracking: Following, outcome: Outcome) -> None:
         warn(warning)
 
 
-def _run(run_dir: Path, experiment: Experiment, device: tuple[str, int, int], attempt: int) -> Outcome:
+def _run(run_dir: Path, experiment: Experiment, device: tuple[str, int, int], attempt: int, peers: Peers) -> Outcome:
     tail = Tail(run_dir / "events.jsonl")
     tail.read()  # rows of earlier attempts
-    with prepared(experiment, run_dir), Progress(experiment.steps) as progress:
-        return launch(run_dir, experiment, device, attempt, lambda: progress.show(tail.read()))
+
+    def started(workers: list[dict[str, int]]) -> None:
+        update_status(run_dir, workers=workers)
+        peers.say(workers=workers)
+
+    with (
+        Preemption(run_dir) as preemption,
+        prepared(experiment, run_dir),
+        Progress(experiment.steps) as progress,
+    ):
+        return launch(
+            run_dir,
+            experiment,
+            device,
+            attempt,
+            peers=peers,
+            preemption=preemption,
+            started=started,
+            poll=lambda: progress.show(tail.read()),
+        )
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
     """Write the final state and the summary. On a full disk the run has still ended, so that is said and no more."""
+    write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())
         return write_summary(run_dir, experiment.measure_after, status)
@@ -120,7 +174,8 @@ def _record(run_dir: Path, experiment: Experiment, outcome: Outcome) -> dict[str
         return {"state": outcome.state, "reason": outcome.reason}
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIGTERM,)))
+"""What ends a run at once. In a SLURM job SIGTERM asks it to leave: `runner.preemption` hears that."""
 
 
 @contextmanager

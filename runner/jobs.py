@@ -17,7 +17,7 @@ from recipes.option import ConfigError
 from runner.devices import gpu_count, resolve
 from runner.execute import SIGNALS, execute
 from runner.experiment import check
-from runner.launch import Interrupted
+from runner.outcome import Interrupted
 from runner.report import report
 from runner.rundir import Busy, owner_is_alive, read_config, read_status, update_status
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,105 +20,121 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.cache import cache_dir
 from runner import child, worker
-from runner.logs import last_stack
-from runner.rundir import read_json, update_status, write_json
-from runner.worker import Seat, error_file, shared_integers
+from runner.blame import blame, late, oom_kills
+from runner.outcome import Outcome
+from runner.worker import LEFT, Seat, error_file
 
 if TYPE_CHECKING:
     from runner.experiment import Experiment
+    from runner.nodes import Node, Peers
+    from runner.preemption import Preemption
 
 GRACE_S = 2.0
 """After the first failure the other ranks may still say what they saw."""
 END_S = 5.0
-"""From SIGTERM to SIGKILL."""
+"""From the signal that writes a stack to SIGKILL."""
 POLL_S = 0.1
-COLLATERAL = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection (refused|closed)|remote (worker|process)|timed out waiting|"
-    r"NCCL.*(abort|remote)|Failed to recv|Socket",
-    re.IGNORECASE,
-)
-"""What a rank says when another one has gone."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    state: str
-    reason: str
-    rank: int | None = None
-    """The rank that failed first."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """The user, or the system in their name, ended the run: Ctrl-C, SIGTERM, SIGHUP. No handler of errors may take it for one."""
 
 
 def launch(
-    run_dir: Path, experiment: Experiment, device: tuple[str, int, int], attempt: int, poll: Callable[[], None]
+    run_dir: Path,
+    experiment: Experiment,
+    device: tuple[str, int, int],
+    attempt: int,
+    *,
+    peers: Peers,
+    preemption: Preemption,
+    started: Callable[[list[dict[str, int]]], object],
+    poll: Callable[[], None],
 ) -> Outcome:
     """
-    Start the workers and wait for their end.
+    Start this node's workers and wait for their end, or for trouble on another node.
 
     Args:
         experiment: as configured; the workers find out by themselves whether they continue from a checkpoint.
         device: what `runner.devices.resolve` found.
         attempt: number of this execution of the run directory.
+        started: called once with the workers, each {"rank", "pid"}.
         poll: called a few times a second, to show progress.
+
+    Returns:
+        How the run ended, as far as this node can know.
 
     Raises:
         Interrupted: after the workers were ended.
     """
-    device_type, workers, threads = device
-    port, steps = shared_integers(1), shared_integers(workers)
-    environment, pickled = _environment(experiment), pickle.dumps(experiment)
-    processes: list[BaseProcess] = []
-    kills = _oom_kills()
-    for rank in range(workers):
-        error_file(run_dir, rank).unlink(missing_ok=True)
-        seat = Seat(rank, rank, workers, experiment.launch.nodes, workers, device_type, threads, attempt, port, steps)
-        ranked = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranked |= {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
-        processes.append(
-            child.context.Process(target=worker.main, args=(str(run_dir), pickled, seat, ranked, sys.path))
-        )
+    steps = child.shared_integers(device[1])
+    first = peers.node.rank * device[1]
+    processes = _processes(run_dir, experiment, device, attempt, peers.node, steps, preemption)
+    kills = oom_kills()
     try:
         try:
             for process in processes:
                 process.start()
         except (OSError, EOFError) as error:
             return Outcome("failed", f"the workers could not be started: {error}")
-        update_status(run_dir, workers=[{"rank": rank, "pid": p.pid} for rank, p in enumerate(processes)])
-        late = _watch(run_dir, processes, experiment, steps, poll)
-        codes = [p.exitcode for p in processes]  # before this process ends any of them
+        started([{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)])
+        waited = _watch(run_dir, processes, experiment, steps, peers, preemption, poll)
+        codes = [process.exitcode for process in processes]  # before this process ends any of them
     finally:
         _end(processes)
-    if late is not None:
-        return _late(run_dir, *late)
-    if not any(codes):
+    if waited is not None:
+        return late(run_dir, first, list(steps), waited)
+    failed = {first + i: code for i, code in enumerate(codes) if code not in (0, LEFT, None)}
+    if failed:
+        return blame(
+            run_dir, {rank: code for rank, code in failed.items() if code}, killed_by_kernel=oom_kills() > kills
+        )
+    if not any(code is None or code == LEFT for code in codes):
         return Outcome("completed", "")
-    return _blame(run_dir, codes, killed_by_kernel=_oom_kills() > kills)
+    if preemption.asked:
+        return Outcome("preempted", preemption.reason)
+    return Outcome("failed", "workers on another node have ended", collateral=True)
 
 
-def _environment(experiment: Experiment) -> dict[str, str]:
-    settings = experiment.launch
-    return {
+def _processes(
+    run_dir: Path,
+    experiment: Experiment,
+    device: tuple[str, int, int],
+    attempt: int,
+    node: Node,
+    steps: Any,
+    preemption: Preemption,
+) -> list[BaseProcess]:
+    device_type, workers, threads = device
+    settings, port = experiment.launch, child.shared_integers(1)
+    port[0] = settings.port or node.port
+    environment = {
         **os.environ,
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(settings.port or 0),
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"),  # compiled code is shared by all runs
         **settings.env,
     }
+    pickled = pickle.dumps(experiment)
+    processes: list[BaseProcess] = []
+    for local_rank in range(workers):
+        rank = node.rank * workers + local_rank
+        error_file(run_dir, rank).unlink(missing_ok=True)
+        seat = Seat(rank, local_rank, workers, node, device_type, threads, attempt, port, steps, preemption.shared)
+        arguments = (str(run_dir), pickled, seat, environment | seat.environment, sys.path)
+        processes.append(child.context.Process(target=worker.main, args=arguments))
+    return processes
 
 
 def _watch(
-    run_dir: Path, processes: list[BaseProcess], experiment: Experiment, steps: Any, poll: Callable[[], None]
-) -> tuple[list[int], float] | None:
+    run_dir: Path,
+    processes: list[BaseProcess],
+    experiment: Experiment,
+    steps: Any,
+    peers: Peers,
+    preemption: Preemption,
+    poll: Callable[[], None],
+) -> float | None:
     """
-    Until all have ended, one has failed (plus some grace), or no step was completed for too long.
+    Until all have ended, one here or on another node has failed (plus some grace), no step was completed for too long, or
+    the run is asked to leave before its first step.
 
     Returns:
-        In the last case every rank's last completed step, and the minutes that were waited.
+        The minutes that were waited for a step; None in the other cases.
     """
     settings = experiment.launch
     seen, since, saved = list(steps), time.monotonic(), 0
@@ -128,17 +142,20 @@ def _watch(
     while alive := [p for p in processes if p.exitcode is None]:
         wait([p.sentinel for p in alive], timeout=POLL_S)
         poll()
+        preemption.look()
         now = time.monotonic()
-        if failed_at is None and any(p.exitcode for p in processes):
+        if failed_at is None and (any(p.exitcode not in (0, LEFT, None) for p in processes) or peers.trouble()):
             failed_at = now
         if failed_at is not None and now - failed_at > GRACE_S:
             break
+        if preemption.asked and not any(steps):
+            break  # nothing is lost, and the first step may be long in coming
         if list(steps) != seen:
             seen, since = list(steps), now
         minutes = settings.timeout_minutes if min(seen) else settings.start_timeout_minutes
         if failed_at is None and now - since > 60 * minutes:
             if (size := _being_saved(run_dir)) == saved:
-                return seen, minutes
+                return minutes
             saved, since = size, now  # slow, but it goes on
     poll()
     return None
@@ -153,20 +170,9 @@ def _being_saved(run_dir: Path) -> int:
     return size
 
 
-def _late(run_dir: Path, steps: list[int], minutes: float) -> Outcome:
-    """Names the rank that hangs. The others of its step wait for it in a collective, as the stacks in their logs show."""
-    key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
-    behind = [rank for rank, step in enumerate(steps) if step == min(steps)]
-    alone = [rank for rank in behind if "torch/distributed" not in last_stack(run_dir / "logs" / f"rank{rank}.log")]
-    ranks = alone if len(alone) == 1 else behind
-    who = f"rank {ranks[0]} hangs" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} hang"
-    reason = f"no step was completed within launch.{key}({minutes:g}): {who} in step {min(steps) + 1}"
-    return Outcome("timeout", reason, ranks[0])
-
-
 def _end(processes: list[BaseProcess]) -> None:
     """End what still runs, and wait until it is gone. Processes are addressed by id: the forkserver may be gone, too."""
-    for name in (signal.SIGTERM, signal.SIGKILL):
+    for name in (child.END, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):
                 os.kill(process.pid, name)
@@ -183,44 +189,3 @@ def _exists(process: BaseProcess) -> bool:
         return stat.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _blame(run_dir: Path, codes: list[int | None], *, killed_by_kernel: bool) -> Outcome:
-    """The rank that failed first, and why: a signal before an error, the cause before its victims, then by time."""
-    errors = {rank: read_json(error_file(run_dir, rank)) for rank in range(len(codes))}
-
-    def order(rank: int) -> tuple[int, float]:
-        code, error = codes[rank] or 0, errors[rank]
-        collateral = bool(error) and bool(COLLATERAL.search(error["message"]))
-        # A signal is a cause, but for SIGABRT: that is also how a communication library ends a victim.
-        guilt = (
-            0 if code < 0 and code != -signal.SIGABRT else 1 if code > 0 and not collateral else 2 if code < 0 else 3
-        )
-        return guilt, error.get("time", float("inf"))
-
-    rank = min((r for r, code in enumerate(codes) if code), key=order)
-    code, error = codes[rank] or 0, errors[rank]
-    if error:
-        state = "oom" if error["oom"] else "failed"
-        reason = _first_line(error["message"]) if error["plain"] else f"rank {rank}: {_first_line(error['message'])}"
-    elif code == -signal.SIGKILL and killed_by_kernel:
-        state, reason = "oom", f"rank {rank} was killed by the kernel: out of host memory"
-    elif code < 0:
-        state, reason = "failed", f"rank {rank} was ended by signal {signal.Signals(-code).name}"
-    elif code == 255:
-        state, reason = "failed", "the process that starts the workers was ended"
-    else:
-        state, reason = "failed", f"rank {rank} ended with exit code {code}"
-    with suppress(OSError):  # on a full disk the reason is still said
-        write_json(run_dir / "error.json", {"rank": rank, "exit_code": code, "state": state, "reason": reason, **error})
-    return Outcome(state, reason, rank)
-
-
-def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0][:300]
-
-
-def _oom_kills() -> int:
-    """How often the kernel killed a process for memory since boot; 0 where it does not say."""
-    found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0

@@ -70,7 +70,7 @@ def prepared(experiment: WantsData, run_dir: Path) -> Iterator[None]:
 
 def _produce(data: Data, needs: Needs, log: Path, environment: dict[str, str], path: list[str]) -> None:
     child.enter(log, environment, path)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no stack in the log: this is the normal end, the record is exact
+    signal.signal(child.END, signal.SIG_DFL)  # no stack in the log: this is the normal end, the record is exact
     status = 1
     try:
         data.produce(needs)
@@ -110,8 +110,8 @@ def _last_lines(log: Path, count: int = 5) -> str:
 
 
 def _end(producer: BaseProcess) -> None:
-    if producer.exitcode is None:
-        producer.terminate()
+    if producer.exitcode is None and producer.pid is not None:
+        os.kill(producer.pid, child.END)
         producer.join(GRACE_S)
     if producer.exitcode is None:
         producer.kill()

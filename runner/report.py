@@ -14,7 +14,7 @@ from runner.rundir import read_json
 from runner.table import cell, print_row
 
 if TYPE_CHECKING:
-    from runner.launch import Outcome
+    from runner.outcome import Outcome
 
 SHOWN = ("model", "parallelism", "precision")
 """Groups whose choice stands in the row of a single run."""

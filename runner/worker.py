@@ -13,7 +13,6 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,15 @@ if TYPE_CHECKING:
 
     from runner.experiment import Experiment
     from runner.meter import RunMeter
+    from runner.nodes import Node
 
 GIB = 2**30
+
+
+KEPT: list[Any] = []
+"""The model stays referenced until the process ends: DDP destroyed before its process group may hang."""
+LEFT = 75
+"""Exit code of a worker that has left before the last step, as it was asked to."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,9 @@ class Seat:
 
     rank: int
     local_rank: int
-    world_size: int
-    nodes: int
     workers: int
     """Per node."""
+    node: Node
     device_type: str
     threads: int
     attempt: int
@@ -45,11 +50,24 @@ class Seat:
     """RawArray of one integer: the rendezvous port on the first node, 0 until rank 0 has opened it."""
     steps: Any
     """RawArray with the last completed step of every rank of the node."""
+    asked: Any
+    """RawArray of one integer, not 0 when the run is asked to leave; None where that cannot be."""
 
+    @property
+    def world_size(self) -> int:
+        return self.node.count * self.workers
 
-def shared_integers(count: int) -> Any:
-    """Integers that launcher and workers see, without a lock: each has one writer."""
-    return RawArray("q", count)
+    @property
+    def environment(self) -> dict[str, str]:
+        """What torchrun would set, for code of a user's that looks there."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.workers),
+            "MASTER_ADDR": self.node.host,
+            "MASTER_PORT": str(self.port[0]),
+        }
 
 
 def error_file(run_dir: Path, rank: int) -> Path:
@@ -67,8 +85,7 @@ def main(run_dir: str, experiment: bytes, seat: Seat, environment: dict[str, str
     folder = Path(run_dir)
     child.enter(folder / "logs" / f"rank{seat.rank}.log", environment, path)
     try:
-        _work(folder, pickle.loads(experiment), seat)
-        code = 0
+        code = _work(folder, pickle.loads(experiment), seat)
     except BaseException as error:  # whatever it is, the launcher has to learn of it
         _report(folder, seat.rank, error)
         code = 1
@@ -77,7 +94,8 @@ def main(run_dir: str, experiment: bytes, seat: Seat, environment: dict[str, str
     os._exit(code)  # a regular exit destroys the process group under DDP's feet and may hang
 
 
-def _work(run_dir: Path, experiment: Experiment, seat: Seat) -> None:
+def _work(run_dir: Path, experiment: Experiment, seat: Seat) -> int:
+    """Returns the exit code."""
     import torch
     import torch.distributed as dist
 
@@ -98,16 +116,23 @@ def _work(run_dir: Path, experiment: Experiment, seat: Seat) -> None:
         limit = held + int(launch.host_memory_gib * GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     meter = RunMeter(experiment, run_dir, seat)
-    # The model stays referenced until the process ends: DDP destroyed before its process group may hang.
-    checkpoints = run_dir / "checkpoints"
     try:
-        model = train(experiment, meter, device=device, nodes=seat.nodes, workers=seat.workers, checkpoints=checkpoints)
+        result = train(
+            experiment,
+            meter,
+            device=device,
+            nodes=seat.node.count,
+            workers=seat.workers,
+            checkpoints=run_dir / "checkpoints",
+            asked=None if seat.asked is None else lambda: bool(seat.asked[0]),
+        )
         dist.barrier()
     except BaseException as error:
         if _is_out_of_memory(error):
             _tell_profiler(meter)
         raise
-    del model
+    KEPT.append(result.model)
+    return 0 if result.step == experiment.steps else LEFT
 
 
 def _keep_freed_memory() -> None:
@@ -138,11 +163,11 @@ def _join(seat: Seat, device: torch.device, timeout: timedelta) -> None:
         timeout: of collectives; longer than the launcher's patience, which knows which rank did not come.
     """
     import torch.distributed as dist
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     from recipes.option import ConfigError
 
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = seat.node.host, seat.port[0]
     if seat.rank == 0:
         try:
             store = TCPStore(host, port, seat.world_size, is_master=True, wait_for_workers=False)
@@ -150,13 +175,13 @@ def _join(seat: Seat, device: torch.device, timeout: timedelta) -> None:
             raise ConfigError(f"launch.port({port}) cannot be used: {str(error).splitlines()[0]}") from error
         seat.port[0] = store.port
     else:
-        while not (port or seat.port[0]):
+        while not seat.port[0]:
             time.sleep(0.001)
-        store = TCPStore(host, port or seat.port[0], seat.world_size, is_master=False)
+        store = TCPStore(host, seat.port[0], seat.world_size, is_master=False, timeout=timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
-        store=store,
+        store=PrefixStore(seat.node.rendezvous, store),
         timeout=timeout,
         rank=seat.rank,
         world_size=seat.world_size,

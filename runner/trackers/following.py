@@ -9,13 +9,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from runner.child import context
+from runner.child import END, context
 from runner.trackers import follow
 from runner.trackers.base import Tracker, read_tracking, update_tracking
 from runner.trackers.processes import descendants, kill
 
 GRACE_S = 2.0
-"""From SIGTERM, which writes the stack of a hung tracker to its log, to SIGKILL."""
+"""From the signal that writes the stack of a hung tracker to its log, to SIGKILL."""
 
 
 class Following:
@@ -98,7 +98,8 @@ class Following:
         """End a tracker that is still there, with all that it started; takes 2 x GRACE_S at most."""
         if process.is_alive():
             own = descendants(process.pid) if process.pid else []
-            process.terminate()
+            if process.pid is not None:
+                os.kill(process.pid, END)
             process.join(GRACE_S)
             process.kill()
             for each in own:

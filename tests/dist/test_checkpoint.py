@@ -165,8 +165,7 @@ def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[li
         recipe = experiment(
             *SMALL, *overrides, f"steps={number}", f"checkpoint={kind}", "checkpoint.every=1", "checkpoint.keep=null"
         )
-        model = train(recipe, recorder, device=CPU, nodes=1, workers=world, checkpoints=checkpoints)
-        KEPT.append(model)
+        KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=world, checkpoints=checkpoints).model)
         return list(zip(recorder.losses, recorder.norms, strict=True))
 
     class Slow(Writer):
@@ -206,7 +205,7 @@ def resumed_elsewhere(folder: Path, overrides: tuple[str, ...]) -> list[Any]:
     """(loss, norm) of the steps up to 6, saved every 3, from where the folder is."""
     recorder = Recorder()
     recipe = experiment(*SMALL, *overrides, "checkpoint=dcp", "checkpoint.every=3")
-    KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder))
+    KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder).model)
     return [*recorder.losses, *recorder.norms]
 
 

@@ -21,6 +21,7 @@ from recipes.checkpoint.dcp import DCP
 from recipes.model.llama import Llama
 from recipes.model.transformer import Transformer
 from recipes.optimizer import AdamW
+from runner.child import END
 from runner.events import Row
 from runner.trackers.base import RunRecord, Tracker
 
@@ -156,12 +157,12 @@ class SlowAdamW(AdamW):
         return optimizer
 
 
-class IgnoresSIGTERM(Faulty):
+class CannotBeEnded(Faulty):
     """Cannot be ended but by SIGKILL."""
 
     def fail(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("SIGTERM is ignored")
+        signal.signal(END, signal.SIG_IGN)
+        print("END is ignored")
         time.sleep(3600)
 
 

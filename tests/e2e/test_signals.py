@@ -152,9 +152,9 @@ def test_end_by_the_system(number: signal.Signals, folder: Path) -> None:
 
 def test_second_interrupt(folder: Path) -> None:
     """Impatience while a worker that cannot be ended is waited for neither leaves it behind nor loses the record."""
-    with started("model.kind=faulty:IgnoresSIGTERM", folder=folder) as command:
+    with started("model.kind=faulty:CannotBeEnded", folder=folder) as command:
         log = folder / "out" / "logs" / "rank1.log"
-        command.until(lambda: log.exists() and "SIGTERM is ignored" in log.read_text())
+        command.until(lambda: log.exists() and "END is ignored" in log.read_text())
         for _ in range(10):
             command.interrupt()
             with pytest.raises(psutil.TimeoutExpired):

@@ -1,0 +1,94 @@
+"""Being asked to leave, by SLURM: the run saves itself, ends with exit status 75, and goes on when it is started again.
+
+Clusters differ in what they send and to whom. SIGTERM reaches every process of a job's steps (the workers and their
+forkserver pass it over); SIGUSR1, as slurm/*.sbatch ask for it, reaches the batch shell, which marks the run directory. A
+run whose parent was killed, the daemon of SLURM's step, is on its own: it leaves, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from datetime import datetime
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from runner.child import in_slurm_job, shared_integers
+from runner.outcome import Interrupted
+
+MARK = "preempt"
+"""The file in the run directory."""
+LOOK_EVERY_S = 0.5
+NEAR_S = 240.0
+"""Asked to leave so shortly before its job's time limit, a run leaves because of the limit."""
+
+
+class Preemption:
+    """Whether a run is asked to leave. A context manager: inside, the signals are heard (in a job of SLURM's)."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.mark = run_dir / MARK
+        self.shared: Any = shared_integers(1) if in_slurm_job() else None
+        """What the workers see; None where nobody asks."""
+        self.reason = ""
+        self._signal = 0
+        self._parent = os.getppid()
+        self._looked = 0.0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self.shared is not None and bool(self.shared[0])
+
+    def __enter__(self) -> Preemption:
+        if self.shared is not None:
+            self._before = {name: signal.signal(name, self._hear) for name in (signal.SIGTERM, signal.SIGUSR1)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
+
+    def look(self) -> None:
+        """
+        See whether the run is asked to leave, and tell the workers.
+
+        Raises:
+            Interrupted: the job was cancelled. That cannot be told from a preemption by what is sent.
+        """
+        now = time.monotonic()
+        if self.shared is None or self.asked or not (self._signal or now - self._looked > LOOK_EVERY_S):
+            return
+        self._looked = now
+        if os.getppid() != self._parent:
+            self.reason = f"what had started the run on {socket.gethostname()} was killed"
+        elif self._signal or self.mark.exists():
+            self.reason = _reason()
+        if self.reason:
+            self.shared[0] = 1
+
+
+def _reason() -> str:
+    from runner.slurm.queue import show
+
+    job = show(os.environ["SLURM_JOB_ID"])
+    if job.get("JobState") == "CANCELLED":
+        raise Interrupted("by scancel")
+    if job.get("PreemptTime", "None") != "None":
+        return "preempted by SLURM for a job of higher priority"
+    limit, end = job.get("TimeLimit"), job.get("EndTime", "Unknown")
+    try:
+        near = (datetime.fromisoformat(end) - datetime.now()).total_seconds() < NEAR_S
+    except ValueError:
+        near = False
+    if near and job.get("JobState") in ("RUNNING", "TIMEOUT", "COMPLETING"):
+        return f"the job's time limit ({limit}) is near"
+    return "SLURM asked the job to leave"

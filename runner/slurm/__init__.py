@@ -1,0 +1,1 @@
+"""SLURM: writing and submitting its scripts, and asking it how its jobs are."""
