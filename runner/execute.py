@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,12 +37,15 @@ IGNORE_S = 15.0
 PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
 
 
-def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, Any]]:
+def execute(
+    run_dir: Path, *, force: bool = False, poll: Callable[[], None] | None = None
+) -> tuple[Outcome, dict[str, Any]]:
     """
     Run what a directory says and record how it ended; returns that and the summary.
 
     Args:
         force: continue from a checkpoint though keys have changed that decide what is trained.
+        poll: called a few times a second, by one who shows the progress; None: it is shown here.
 
     Raises:
         ConfigError: the configuration does not fit this node or its data; nothing was started.
@@ -58,7 +61,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
     status: dict[str, Any] | None = None
     tracking: Following | None = None
     error: BaseException | None = None
-    with _signals():
+    with signals():
         try:
             with _held():
                 status = claim(run_dir)
@@ -68,7 +71,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
             tracking = Following.start(run_dir, experiment.tracker)
             with heartbeat(run_dir):
                 write_json(run_dir / "environment.json", _environment(experiment, device))
-                outcome = _run(run_dir, experiment, device, status["attempt"])
+                outcome = _run(run_dir, experiment, device, status["attempt"], poll)
         except Interrupted as caught:
             outcome, error = Outcome("interrupted", str(caught)), caught
         except Exception as caught:
@@ -103,11 +106,20 @@ def _finish(tracking: Following, outcome: Outcome) -> None:
         warn(warning)
 
 
-def _run(run_dir: Path, experiment: Experiment, device: tuple[str, int, int], attempt: int) -> Outcome:
-    tail = Tail(run_dir / "events.jsonl")
-    tail.read()  # rows of earlier attempts
-    with prepared(experiment, run_dir), Progress(experiment.steps) as progress:
-        return launch(run_dir, experiment, device, attempt, lambda: progress.show(tail.read()))
+def _run(
+    run_dir: Path,
+    experiment: Experiment,
+    device: tuple[str, int, int],
+    attempt: int,
+    poll: Callable[[], None] | None,
+) -> Outcome:
+    with prepared(experiment, run_dir):
+        if poll is not None:
+            return launch(run_dir, experiment, device, attempt, poll)
+        tail = Tail(run_dir / "events.jsonl")
+        tail.read()  # rows of earlier attempts
+        with Progress(experiment.steps) as progress:
+            return launch(run_dir, experiment, device, attempt, lambda: progress.show(tail.read()))
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
@@ -124,8 +136,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise Interrupted; those that follow at once, while the workers end, are passed over."""
+def signals(consequence: str = "") -> Iterator[None]:
+    """
+    Ctrl-C, SIGTERM and SIGHUP raise Interrupted; those that follow at once, while the workers end, are passed over.
+
+    Args:
+        consequence: of such an end, for the user to read.
+    """
     last = float("-inf")
 
     def interrupt(number: int, _: object) -> None:
@@ -133,7 +150,7 @@ def _signals() -> Iterator[None]:
         now = time.monotonic()
         if now - last > IGNORE_S:
             last = now
-            raise Interrupted(f"by {signal.Signals(number).name}")
+            raise Interrupted(f"by {signal.Signals(number).name}{consequence}")
 
     before = {name: signal.signal(name, interrupt) for name in SIGNALS}
     try:
