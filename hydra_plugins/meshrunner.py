@@ -18,9 +18,10 @@ class LocalLauncher(Launcher):
     """Runs the jobs of a sweep on this node."""
 
     def setup(self, *, hydra_context, task_function, config):
-        self.context, self.config = hydra_context, config
+        # No job calls the task function: it is told of each batch that has ended.
+        self.context, self.config, self.ended = hydra_context, config, task_function
 
     def launch(self, job_overrides, initial_job_idx):
         from runner.sweep import launch_jobs
 
-        return launch_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx)
+        return launch_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -98,8 +99,8 @@ class Composer:
         _check_launcher(config)
         return None if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN else split(config, None)
 
-    def sweep(self) -> Any:
-        """Hand the sweep to the sweeper, which hands its jobs to the launcher; returns what the sweeper returns."""
+    def sweep(self, ended: Callable[[Any], object]) -> None:
+        """Hand the sweep to the sweeper, which hands its jobs to the launcher, which calls `ended` after each batch."""
         config = self.hydra.compose_config(
             config_name=self.name,
             overrides=self.args.overrides,
@@ -107,9 +108,9 @@ class Composer:
             with_log_configuration=False,
         )
         _check_launcher(config)
-        return self.hydra.multirun(
+        self.hydra.multirun(
             config_name=self.name,
-            task_function=lambda _: None,
+            task_function=ended,
             overrides=self.args.overrides,
             with_log_configuration=False,
         )

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +43,15 @@ IGNORE_S = 15.0
 PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
 
 
-def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, Any]]:
+def execute(
+    run_dir: Path, *, force: bool = False, poll: Callable[[], None] | None = None
+) -> tuple[Outcome, dict[str, Any]]:
     """
     Run what a directory says and record how it ended; returns that and the summary.
 
     Args:
         force: continue from a checkpoint though keys have changed that decide what is trained.
+        poll: called a few times a second, by one who shows the progress; None: it is shown here.
 
     Raises:
         ConfigError: the configuration does not fit this node or its data; nothing was started.
@@ -65,7 +69,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
     status: dict[str, Any] | None = None
     tracking: Following | None = None
     error: BaseException | None = None
-    with _signals(), Peers(run_dir, node) as peers:
+    with signals(), Preemption(run_dir) as preemption, Peers(run_dir, node) as peers:
         try:
             with _held():
                 status = claim(run_dir)
@@ -75,7 +79,7 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
             tracking = Following.start(run_dir, experiment.tracker)
             with heartbeat(run_dir):
                 write_json(run_dir / "environment.json", _environment(experiment, device))
-                outcome = _run(run_dir, experiment, device, status["attempt"], peers)
+                outcome = _run(run_dir, experiment, device, status["attempt"], peers, preemption, poll)
         except Interrupted as caught:
             outcome, error = Outcome("interrupted", str(caught)), caught
         except Exception as caught:
@@ -98,9 +102,9 @@ def execute(run_dir: Path, *, force: bool = False) -> tuple[Outcome, dict[str, A
 def _accompany(run_dir: Path, experiment: Experiment, device: tuple[str, int, int], peers: Peers) -> Outcome:
     """What every node but the first does: its workers. The record is the first node's."""
     error: BaseException | None = None
-    with _signals(), peers:
+    with signals(), Preemption(run_dir) as preemption, peers:
         try:
-            with prepared(experiment, run_dir), Preemption(run_dir) as preemption:
+            with prepared(experiment, run_dir):
                 outcome = launch(
                     run_dir,
                     experiment,
@@ -138,29 +142,29 @@ def _finish(tracking: Following, outcome: Outcome) -> None:
         warn(warning)
 
 
-def _run(run_dir: Path, experiment: Experiment, device: tuple[str, int, int], attempt: int, peers: Peers) -> Outcome:
-    tail = Tail(run_dir / "events.jsonl")
-    tail.read()  # rows of earlier attempts
-
+def _run(
+    run_dir: Path,
+    experiment: Experiment,
+    device: tuple[str, int, int],
+    attempt: int,
+    peers: Peers,
+    preemption: Preemption,
+    poll: Callable[[], None] | None,
+) -> Outcome:
     def started(workers: list[dict[str, int]]) -> None:
         update_status(run_dir, workers=workers)
         peers.say(workers=workers)
 
-    with (
-        Preemption(run_dir) as preemption,
-        prepared(experiment, run_dir),
-        Progress(experiment.steps) as progress,
-    ):
-        return launch(
-            run_dir,
-            experiment,
-            device,
-            attempt,
-            peers=peers,
-            preemption=preemption,
-            started=started,
-            poll=lambda: progress.show(tail.read()),
+    with prepared(experiment, run_dir):
+        begin = partial(
+            launch, run_dir, experiment, device, attempt, peers=peers, preemption=preemption, started=started
         )
+        if poll is not None:
+            return begin(poll=poll)
+        tail = Tail(run_dir / "events.jsonl")
+        tail.read()  # rows of earlier attempts
+        with Progress(experiment.steps) as progress:
+            return begin(poll=lambda: progress.show(tail.read()))
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
@@ -179,8 +183,13 @@ SIGNALS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIG
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise Interrupted; those that follow at once, while the workers end, are passed over."""
+def signals(consequence: str = "") -> Iterator[None]:
+    """
+    Ctrl-C, SIGTERM and SIGHUP raise Interrupted; those that follow at once, while the workers end, are passed over.
+
+    Args:
+        consequence: of such an end, for the user to read.
+    """
     last = float("-inf")
 
     def interrupt(number: int, _: object) -> None:
@@ -188,7 +197,7 @@ def _signals() -> Iterator[None]:
         now = time.monotonic()
         if now - last > IGNORE_S:
             last = now
-            raise Interrupted(f"by {signal.Signals(number).name}")
+            raise Interrupted(f"by {signal.Signals(number).name}{consequence}")
 
     before = {name: signal.signal(name, interrupt) for name in SIGNALS}
     try:

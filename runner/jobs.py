@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 from recipes.option import ConfigError
 from runner.devices import gpu_count, resolve
-from runner.execute import SIGNALS, execute
+from runner.execute import execute, signals
 from runner.experiment import check
-from runner.outcome import Interrupted
+from runner.overview import Overview
 from runner.report import report
 from runner.rundir import Busy, owner_is_alive, read_config, read_status, update_status
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from runner.experiment import Sweep
 
 RESULTS = frozenset({"completed", "oom", "skipped"})
@@ -32,11 +30,14 @@ CRASHED = frozenset({"failed", "timeout"})
 POLL_S = 0.05
 
 
-def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> int:
+def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     """
-    Execute what has no result; returns the exit status of the sweep.
+    Execute what has no result.
 
     A run that another living process executes is left to it. After an interrupt the rest stays `pending`.
+
+    Returns:
+        The exit status of the sweep, and whether it is to stop here: `sweep.fail_fast`, and a run has failed.
 
     Raises:
         Interrupted: by the user.
@@ -48,9 +49,10 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> int:
     devices = gpu_count() if settings.devices == "auto" else settings.devices
     needs = {run_dir: resolve(check(read_config(run_dir)))[1] for run_dir in todo} if devices > 1 else {}
     several = len(needs) > 1 and devices >= 2 * min(needs.values())
-    (_Packed(devices, needs) if several else _one_by_one)(todo, settings)
+    with signals("; what was not begun is pending"), Overview(run_dirs, todo) as overview:
+        (_Packed(devices, needs) if several else _one_by_one)(todo, settings, overview)
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
-    return 1 if any(state in CRASHED for state in states) else 0
+    return 1 if any(state in CRASHED for state in states) else 0, any(_stops(run_dir, settings) for run_dir in todo)
 
 
 def _wanted(run_dir: Path, settings: Sweep) -> bool:
@@ -71,19 +73,23 @@ def _stops(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_status(run_dir).get("state") in (*CRASHED, "oom")
 
 
-def _one_by_one(todo: list[Path], settings: Sweep) -> None:
+def _one_by_one(todo: list[Path], settings: Sweep, overview: Overview) -> None:
     """In this process, whose forkserver is warm: the fastest start."""
     for number, run_dir in enumerate(todo):
         for attempt in range(1 + settings.retry):
             print(f"\n{run_dir.name}" + (f", retry {attempt}" if attempt else ""), flush=True)
+            overview.started(run_dir)
             try:
-                report(run_dir, *execute(run_dir))
+                ended = execute(run_dir, poll=overview.refresh if overview.active else None)
+                report(run_dir, *ended, row=not overview.active)
             except Busy as error:
                 print(error)
                 break
             except ConfigError as error:  # it was right when the sweep began: data that is gone, another node
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
                 print(error, file=sys.stderr)
+            finally:
+                overview.ended(run_dir)
             if read_status(run_dir).get("state") not in CRASHED:
                 break
         if _stops(run_dir, settings):
@@ -102,26 +108,24 @@ class _Packed:
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.tried: dict[Path, int] = {}
 
-    def __call__(self, todo: list[Path], settings: Sweep) -> None:
+    def __call__(self, todo: list[Path], settings: Sweep, overview: Overview) -> None:
         queue = list(todo)
-        before = {name: signal.signal(name, _interrupt) for name in SIGNALS}
         try:
             while queue or self.running:
                 # In order: a large run that waits for devices is not overtaken for ever by small ones.
                 while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
+                    overview.started(queue[0])
                     self._start(queue.pop(0))
                 for run_dir in self._ended():
+                    overview.ended(run_dir)
                     if read_status(run_dir).get("state") in CRASHED and self.tried[run_dir] <= settings.retry:
                         queue.insert(0, run_dir)
                     elif _stops(run_dir, settings):
                         queue.clear()
+                overview.refresh()
                 time.sleep(POLL_S)
         finally:
-            for name in SIGNALS:
-                signal.signal(name, signal.SIG_IGN)
             self._end()
-            for name, handler in before.items():
-                signal.signal(name, handler)
 
     def _start(self, run_dir: Path) -> None:
         own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
@@ -153,10 +157,6 @@ class _Packed:
                 process.send_signal(signal.SIGINT)
         for process, _ in self.running.values():
             process.wait()
-
-
-def _interrupt(number: int, _: FrameType | None) -> None:
-    raise Interrupted(f"by {signal.Signals(number).name}; what was not begun is pending")
 
 
 _prctl: Callable[..., int] = ctypes.CDLL(None).prctl

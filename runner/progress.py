@@ -27,7 +27,14 @@ class Progress:
         self.steps = steps
         self.console = console()
         self.live = (
-            Live(console=self.console, refresh_per_second=5, transient=True) if self.console.is_terminal else None
+            Live(
+                console=self.console,
+                refresh_per_second=5,
+                transient=True,
+                redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, and there it is to stay
+            )
+            if self.console.is_terminal
+            else None
         )
         self.printed = 0.0
         self.waiting: str | None = None

@@ -20,9 +20,14 @@ SHOWN = ("model", "parallelism", "precision")
 """Groups whose choice stands in the row of a single run."""
 
 
-def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any]) -> None:
-    """Print the row to stdout; for a run that did not complete, the reason and the end of its log to stderr."""
-    if summary.get("perf/wps_median") is not None:
+def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: bool = True) -> None:
+    """
+    Print the row to stdout; for a run that did not complete, the reason and the end of its log to stderr.
+
+    Args:
+        row: False where a table of all runs shows it and where it lies.
+    """
+    if row and summary.get("perf/wps_median") is not None:
         print()
         print_row(_choices(run_dir), summary)
         if summary.get("peak_tflops"):
@@ -40,7 +45,8 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any]) -> None:
             print(f"from {log}:", file=sys.stderr)
             for line in last_lines(log):
                 print(f"  {line}", file=sys.stderr)
-    print(f"run directory: {shown(run_dir)}")
+    if row:
+        print(f"run directory: {shown(run_dir)}")
 
 
 def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:

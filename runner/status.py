@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -10,12 +11,14 @@ from rich import box
 from rich.table import Table
 
 from recipes.option import ConfigError
-from runner.compare.runs import Run, read_runs
-from runner.events import read_events
+from runner.compare.runs import read_runs
+from runner.events import Row
 from runner.progress import duration, memory_text
 from runner.screen import console
 from runner.table import UNKNOWN
 
+PROGRESS = ("state", "step", "WPS per device", "memory", "left")
+"""Columns of a run that may be going on."""
 RECENT = 20
 """Last steps that the time left is judged by."""
 
@@ -26,29 +29,32 @@ def status(arguments: list[str]) -> None:
         raise ConfigError("usage: meshrunner status DIR [DIR...]")
     runs = read_runs(Path(argument) for argument in arguments)
     table = Table(box=box.MARKDOWN)
-    for title in ("run", "state", "step", "WPS per device", "memory", "left", "reason"):
+    for title in ("run", *PROGRESS, "reason"):
         table.add_column(title, overflow="fold")
     for run in runs:
-        table.add_row(run.path.name, run.state, *_progress(run), run.reason)
+        table.add_row(
+            run.path.name, run.state, *progress_cells(run.state, run.config.get("steps"), run.events), run.reason
+        )
     screen = console()
     screen.print(table)
     counts = Counter(run.state for run in runs)
     screen.print(", ".join(f"{count} {state}" for state, count in counts.items()), markup=False)
 
 
-def _progress(run: Run) -> tuple[str, str, str, str]:
-    """step, WPS, memory, time left: of the newest step."""
-    steps = run.config.get("steps")
-    try:
-        rows = read_events(run.path)
-    except OSError:
-        rows = []
+def progress_cells(state: str, steps: object, rows: Sequence[Row]) -> tuple[str, str, str, str]:
+    """
+    The cells of PROGRESS after the state: what the newest step was like.
+
+    Args:
+        steps: as configured; anything but a number where that cannot be known.
+        rows: the newest steps, RECENT of them or more.
+    """
     if not rows:
         return f"0/{steps}" if steps else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last = rows[-1]
     times = [row["perf/step_time_s"] for row in rows[-RECENT:] if row.get("perf/step_time_s")]
     left = UNKNOWN
-    if run.state == "running" and isinstance(steps, int) and times:
+    if state == "running" and isinstance(steps, int) and times:
         left = duration(median(times) * (steps - last["step"]))
     wps = last.get("perf/wps")
     return f"{last['step']}/{steps}", UNKNOWN if wps is None else f"{wps:,.0f}", memory_text(last), left

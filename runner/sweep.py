@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -21,8 +23,6 @@ from runner.devices import resolve
 from runner.exclude import excluding
 from runner.experiment import Experiment, Sweep, check
 from runner.jobs import run_jobs
-from runner.progress import warn
-from runner.report import shown
 from runner.resume import fit_continuing
 from runner.rundir import place, read_config, read_json, read_status, update_status, write_json
 
@@ -58,60 +58,63 @@ class Job:
     """In the order of `sweep.repeat` x `sweep.seeds`."""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Jobs that a sweeper has handed over at once, and that have ended."""
+
+    sweep_dir: Path
+    exit_status: int
+
+
+class Stopped(Exception):
+    """By `sweep.fail_fast`: the sweeper is not to hand over more jobs."""
+
+
 def run_sweep(composer: Composer) -> int:
     """Run a sweep from the command line; exit status 1 when a run failed, crashed or timed out."""
+    from runner.conclusion import conclude
+
+    # What the sweeper returns says nothing: some return nothing at all.
+    batches: list[Batch] = []
     try:
-        returned = composer.sweep()
+        with suppress(Stopped):
+            composer.sweep(batches.append)
     except OSError as error:
         raise ConfigError(f"the sweep directory cannot be written: {error}") from None
-    results = [result for batch in returned or [] for result in batch] if isinstance(returned, list) else []
-    if results:
-        conclude(Path(results[0].working_dir).parent)
-    return max((result.cfg.exit_status for result in results), default=0)
+    except Exception:  # a sweeper that decides as it goes may ask for something wrong after hours
+        if batches:
+            conclude(batches[0].sweep_dir)
+        raise
+    if batches:
+        conclude(batches[0].sweep_dir)
+    return max((batch.exit_status for batch in batches), default=0)
 
 
 def resume_sweep(sweep_dir: Path) -> int:
     """Execute what of a sweep on disk has no result; returns its exit status."""
+    from runner.conclusion import conclude
+
     names = [str(job["name"]) for job in read_json(sweep_dir / "sweep.json")["jobs"]]
     run_dirs = [sweep_dir / name for name in names if (sweep_dir / name / "config.yaml").exists()]
     if not run_dirs:
         raise ConfigError(f"{sweep_dir} holds no run of a sweep")
-    status = run_jobs(run_dirs, check(read_config(run_dirs[0])).sweep)
+    status, _ = run_jobs(run_dirs, check(read_config(run_dirs[0])).sweep)
     conclude(sweep_dir)
     return status
 
 
-def conclude(sweep_dir: Path) -> None:
-    """What a sweep ends with: its table, and the report page beside its runs."""
-    from runner.compare.page import write_page
-    from runner.compare.rows import compare_runs
-    from runner.compare.runs import read_runs
-    from runner.compare.table import print_table
-
-    runs = read_runs([sweep_dir])
-    baseline = next((run.config.get("sweep", {}).get("baseline") for run in runs), None)
-    try:
-        comparison = compare_runs(runs, baseline)
-    except ConfigError as error:  # a baseline that does not vary here
-        warn(str(error))
-        comparison = compare_runs(runs, None)
-    print()
-    print_table(comparison)
-    page = sweep_dir / "report.html"
-    try:
-        write_page(comparison, page)
-    except OSError as error:
-        warn(f"the report page could not be written: {error.strerror}")
-        return
-    print(f"\nsweep directory: {shown(sweep_dir)}\nreport page: {shown(page)}")
-
-
-def launch_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+def launch_jobs(
+    loader: Any,
+    config: DictConfig,
+    job_overrides: Sequence[Sequence[str]],
+    first: int,
+    ended: Callable[[Batch], object],
+) -> list[JobReturn]:
     """What Hydra's sweeper calls: all combinations of a batch at once. Raises ConfigError that lists all wrong ones."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Job] = []
     wrong: dict[str, list[str]] = {}
-    varying = _varying(job_overrides)
+    varying = _varying(job_overrides) - set(config.hydra.overrides.task)
     for number, overrides in enumerate(job_overrides, first):
         own = [override for override in overrides if override in varying]
         try:
@@ -131,9 +134,23 @@ def launch_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequenc
     rounds = zip(*([(job, run) for run in job.runs] for job in jobs), strict=True)
     ordered = [(job.overrides, run.run_dir) for one in rounds for job, run in one]
     _record_sweep(sweep_dir, ordered)
-    status = run_jobs([run_dir for _, run_dir in ordered], jobs[0].experiment.sweep)
-    worst = float("inf") if OmegaConf.select(config, "hydra.sweeper.direction") == "minimize" else float("-inf")
-    return [_returned(job, status, worst) for job in jobs]
+    status, stop = run_jobs([run_dir for _, run_dir in ordered], jobs[0].experiment.sweep)
+    ended(Batch(sweep_dir, status))
+    if stop:
+        raise Stopped
+    worst = math.inf if minimizes(config) else -math.inf
+    return [_returned(job, worst) for job in jobs]
+
+
+def minimizes(config: DictConfig) -> bool:
+    """Whether the sweeper looks for the lowest value, in the words of Optuna's, Ax's and Nevergrad's."""
+    direction = OmegaConf.select(config, "hydra.sweeper.direction")
+    maximize = OmegaConf.select(config, "hydra.sweeper.optim.maximize")
+    return (
+        getattr(direction, "name", direction) == "minimize"
+        or OmegaConf.select(config, "hydra.sweeper.ax_config.experiment.minimize") is True
+        or maximize is False
+    )
 
 
 def _compose_job(loader: Any, config: DictConfig, overrides: list[str], number: int, run_dir: Path) -> Job:
@@ -204,7 +221,7 @@ def _remove_empty(sweep_dir: Path) -> None:
 
 
 def _varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """The overrides that not all jobs have in common; all of them when there is only one job."""
+    """The overrides that not all jobs have in common; all of them when there is only one job, of many perhaps."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared
@@ -230,7 +247,7 @@ def _record_sweep(sweep_dir: Path, runs: list[tuple[list[str], Path]]) -> None:
     write_json(path, {"command": sys.argv, "jobs": known + [job for job in added if job not in known]})
 
 
-def _returned(job: Job, exit_status: int, worst: float) -> JobReturn:
+def _returned(job: Job, worst: float) -> JobReturn:
     """What the sweeper is told of a job: the median objective of its runs, the worst value when one has none."""
     values = []
     for run in job.runs:
@@ -239,7 +256,7 @@ def _returned(job: Job, exit_status: int, worst: float) -> JobReturn:
         values.append(worst if value is None or summary.get("state") != "completed" else float(value))
     result = JobReturn(
         overrides=job.overrides,
-        cfg=OmegaConf.create({"exit_status": exit_status}),
+        cfg=OmegaConf.create(job.runs[0].composed.config),
         hydra_cfg=job.hydra,
         working_dir=str(job.runs[0].run_dir),
         task_name="meshrunner",

@@ -37,25 +37,57 @@ class RunRecord:
     def load(cls, run_dir: Path) -> RunRecord:
         """Read a run directory; the first time it is given its `run_id`, in tracker.json."""
         run_dir = run_dir.resolve()
-        run_id = read_tracking(run_dir).get("run_id")
-        if not isinstance(run_id, str):
-            run_id = secrets.token_hex(4)
-            update_tracking(run_dir, run_id=run_id)
-        in_sweep = (run_dir.parent / "sweep.json").exists()
         return cls(
             run_dir=run_dir,
             config=read_config(run_dir),
             choices=_choices(run_dir),
             name=run_dir.name,
-            group=run_dir.parent.name if in_sweep else None,
+            group=run_dir.parent.name if is_sweep(run_dir.parent) else None,
             attempt=int(read_status(run_dir).get("attempt") or 1),
-            run_id=run_id,
+            run_id=_run_id(run_dir),
         )
 
     @property
     def tags(self) -> list[str]:
         """The chosen options as `group=option`, at most 64 characters each (W&B refuses longer ones)."""
         return [f"{group}={option}"[:64] for group, option in self.choices.items()]
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep directory at its end, as a tracker sees it."""
+
+    sweep_dir: Path
+    config: dict[str, Any]
+    """The resolved configuration of its first run."""
+    rows: list[dict[str, Any]]
+    """Of its table, as `meshrunner compare --json` prints them."""
+    run_id: str
+    """For the entry that shows the table: the same however often the sweep is taken up."""
+
+    @classmethod
+    def load(cls, sweep_dir: Path) -> SweepRecord:
+        """Read a sweep directory; raises ConfigError when there is no run in it."""
+        from runner.compare.export import records
+        from runner.compare.sweep import compare_sweep
+
+        sweep_dir = sweep_dir.resolve()
+        comparison, _ = compare_sweep(sweep_dir)
+        first = min((run for row in comparison.rows for run in row.runs), key=lambda run: run.path)
+        return cls(sweep_dir, first.config, records(comparison), _run_id(sweep_dir))
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep."""
+    return (folder / "sweep.json").exists()
+
+
+def _run_id(folder: Path) -> str:
+    run_id = read_tracking(folder).get("run_id")
+    if not isinstance(run_id, str):
+        run_id = secrets.token_hex(4)
+        update_tracking(folder, run_id=run_id)
+    return run_id
 
 
 def _choices(run_dir: Path) -> dict[str, str]:
@@ -117,8 +149,16 @@ class Tracker(Option):
     def open(self, run: RunRecord) -> Sink:
         """Start tracking, in the tracker's own process. Every row from step 1 on follows, in a resumed run too."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether it shows the table of a sweep, too; False starts no process at the sweep's end."""
+        return False
 
-def tracker_of(run: RunRecord) -> Tracker:
-    """The tracker that a run's configuration names; raises pydantic.ValidationError."""
+    def compare(self, sweep: SweepRecord) -> None:
+        """Show the table of a sweep that has ended; returns when it is where it belongs."""
+
+
+def tracker_of(record: RunRecord | SweepRecord) -> Tracker:
+    """The tracker that a configuration names; raises pydantic.ValidationError."""
     option: TypeAdapter[Tracker] = TypeAdapter(Annotated[Tracker, chosen(Tracker)])
-    return option.validate_python(run.config.get("tracker"))
+    return option.validate_python(record.config.get("tracker"))

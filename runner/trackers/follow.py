@@ -1,8 +1,9 @@
 """What the tracker's process does: tail `events.jsonl` into the tracker until the run has its final state.
 
-It needs the run directory and nothing else, so it works on a run that ended long ago, too:
+It needs the run directory and nothing else, so it works on a run that ended long ago, too, and on the table of a sweep:
 
     python -m runner.trackers.follow RUN_DIR
+    python -m runner.trackers.follow SWEEP_DIR
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from runner import child
 from runner.events import Row, Tail
 from runner.rundir import FINAL, read_json, read_status
-from runner.trackers.base import RunRecord, tracker_of, update_tracking
+from runner.trackers.base import RunRecord, SweepRecord, is_sweep, tracker_of, update_tracking
 
 POLL_S = 0.5
 LOWEST_PRIORITY = 19
@@ -75,6 +76,15 @@ def follow(run_dir: Path, ended: Connection | None = None) -> None:
     update_tracking(run_dir, phase="finished")
 
 
+def conclude(sweep_dir: Path) -> None:
+    """Feed a sweep's tracker with the table of its runs; raises whatever the tracker raises."""
+    update_tracking(sweep_dir, phase="opening", warning=None)
+    sweep = SweepRecord.load(sweep_dir)
+    update_tracking(sweep_dir, phase="finishing")
+    tracker_of(sweep).compare(sweep)
+    update_tracking(sweep_dir, phase="finished")
+
+
 def _wait(run_dir: Path, ended: Connection | None) -> bool:
     """Wait until the next look at the disk; returns whether it is the last one."""
     if ended is not None:
@@ -85,30 +95,38 @@ def _wait(run_dir: Path, ended: Connection | None) -> bool:
     return False
 
 
-def main(run_dir: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
+def main(folder: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
     """The process that `Following.start` starts."""
-    child.enter(Path(run_dir) / "logs" / "tracker.log", environment, path)
+    child.enter(Path(folder) / "logs" / "tracker.log", environment, path)
     os.nice(LOWEST_PRIORITY)  # the training is what is measured
-    code = guarded(Path(run_dir), ended)
+    code = guarded(Path(folder), ended)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a tracker's threads and exit handlers have no say in when this ends
 
 
-def guarded(run_dir: Path, ended: Connection | None = None) -> int:
-    """`follow`, with whatever goes wrong as a traceback on stderr and a line in tracker.json; returns the exit code."""
+def guarded(folder: Path, ended: Connection | None = None) -> int:
+    """
+    `follow` a run or `conclude` a sweep, with whatever goes wrong as a traceback on stderr and a line in tracker.json.
+
+    Returns:
+        The exit code.
+    """
     try:
-        follow(run_dir, ended)
+        if is_sweep(folder):
+            conclude(folder)
+        else:
+            follow(folder, ended)
     except BaseException as error:  # SystemExit of a tracker, too
         traceback.print_exc()
         lines = str(error).strip().splitlines()
         with suppress(OSError):
-            update_tracking(run_dir, warning=": ".join([type(error).__name__, *lines[:1]]))
+            update_tracking(folder, warning=": ".join([type(error).__name__, *lines[:1]]))
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1], "config.yaml").is_file():
-        sys.exit("usage: python -m runner.trackers.follow RUN_DIR")
+    if len(sys.argv) != 2 or not (Path(sys.argv[1], "config.yaml").is_file() or is_sweep(Path(sys.argv[1]))):
+        sys.exit("usage: python -m runner.trackers.follow RUN_DIR or SWEEP_DIR")
     sys.exit(guarded(Path(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The tracker's process as the launching process sees it: `Following.start(run_dir, tracker)`, then `finish()`."""
+"""The tracker's process as the launching process sees it: `Following.start(folder, tracker)`, then `finish()`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner.child import END, context
 from runner.trackers import follow
-from runner.trackers.base import Tracker, read_tracking, update_tracking
+from runner.trackers.base import Tracker, is_sweep, read_tracking, update_tracking
 from runner.trackers.processes import descendants, kill
 
 GRACE_S = 2.0
@@ -19,20 +19,21 @@ GRACE_S = 2.0
 
 
 class Following:
-    """A tracker at work on one run. Nothing it does can raise into, or outlive, the launching process."""
+    """A tracker at work on a run, or on a sweep's table. Nothing it does can raise into, or outlive, the launching process."""
 
-    def __init__(self, run_dir: Path, tracker: Tracker) -> None:
-        self._run_dir = run_dir
+    def __init__(self, folder: Path, tracker: Tracker) -> None:
+        self._folder = folder
+        self._what = "sweep" if is_sweep(folder) else "run"
         self._tracker = tracker
         self._process: ForkServerProcess | None = None
         self._end_of_run: Connection | None = None
         self._problem: str | None = None
 
     @classmethod
-    def start(cls, run_dir: Path, tracker: Tracker) -> Following:
-        """Start the tracker of a run that was claimed (its `attempt` counts). Never raises; takes milliseconds."""
-        following = cls(run_dir, tracker)
-        if tracker.active:
+    def start(cls, folder: Path, tracker: Tracker) -> Following:
+        """Start the tracker of a run that was claimed (its `attempt` counts), or of a sweep that has ended. Never raises."""
+        following = cls(folder, tracker)
+        if tracker.compares if following._what == "sweep" else tracker.active:
             try:
                 following._start()
             except Exception as error:
@@ -40,10 +41,10 @@ class Following:
         return following
 
     def _start(self) -> None:
-        (self._run_dir / "logs").mkdir(exist_ok=True)
-        update_tracking(self._run_dir, phase="starting", warning=None)
+        (self._folder / "logs").mkdir(exist_ok=True)
+        update_tracking(self._folder, phase="starting", warning=None)
         ended, self._end_of_run = context.Pipe(duplex=False)
-        arguments = (str(self._run_dir), ended, dict(os.environ), list(sys.path))
+        arguments = (str(self._folder), ended, dict(os.environ), list(sys.path))
         # A daemon: a launching process that ends without `finish` ends it, rather than wait for it.
         process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
         process.start()
@@ -75,17 +76,19 @@ class Following:
         if self._problem is None:
             return None
         return (
-            f"tracker {self._tracker.kind} {self._problem}; the run is not affected "
-            f"(log: {self._run_dir}/logs/tracker.log; again: python -m runner.trackers.follow {self._run_dir})"
+            f"tracker {self._tracker.kind} {self._problem}; the {self._what} is not affected "
+            f"(log: {self._folder}/logs/tracker.log; again: python -m runner.trackers.follow {self._folder})"
         )
 
     def _verdict(self, process: ForkServerProcess) -> str | None:
-        tracking = read_tracking(self._run_dir)
+        tracking = read_tracking(self._folder)
         phase, code = tracking.get("phase"), process.exitcode
         if code is None and phase in ("starting", "opening"):
-            return f"did not start, given {self._tracker.finish_timeout_s:g} s after the run's end, and was ended"
+            return (
+                f"did not start, given {self._tracker.finish_timeout_s:g} s after the {self._what}'s end, and was ended"
+            )
         if code is None:
-            return f"did not finish within {self._tracker.finish_timeout_s:g} s of the run's end and was ended"
+            return f"did not finish within {self._tracker.finish_timeout_s:g} s of the {self._what}'s end and was ended"
         if code < 0:
             killer = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
             return f"was killed by {killer} while {phase}"

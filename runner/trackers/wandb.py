@@ -1,4 +1,7 @@
-"""tracker=wandb: Weights & Biases. Offline by default, which needs no account and touches no network."""
+"""tracker=wandb: Weights & Biases. Offline by default, which needs no account and touches no network.
+
+A sweep is a group at W&B: a run for every job, and at its end one of job type `comparison` that holds the table.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from runner.events import Row
-from runner.trackers.base import RunRecord, Sink, Tracker
+from runner.trackers.base import RunRecord, Sink, SweepRecord, Tracker
 from runner.trackers.none import Nowhere
 from runner.trackers.processes import descendants, is_alive, name_of
 
+COMPARISON = "comparison"
+"""Job type of the run at a sweep's end, and the key of the table in it."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -39,26 +44,51 @@ class Wandb(Tracker):
     def active(self) -> bool:
         return self.mode != "disabled"
 
+    @property
+    def compares(self) -> bool:
+        return self.active
+
     def open(self, run: RunRecord) -> Sink:
         """Raises wandb.errors.Error: no API key (it never asks for one), or the server does not answer in 90 s."""
         if not self.active:
             return Nowhere()
-        if self.mode == "offline":
-            os.environ["WANDB_ERROR_REPORTING"] = "false"  # read by wandb-core; it would report its own crashes
-        import wandb
-
-        started = wandb.init(
-            id=run.run_id,
-            mode=self.mode,
-            project=self.project,
-            entity=self.entity,
+        return self._start(
+            run.run_dir,
+            run.run_id,
             group=self.group or run.group,
             job_type=self.job_type,
             name=self.name or run.name,
             tags=list(dict.fromkeys([*run.tags, *self.tags])),
             config=run.config,
-            dir=run.run_dir,
+        )
+
+    def compare(self, sweep: SweepRecord) -> None:
+        """The same errors."""
+        shown = self._start(
+            sweep.sweep_dir,
+            sweep.run_id,
+            group=self.group or sweep.sweep_dir.name,
+            job_type=COMPARISON,
+            name=f"{COMPARISON} {sweep.sweep_dir.name}",
+            tags=self.tags,
+        )
+        shown.log_table(sweep.rows)
+        shown.finish({}, "completed", "")
+
+    def _start(self, folder: Path, run_id: str, **settings: Any) -> WandbRun:
+        """Open a run of this id in a run or sweep directory, or continue it."""
+        if self.mode == "offline":
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # read by wandb-core; it would report its own crashes
+        import wandb
+
+        started = wandb.init(
+            id=run_id,
+            mode=self.mode,
+            project=self.project,
+            entity=self.entity,
+            dir=folder,
             resume="allow" if self.mode == "online" else None,
+            **settings,
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -67,13 +97,13 @@ class Wandb(Tracker):
                 x_disable_stats=True,
             ),
         )
-        _remove_other_segments(run, Path(started.dir).parent)
+        _remove_other_segments(folder, run_id, Path(started.dir).parent)
         return WandbRun(started)
 
 
-def _remove_other_segments(run: RunRecord, current: Path) -> None:
+def _remove_other_segments(folder: Path, run_id: str, current: Path) -> None:
     """Offline, each attempt writes a segment with all rows; synced under one id they would overwrite each other."""
-    for segment in (run.run_dir / "wandb").glob(f"offline-run-*-{run.run_id}"):
+    for segment in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
         if segment.resolve() != current.resolve():
             shutil.rmtree(segment)
 
@@ -101,6 +131,15 @@ class WandbRun:
         self._last_step = row["step"]
         self._check()
         self._run.log({key: value for key, value in row.items() if value is not None}, step=row["step"])
+
+    def log_table(self, rows: list[dict[str, Any]]) -> None:
+        """A W&B Table: a column for each key, of repeats the names of their directories."""
+        import wandb
+
+        self._check()
+        cells = [row | {"runs": ", ".join(Path(run["directory"]).name for run in row["runs"])} for row in rows]
+        data = [list(row.values()) for row in cells]
+        self._run.log({COMPARISON: wandb.Table(columns=list(cells[0]), data=data, allow_mixed_types=True)})
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         import wandb

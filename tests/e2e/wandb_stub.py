@@ -45,6 +45,8 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.runs: dict[str, StubRun] = {}
         self.requests: list[str] = []
+        self.uploads: dict[str, bytes] = {}
+        """Files, by their path in the run."""
         self.lock = threading.Lock()
 
     @property
@@ -81,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({})
 
     def do_PUT(self) -> None:
-        self._body()
+        self.server.uploads[self.path.removeprefix("/upload/")] = self._body()
         self._answer({})
 
     def do_CONNECT(self) -> None:
@@ -132,6 +134,11 @@ class Handler(BaseHTTPRequestHandler):
         if "ServerInfo" in operation:
             versions = {"max_cli_version": "9.9.9"}
             return {"serverInfo": {"cliVersionInfo": versions, "latestLocalVersionInfo": None, "features": []}}
+        if operation == "ArtifactType":
+            return {"project": None}
+        if operation == "CreateArtifact":  # "committed": I have its content already
+            sequence = {"id": "S", "latestArtifact": {"id": "A", "versionIndex": 0}}
+            return {"createArtifact": {"artifact": {"id": "A", "state": "COMMITTED", "artifactSequence": sequence}}}
         if operation == "RunStoppedStatus":
             return {"project": {"run": {"stopped": False}}}
         return {}
