@@ -6,12 +6,13 @@ No `from __future__ import annotations` and no dataclass here: Hydra executes th
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.launcher import Launcher
 
-ConfigStore.instance().store(
-    group="hydra/launcher",
-    name="local",
-    node={"_target_": "hydra_plugins.meshrunner.LocalLauncher"},
-    provider="meshrunner",
-)
+for name, launcher in (("local", "LocalLauncher"), ("place", "PlaceLauncher")):
+    ConfigStore.instance().store(
+        group="hydra/launcher",
+        name=name,
+        node={"_target_": f"hydra_plugins.meshrunner.{launcher}"},
+        provider="meshrunner",
+    )
 
 
 class LocalLauncher(Launcher):
@@ -25,3 +26,24 @@ class LocalLauncher(Launcher):
         from runner.sweep import launch_jobs
 
         return launch_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
+
+
+class SlurmLauncher(LocalLauncher):
+    """Submits the jobs of a sweep to SLURM."""
+
+    def __init__(self, **_):
+        """The settings are read from the configuration, where they are plain values."""
+
+    def launch(self, job_overrides, initial_job_idx):
+        from runner.slurm.launcher import launch_jobs
+
+        return launch_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
+
+
+class PlaceLauncher(LocalLauncher):
+    """Writes the run directories of a sweep, and starts nothing."""
+
+    def launch(self, job_overrides, initial_job_idx):
+        from runner.slurm.launcher import place_jobs
+
+        return place_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx)

@@ -20,6 +20,10 @@ usage: meshrunner VERB ...
   show   [OVERRIDES]         resolved configuration, mesh, wrap plan, parameters, FLOPs per token; starts nothing
   compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
   status DIR [DIR...]        how far every run of a sweep is, also while it is running
+  submit [OVERRIDES] [-m]    write run directories and submit them to SLURM; --dry-run prints the script and does nothing
+  submit DIR                 submit again what of a run or sweep directory has no result
+  cancel DIR                 stop what runs or waits
+  place  [OVERRIDES] [-m]    write run directories, start nothing
   doctor                     what this machine has, what is missing and why it matters
 
 OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists the options.
@@ -62,6 +66,9 @@ def _dispatch(arguments: list[str]) -> int:
         "show": _show,
         "compare": _compare,
         "status": _status,
+        "submit": _submit,
+        "cancel": _cancel,
+        "place": _place,
         "doctor": _doctor,
     }
     if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
@@ -204,7 +211,8 @@ def _execute(run_dir: Path, *, force: bool = False) -> int:
 
     outcome, summary = execute(run_dir, force=force)
     with suppress(BrokenPipeError):  # `meshrunner run | head`: the run is recorded, only nobody listens
-        report(run_dir, outcome, summary)
+        if summary:  # the run's first node has one
+            report(run_dir, outcome, summary)
     return EXIT.get(outcome.state, 1)
 
 
@@ -235,6 +243,54 @@ def _status(arguments: list[str]) -> int:
 
     status(arguments)
     return 0
+
+
+def _submit(arguments: list[str]) -> int:
+    from recipes.option import ConfigError
+    from runner import compose
+    from runner.slurm import launcher
+    from runner.sweep import run_sweep
+
+    dry = "--dry-run" in arguments
+    arguments = [argument for argument in arguments if argument != "--dry-run"]
+    folders = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
+    if folders:
+        if len(folders) > 1 or not Path(folders[0]).is_dir():
+            raise ConfigError("usage: meshrunner submit [OVERRIDES] [-m] or submit DIR; there is no such folder")
+        rest = [argument for argument in arguments if argument != folders[0]]
+        return launcher.submit_again(Path(folders[0]).absolute(), rest + ["hydra.launcher.dry_run=true"] * dry)
+    if not any(argument.startswith("hydra/launcher=") for argument in arguments):
+        arguments = [*arguments, "hydra/launcher=slurm"]
+    composer = compose.Composer(compose.parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))
+    if composer.answer():
+        return 0
+    composed = composer.one()
+    return run_sweep(composer) if composed is None else launcher.submit_one(composed)
+
+
+def _cancel(arguments: list[str]) -> int:
+    from recipes.option import ConfigError
+
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise ConfigError("usage: meshrunner cancel DIR")
+    folder = Path(arguments[0]).absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}")
+    from runner.slurm.launcher import cancel
+
+    return cancel(folder)
+
+
+def _place(arguments: list[str]) -> int:
+    from runner import compose
+    from runner.slurm import launcher
+    from runner.sweep import run_sweep
+
+    composer = compose.Composer(compose.parse("place", [*arguments, "hydra/launcher=place"]))
+    if composer.answer():
+        return 0
+    composed = composer.one()
+    return run_sweep(composer) if composed is None else launcher.place_one(composed)
 
 
 def _doctor(arguments: list[str]) -> int:

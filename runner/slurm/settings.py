@@ -1,0 +1,109 @@
+"""The keys of `hydra/launcher=slurm`, and what they mean for a run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from recipes.option import ConfigError, Section, did_you_mean, whole
+from runner.devices import resolve
+from runner.hardware import GPU
+
+if TYPE_CHECKING:
+    from runner.compose import Composed
+    from runner.experiment import Experiment
+
+CountOrNull = Annotated[int | None, whole(None)]
+
+
+def _time(value: Any) -> Any:
+    """YAML reads 1:00:00 as the number 3600, which SLURM would take for minutes."""
+    if value is not None and not isinstance(value, str):
+        raise PydanticCustomError(
+            "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
+        )
+    return value
+
+
+def _one_line(value: Any) -> Any:
+    if isinstance(value, str) and "\n" in value:
+        raise PydanticCustomError("line", "expected one line")
+    return value
+
+
+Line = Annotated[str, BeforeValidator(_one_line)]
+
+
+class Slurm(Section):
+    """Where and how SLURM runs the jobs. The keys are explained in conf/hydra/launcher/slurm.yaml."""
+
+    partition: Line | None
+    account: Line | None
+    qos: Line | None
+    constraint: Line | None
+    nodes: CountOrNull
+    gpus_per_node: CountOrNull
+    cpus_per_task: CountOrNull
+    time: Annotated[Line | None, BeforeValidator(_time)]
+    max_parallel: CountOrNull
+    max_requeues: Annotated[int, whole(at_least=0)]
+    notice_s: int = Field(ge=0, le=65535)
+    extra: list[Line]
+    srun: list[Line]
+    preamble: str
+    command: Line | None
+    wait: bool
+    dry_run: bool
+
+    @classmethod
+    def read(cls, launcher: dict[str, Any]) -> Slurm:
+        """`hydra.launcher` as composed; raises ConfigError that lists all wrong keys."""
+        try:
+            return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
+        except ValidationError as error:
+            lines = []
+            for each in error.errors(include_url=False):
+                key = ".".join(map(str, each["loc"]))
+                hint = did_you_mean(key, cls.model_fields) if each["type"] == "extra_forbidden" else ""
+                lines.append(f"  hydra.launcher.{key}: {each['msg'][:1].lower()}{each['msg'][1:]}.{hint}")
+            raise ConfigError("\n".join(["The configuration is wrong:", *lines])) from None
+
+    def adapt(self, composed: Composed) -> Composed:
+        """`nodes` is a run's launch.nodes; raises ConfigError when that says something else."""
+        launch = composed.config["launch"]
+        if self.nodes is None or launch["nodes"] == self.nodes:
+            return composed
+        if launch["nodes"] != 1:
+            raise ConfigError(
+                f"hydra.launcher.nodes({self.nodes}) is not launch.nodes({launch['nodes']}); give one of them"
+            )
+        return replace(composed, config=composed.config | {"launch": launch | {"nodes": self.nodes}})
+
+    def workers(self, experiment: Experiment) -> int:
+        """Workers on a node of the cluster, as far as can be said from here."""
+        if experiment.launch.workers != "auto":
+            return experiment.launch.workers
+        return self.gpus(experiment) or resolve(experiment)[1]
+
+    def gpus(self, experiment: Experiment) -> int | None:
+        """GPUs that a run asks of each node; None: none."""
+        if self.gpus_per_node is not None:
+            return self.gpus_per_node
+        if not isinstance(experiment.hardware, GPU):
+            return None
+        workers = experiment.launch.workers
+        return experiment.hardware.devices_per_node if workers == "auto" else workers
+
+    @property
+    def program(self) -> str:
+        """The shell words that start meshrunner."""
+        if self.command is not None:
+            return self.command
+        beside = Path(sys.executable).with_name("meshrunner")
+        return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m runner"
