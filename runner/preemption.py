@@ -79,9 +79,18 @@ class Preemption:
 def _reason() -> str:
     from runner.slurm.queue import show
 
-    job = show(os.environ["SLURM_JOB_ID"])
-    if job.get("JobState") == "CANCELLED":
-        raise Interrupted("by scancel")
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    # Of an array's tasks one has the number of the whole.
+    job = show(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
+    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # it is being ended: soon all processes are killed
+        again = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        if not again and job.get("Reason") != "TimeLimit":
+            raise Interrupted("by scancel")
+        return (
+            "SLURM ends the job and starts it again"
+            if again
+            else f"the job's time limit ({job.get('TimeLimit')}) is reached"
+        )
     if job.get("PreemptTime", "None") != "None":
         return "preempted by SLURM for a job of higher priority"
     limit, end = job.get("TimeLimit"), job.get("EndTime", "Unknown")
@@ -89,6 +98,6 @@ def _reason() -> str:
         near = (datetime.fromisoformat(end) - datetime.now()).total_seconds() < NEAR_S
     except ValueError:
         near = False
-    if near and job.get("JobState") in ("RUNNING", "TIMEOUT", "COMPLETING"):
+    if near:
         return f"the job's time limit ({limit}) is near"
     return "SLURM asked the job to leave"

@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from recipes.option import ConfigError
-from runner.compare.runs import read_runs
+from runner.compare.runs import Run, read_runs
 from runner.events import Row
-from runner.progress import duration, memory_text
+from runner.progress import duration, memory_text, warn
 from runner.screen import console
 from runner.table import UNKNOWN
 
@@ -28,17 +28,34 @@ def status(arguments: list[str]) -> None:
     if not arguments or any(argument.startswith("-") for argument in arguments):
         raise ConfigError("usage: meshrunner status DIR [DIR...]")
     runs = read_runs(Path(argument) for argument in arguments)
+    views = _slurm_views(runs)
     table = Table(box=box.MARKDOWN)
-    for title in ("run", *PROGRESS, "reason"):
+    for title in ("run", *PROGRESS, *(["SLURM"] if views else []), "reason"):
         table.add_column(title, overflow="fold")
     for run in runs:
-        table.add_row(
-            run.path.name, run.state, *progress_cells(run.state, run.config.get("steps"), run.events), run.reason
-        )
+        cells = progress_cells(run.state, run.config.get("steps"), run.events)
+        seen = [views.get(run.path, UNKNOWN)] if views else []
+        table.add_row(run.path.name, run.state, *cells, *seen, run.reason)
     screen = console()
     screen.print(table)
     counts = Counter(run.state for run in runs)
     screen.print(", ".join(f"{count} {state}" for state, count in counts.items()), markup=False)
+
+
+def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
+    """What SLURM says of the runs that were submitted to it; {} where none was."""
+    from runner.slurm.queue import jobs
+    from runner.slurm.submit import job_id
+
+    numbers = {run.path: number for run in runs if (number := job_id(run.path))}
+    if not numbers:
+        return {}
+    try:
+        known = jobs(numbers.values())
+    except ConfigError as error:
+        warn(str(error))
+        known = {}
+    return {path: f"{number}: {known.get(number, 'forgotten')}" for path, number in numbers.items()}
 
 
 def progress_cells(state: str, steps: object, rows: Sequence[Row]) -> tuple[str, str, str, str]:

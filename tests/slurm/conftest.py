@@ -1,0 +1,40 @@
+"""A real SLURM cluster on this machine: two emulated nodes. Without SLURM these tests, and only these, are skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import own_classes
+from tests.slurm.cluster import ended, root
+
+SCRIPTS = Path(__file__).parents[2] / "slurm" / "cluster"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Up before the first test. Who had one up already keeps it."""
+    if not all(map(shutil.which, ("sbatch", "slurmctld", "slurmd", "munged"))):
+        pytest.skip("SLURM is not installed; slurm/cluster/up.sh, as root, installs it and brings a test cluster up")
+    was_up = (root() / "run" / "slurmctld.pid").exists()
+    subprocess.run([str(SCRIPTS / "up.sh")], check=True, timeout=120)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(root() / "etc" / "slurm.conf"))
+        patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+    if not was_up:
+        subprocess.run([str(SCRIPTS / "down.sh")], check=True, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where a test submits from: with the user's module `faulty` in it. No job outlives its test."""
+    own_classes(tmp_path)
+    yield tmp_path
+    subprocess.run(["scancel", f"--user={os.getuid()}"], check=True, timeout=30)
+    ended(within=40)
