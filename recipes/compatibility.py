@@ -51,6 +51,18 @@ TABLE = [
         instead="compile=per_block",
     ),
     Incompatible(
+        when=lambda r, d: d.tensor > 1 and r.compile.partitions and r.activation_checkpoint.kind == "memory_budget",
+        where="activation_checkpoint",
+        reason="torch's knapsack partitioner cannot weigh the device mesh that a block split by tensor parallelism holds",
+        instead="activation_checkpoint=selective_op",
+    ),
+    Incompatible(
+        when=lambda r, d: d.tensor > 1 and r.compile.partitions and r.activation_checkpoint.recomputes_attention,
+        where="activation_checkpoint.save",
+        reason="recomputing attention in a compiled block split by tensor parallelism, torch would save the device mesh",
+        instead="a list with the attention operators, activation_checkpoint=full, or compile=eager",
+    ),
+    Incompatible(
         when=lambda r, _: getattr(r.precision, "all_gather", False) and r.parallelism.kind != "fsdp2",
         where="precision.all_gather",
         reason="gathering weights in float8 is a feature of FSDP2",

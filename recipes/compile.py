@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from recipes.option import Option
+from recipes.option import Option, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
 
+KNOWN = ("inductor", "aot_eager", "eager")
+"""Backends of every torch: for others torch is imported and asked."""
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -26,6 +28,15 @@ class Compile(Option):
     }
 
     compiles: ClassVar[bool] = False
+
+    @property
+    def partitions(self) -> bool:
+        """Whether the compiler decides, block by block, what forward saves for backward."""
+        return False
+
+    def problems(self) -> list[str]:
+        """What this torch does not know, a sentence each."""
+        return []
 
     def configure(self) -> None:
         """Set what is global to a process. Called by every worker before anything is compiled."""
@@ -73,6 +84,21 @@ class Compiling(Compile):
                 {"mode": self.mode, "backend": self.backend},
             )
         return self
+
+    @property
+    def partitions(self) -> bool:
+        return self.backend not in ("eager", "aot_eager")
+
+    def problems(self) -> list[str]:
+        if self.backend in KNOWN:
+            return []
+        import torch
+
+        if self.backend in torch.compiler.list_backends(exclude_tags=()):
+            return []
+        known = torch.compiler.list_backends()  # without those for debugging
+        hint = did_you_mean(self.backend, known)
+        return [f"compile.backend: torch has no backend '{self.backend}'.{hint} Known: {', '.join(known)}"]
 
     def configure(self) -> None:
         import threading

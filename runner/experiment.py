@@ -97,7 +97,7 @@ def check(config: dict[str, Any]) -> Experiment:
 def fit(experiment: Experiment, workers: int) -> None:
     """Check the parts against each other and against the devices; raises Incompatible with all that does not fit."""
     found = experiment.model.tensor_problems(experiment.parallelism.tensor)
-    found += experiment.activation_checkpoint.problems()
+    found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     if experiment.measure_after >= experiment.steps:
         found.append(f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}) to measure")
     found += experiment.profiler.problems(experiment, experiment.launch.nodes * workers)

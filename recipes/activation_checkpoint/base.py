@@ -25,6 +25,11 @@ class ActivationCheckpoint(Option):
     """True: compilation has to see what is recomputed, so the checkpointed block is compiled. False: the compiled block
     is checkpointed, from outside."""
 
+    @property
+    def recomputes_attention(self) -> bool:
+        """Whether the compiler is told to compute attention again; recomputing whole blocks is not its affair."""
+        return False
+
     def problems(self) -> list[str]:
         """What is wrong with the option and only shows with torch at hand; [] when nothing is."""
         return []

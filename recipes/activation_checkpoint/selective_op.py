@@ -46,6 +46,10 @@ class SelectiveOp(Recompute):
     save: list[Saved]
     """What is kept of every block."""
 
+    @property
+    def recomputes_attention(self) -> bool:
+        return not any("attention" in saved.op for saved in self.save)
+
     def problems(self) -> list[str]:
         found = []
         for number, saved in enumerate(self.save):

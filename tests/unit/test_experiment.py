@@ -133,6 +133,7 @@ def test_all_problems_are_listed_together() -> None:
         (["parallelism=fsdp2_tp", "seq_len=255"], 4, "parallelism.tensor does not divide seq_len"),
         (["model.freeze=[nothing.*]"], 2, "'nothing.*' matches no parameter"),
         (["wrap=rules", "wrap.rules=[{match: Experts}]"], 2, "wrap.rules[0]: 'Experts' matches no module"),
+        (["compile=per_block", "compile.backend=inductr"], 2, "no backend 'inductr'. Did you mean 'inductor'?"),
         (["steps=3"], 2, "measure_after(3) leaves none of steps(3) to measure"),
         (["parallelism.reshard_after_forward=3"], 4, "reshard_after_forward(3) must be a divisor of shard(4)"),
     ],
