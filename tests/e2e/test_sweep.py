@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,38 @@ def test_two_processes_do_not_run_the_same_job(folder: Path) -> None:
         assert command.wait(60).code == 0
     assert [status(run)["attempt"] for run in runs(folder)] == [1, 1]
     assert states(folder) == ["completed"] * 2
+
+
+FATES = {
+    "1": ("failed", "rank 1: RuntimeError: the user's own mistake"),
+    "3": ("failed", "rank 1 was ended by signal SIGSEGV"),
+    "5": ("timeout", "no step was completed within launch.timeout_minutes(0.1): rank 1 hangs in step 2"),
+    "7": ("failed", "rank 1 was ended by signal SIGKILL"),
+    "9": ("oom", "DefaultCPUAllocator: can't allocate memory"),
+    "11": ("skipped", "shard(3) x replicate(1) x tensor(1) = 3, but launch.nodes(1) x launch.workers(2) = 2"),
+}
+"""Jobs of twelve, and what becomes of them; the other six complete."""
+
+
+def test_twelve_jobs_of_which_six_go_wrong(folder: Path) -> None:
+    each = ("model.kind=faulty:Fated", "+model.job=${seed}", "parallelism.shard='${pick:${seed},{11:3},auto}'")
+    limits = ("launch.host_memory_gib=1", "launch.timeout_minutes=0.1")
+    arguments = ("run", "-m", *TINY, *each, *limits)
+    with Command(*arguments, "seed=range(12)", "hydra.sweep.dir=sweep", cwd=folder) as command:
+        ended = command.wait(240)
+        command.check_nobody_left()
+    assert ended.code == 1, ended
+    assert len(runs(folder)) == 12
+    for run in runs(folder):
+        state, reason = FATES.get(run.name.partition("seed-")[2], ("completed", ""))
+        found = status(run)
+        assert found["state"] == state and reason in found["reason"], (run.name, found)
+    rows = json.loads(meshrunner("compare", "sweep", "--json", cwd=folder).out)
+    assert sorted(row["state"] for row in rows) == sorted([*(f[0] for f in FATES.values()), *["completed"] * 6])
+
+    good = sweep(*each, *limits, "seed=0,2,4,6,8,10", "hydra.sweep.dir=good", cwd=folder)
+    assert good.code == 0, good
+    for alone in sorted((folder / "good").glob("0*")):
+        (same,) = (folder / "sweep").glob(f"*_{alone.name.partition('_')[2]}")
+        losses = [[row["train/loss"] for row in read_events(run)] for run in (alone, same)]
+        assert losses[0] == losses[1] and len(losses[0]) == 3
