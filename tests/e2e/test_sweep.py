@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,18 @@ def test_two_processes_do_not_run_the_same_job(folder: Path) -> None:
     assert states(folder) == ["completed"] * 2
 
 
+def test_what_another_process_has_done_meanwhile_is_not_done_again(folder: Path) -> None:
+    """The second run is executed from another shell while the first still trains."""
+    arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "optimizer.kind=faulty:SlowAdamW", "steps=120,2"]
+    with Command(*arguments, cwd=folder) as command:
+        command.until(lambda: len(runs(folder)) == 2 and steps_done(runs(folder)[0]) >= 2)
+        assert meshrunner("resume", str(runs(folder)[1]), cwd=folder).code == 0
+        assert status(runs(folder)[0])["state"] == "running", "the machine is too slow for this test"
+        ended = command.wait(90)
+    assert ended.code == 0 and "001_steps-2\nis completed" in ended.out, ended
+    assert [status(run)["attempt"] for run in runs(folder)] == [1, 1]
+
+
 FATES = {
     "1": ("failed", "rank 1: RuntimeError: the user's own mistake"),
     "3": ("failed", "rank 1 was ended by signal SIGSEGV"),
@@ -184,3 +198,32 @@ def test_twelve_jobs_of_which_six_go_wrong(folder: Path) -> None:
         (same,) = (folder / "sweep").glob(f"*_{alone.name.partition('_')[2]}")
         losses = [[row["train/loss"] for row in read_events(run)] for run in (alone, same)]
         assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+def test_a_process_of_a_run_that_is_killed_is_a_failed_run(folder: Path) -> None:
+    """Side by side every run has a process of its own. What it leaves behind is a row, and the others go on."""
+    arguments = [
+        "run",
+        "-m",
+        *TINY,
+        "hydra.sweep.dir=sweep",
+        "optimizer.kind=faulty:SlowAdamW",
+        "steps=25",
+        "seed=1,2,3",
+    ]
+    with Command(*arguments, "sweep.devices=4", cwd=folder) as command:
+        command.until(lambda: len(runs(folder)) == 3 and min(map(steps_done, runs(folder)[:2])) >= 2)
+        os.kill(status(runs(folder)[0])["owner"]["pid"], signal.SIGKILL)
+        ended = command.wait(90)
+        command.check_nobody_left()
+    assert ended.code == 1, ended
+    assert states(folder) == ["failed", "completed", "completed"]
+    assert status(runs(folder)[0])["reason"] == "its process was ended by signal SIGKILL"
+    again = meshrunner("resume", "sweep", cwd=folder)
+    assert again.code == 0 and [status(run)["attempt"] for run in runs(folder)] == [2, 1, 1]
+
+
+def test_results_that_are_wanted_again_side_by_side(folder: Path) -> None:
+    again = ("seed=1,2", "sweep.devices=4", "sweep.rerun=[completed]")
+    assert sweep(*again, cwd=folder).code == sweep(*again, cwd=folder).code == 0
+    assert [status(run)["attempt"] for run in runs(folder)] == [2, 2]
