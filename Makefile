@@ -1,4 +1,4 @@
-# make demo: a real distributed run.  make test: the tests.  make check: format, lint, types.
+# make demo: a real sweep of distributed runs.  make test: the tests.  make check: format, lint, types.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 .PHONY: demo test test-slow check bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/meshrunner run
+	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full
 
 # tests/dist by itself: the process its ranks come from would live on beside the other tests
 test: $(INSTALLED)

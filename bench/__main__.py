@@ -1,4 +1,4 @@
-"""Benchmarks against a hand-written FSDP2 loop, and of options: python -m bench [throughput] [first_step] [commands] [options]
+"""Benchmarks against a hand-written FSDP2 loop, and of options: python -m bench NAME..., the names at the end of this file.
 
 Pairs are interleaved (A B A B ...), figures are medians with ranges and ratios taken pair by pair.
 """
@@ -120,8 +120,54 @@ def options(folder: Path) -> None:
             print(f"  {name}: {rate} tokens per CPU-second, {wps} WPS per device, peak RSS {rss} GiB", flush=True)
 
 
+JOBS = {
+    "16 shapes, 32 to 512 tokens in a step of a rank": [
+        (seq, batch) for seq in (32, 64, 96, 128) for batch in (1, 2, 3, 4)
+    ],
+    "16 times the default shape, 1024 tokens": [(256, 4)] * 16,
+}
+"""Sequence length and sequences in a step of a rank."""
+JOB_STEPS = 5
+ROUNDS = 3
+
+
+def sweep(folder: Path) -> None:
+    """Seconds for 16 short jobs: one sweep against a loop of torchrun. Where steps are long, both take what the steps take."""
+    for title, shapes in JOBS.items():
+        ours, theirs, first = [], [], []
+        for _ in range(ROUNDS):
+            place = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
+            lengths, batches = (",".join(map(str, dict.fromkeys(values))) for values in zip(*shapes, strict=True))
+            varied = [f"seq_len={lengths}", f"micro_batch={batches}", f"sweep.repeat={len(shapes) // len(set(shapes))}"]
+            fixed = [each for each in CONFIGURATION if not each.startswith("seq_len")]
+            command = [str(BIN / "meshrunner"), "run", "-m", f"steps={JOB_STEPS}", *fixed, *varied]
+            ours.append(measure([*command, f"hydra.sweep.dir={place}"], folder).wall_s)
+            summaries = [json.loads(path.read_text()) for path in sorted(place.glob("*/summary.json"))]
+            assert [run["state"] for run in summaries] == ["completed"] * len(shapes)
+            first += [run["perf/time_to_first_step_s"] for run in summaries[1:]]
+            theirs.append(sum(_torchrun(seq, batch, folder) for seq, batch in shapes))
+            print(f"{title}: sweep {ours[-1]:.1f} s, torchrun {theirs[-1]:.1f} s", flush=True)
+        print(f"{title}: one sweep {spread(ours, '.1f')} s, {len(shapes)} x torchrun {spread(theirs, '.1f')} s")
+        ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+        print(f"{title}: torchrun / sweep, round by round: {spread(ratios)}")
+        print(f"{title}: launch to first step, after the first job: {spread(first)} s", flush=True)
+
+
+def _torchrun(seq_len: int, batch: int, folder: Path) -> float:
+    """Wall seconds of the hand-written loop."""
+    command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(JOB_STEPS)]
+    command += ["--seq-len", str(seq_len), "--batch", str(batch), "--out", str(folder / "plain.json")]
+    return measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore").wall_s
+
+
 def main() -> None:
-    known = {"throughput": throughput, "first_step": first_step, "commands": commands, "options": options}
+    known = {
+        "throughput": throughput,
+        "first_step": first_step,
+        "commands": commands,
+        "options": options,
+        "sweep": sweep,
+    }
     chosen = sys.argv[1:] or list(known)
     print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

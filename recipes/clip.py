@@ -38,20 +38,23 @@ def global_norm(trained: Sequence[Trained]) -> Tensor:
     """
     2-norm over all gradients as if they were whole and in one place: 0-d, fp32, the same on every rank.
 
+    Summed in fp64: on a CPU the error of a sum of millions in fp32 depends on how layouts cut the parameters, and by way of
+    clipping that alone (2e-6 of the norm) had FSDP1 and FSDP2, else equal to the last bit, drift apart.
+
     A collective operation: every rank calls it with the same parameters in the same order.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trained]] = {}
     for each in trained:
         by_groups.setdefault(each.groups, []).append(each)
-    total = torch.zeros((), device=_local(trained[0].parameter).device)
+    total = torch.zeros((), device=_local(trained[0].parameter).device, dtype=torch.float64)
     for groups, members in by_groups.items():
         parts = local_gradients(members)
-        norms = torch._foreach_norm(parts, 2.0, dtype=torch.float32) if parts else (torch.zeros_like(total),)
+        norms = torch._foreach_norm(parts, 2.0, dtype=torch.float64) if parts else (torch.zeros_like(total),)
         square = torch.linalg.vector_norm(torch.stack(norms)) ** 2
         for group in groups:
             dist.all_reduce(square, group=group)
         total += square
-    return total.sqrt()
+    return total.sqrt().float()
 
 
 @torch.no_grad()

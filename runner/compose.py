@@ -67,7 +67,7 @@ class Composer:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir: there is no folder {folder}")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
-        OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+        OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
         OmegaConf.register_new_resolver("pick", _pick, replace=True)
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)

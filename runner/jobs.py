@@ -17,9 +17,11 @@ from recipes.option import ConfigError
 from runner.devices import gpu_count, resolve
 from runner.execute import execute, signals
 from runner.experiment import check
+from runner.launch import Interrupted
+from runner.logs import last_lines
 from runner.overview import Overview
 from runner.report import report
-from runner.rundir import Busy, owner_is_alive, read_config, read_status, update_status
+from runner.rundir import FINAL, Busy, owner_is_alive, read_config, read_status, update_status
 
 if TYPE_CHECKING:
     from runner.experiment import Sweep
@@ -42,23 +44,34 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     Raises:
         Interrupted: by the user.
     """
-    todo = [run_dir for run_dir in run_dirs if _wanted(run_dir, settings)]
+    todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _wanted(run_dir, settings)}
     for run_dir in run_dirs:
         if run_dir not in todo:
             print(f"\n{run_dir.name}\n{_has(run_dir)}", flush=True)
     devices = gpu_count() if settings.devices == "auto" else settings.devices
     needs = {run_dir: resolve(check(read_config(run_dir)))[1] for run_dir in todo} if devices > 1 else {}
     several = len(needs) > 1 and devices >= 2 * min(needs.values())
-    with signals("; what was not begun is pending"), Overview(run_dirs, todo) as overview:
-        (_Packed(devices, needs) if several else _one_by_one)(todo, settings, overview)
+    try:
+        with signals(), Overview(run_dirs, todo) as overview:
+            (_Packed(devices, needs) if several else _one_by_one)(todo, settings, overview)
+    except Interrupted as error:
+        how = str(error).partition(";")[0]  # a run names itself as what goes on
+        raise Interrupted(f"{how}; `meshrunner resume {run_dirs[0].parent}` goes on with the sweep") from None
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
-    return 1 if any(state in CRASHED for state in states) else 0, any(_stops(run_dir, settings) for run_dir in todo)
+    # What another process executes is its concern.
+    code = 0 if all(state in RESULTS or state == "running" for state in states) else 1
+    return code, any(_stops(run_dir, settings) for run_dir in todo)
 
 
 def _wanted(run_dir: Path, settings: Sweep) -> bool:
     status = read_status(run_dir)
     state = status.get("state")
     return not owner_is_alive(status) and (state not in RESULTS or state in settings.rerun)
+
+
+def _attempts(run_dir: Path) -> int:
+    """Executions so far. One more than when the sweep began: another process was faster."""
+    return int(read_status(run_dir).get("attempt") or 0)
 
 
 def _has(run_dir: Path) -> str:
@@ -73,9 +86,13 @@ def _stops(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_status(run_dir).get("state") in (*CRASHED, "oom")
 
 
-def _one_by_one(todo: list[Path], settings: Sweep, overview: Overview) -> None:
+def _one_by_one(todo: dict[Path, int], settings: Sweep, overview: Overview) -> None:
     """In this process, whose forkserver is warm: the fastest start."""
-    for number, run_dir in enumerate(todo):
+    for number, (run_dir, attempts) in enumerate(todo.items()):
+        if _attempts(run_dir) != attempts:
+            print(f"\n{run_dir.name}\n{_has(run_dir)}", flush=True)
+            overview.ended(run_dir)
+            continue
         for attempt in range(1 + settings.retry):
             print(f"\n{run_dir.name}" + (f", retry {attempt}" if attempt else ""), flush=True)
             overview.started(run_dir)
@@ -93,7 +110,7 @@ def _one_by_one(todo: list[Path], settings: Sweep, overview: Overview) -> None:
             if read_status(run_dir).get("state") not in CRASHED:
                 break
         if _stops(run_dir, settings):
-            for rest in todo[number + 1 :]:
+            for rest in list(todo)[number + 1 :]:
                 print(f"\n{rest.name}\nnot started: sweep.fail_fast, and a run before it has failed")
             return
 
@@ -108,14 +125,19 @@ class _Packed:
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.tried: dict[Path, int] = {}
 
-    def __call__(self, todo: list[Path], settings: Sweep, overview: Overview) -> None:
+    def __call__(self, todo: dict[Path, int], settings: Sweep, overview: Overview) -> None:
         queue = list(todo)
         try:
             while queue or self.running:
                 # In order: a large run that waits for devices is not overtaken for ever by small ones.
                 while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
-                    overview.started(queue[0])
-                    self._start(queue.pop(0))
+                    run_dir = queue.pop(0)
+                    if run_dir not in self.tried and _attempts(run_dir) != todo[run_dir]:
+                        print(f"{run_dir.name}: {_has(run_dir)}", flush=True)
+                        overview.ended(run_dir)
+                        continue
+                    overview.started(run_dir)
+                    self._start(run_dir)
                 for run_dir in self._ended():
                     overview.ended(run_dir)
                     if read_status(run_dir).get("state") in CRASHED and self.tried[run_dir] <= settings.retry:
@@ -130,9 +152,11 @@ class _Packed:
     def _start(self, run_dir: Path) -> None:
         own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
         self.tried[run_dir] = self.tried.get(run_dir, 0) + 1
+        if read_status(run_dir).get("state") in FINAL:  # it says nothing of this execution
+            update_status(run_dir, state="pending", reason="")
         with (run_dir / "logs" / "launcher.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "runner", "resume", str(run_dir)],
+                [sys.executable, "-P", "-m", "runner", "resume", str(run_dir)],  # -P: not a `runner` of the user's
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(own)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -146,8 +170,11 @@ class _Packed:
     def _ended(self) -> list[Path]:
         ended = [run_dir for run_dir, (process, _) in self.running.items() if process.poll() is not None]
         for run_dir in ended:
-            self.free = sorted(self.free + self.running.pop(run_dir)[1], key=lambda device: (len(device), device))
+            process, own = self.running.pop(run_dir)
+            self.free = sorted(self.free + own, key=lambda device: (len(device), device))
             status = read_status(run_dir)
+            if status.get("state") not in FINAL and not owner_is_alive(status):
+                status = update_status(run_dir, state="failed", reason=_end_of(run_dir, process), ended=time.time())
             print(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip(), flush=True)
         return ended
 
@@ -157,6 +184,14 @@ class _Packed:
                 process.send_signal(signal.SIGINT)
         for process, _ in self.running.values():
             process.wait()
+
+
+def _end_of(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
+    """Why a run's process has left no reason: it was killed, or the run could not begin."""
+    if process.returncode < 0:
+        return f"its process was ended by signal {signal.Signals(-process.returncode).name}"
+    said = last_lines(run_dir / "logs" / "launcher.log")
+    return said[-1] if said else f"its process ended with exit code {process.returncode}"
 
 
 _prctl: Callable[..., int] = ctypes.CDLL(None).prctl

@@ -95,9 +95,9 @@ class Overview:
             self._draw()
 
     def ended(self, run_dir: Path) -> None:
-        """A run's directory has its final state."""
+        """A run is no longer ours to execute."""
         if self.active:
-            del self._running[run_dir]
+            self._running.pop(run_dir, None)
             run = read_run(run_dir)
             self._states[run_dir] = run.state
             self._ended[run_dir] = [run.state, *progress_cells(run.state, run.config.get("steps"), run.events)]

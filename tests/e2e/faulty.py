@@ -75,6 +75,25 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
+class Fated(Faulty):
+    """What goes wrong in step 2 depends on the number of the job."""
+
+    job: int = 0
+
+    def fail(self) -> None:
+        match self.job:
+            case 1:
+                raise RuntimeError("the user's own mistake")
+            case 3:
+                ctypes.string_at(0)
+            case 5:
+                time.sleep(3600)
+            case 7:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case 9:
+                torch.ones(2**30)
+
+
 class Recompiles(Faulty):
     """A constant that compiled code relies on changes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,15 +12,42 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-README = (REPOSITORY / "README.md").read_text()
+README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines()]
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
     assert COMMANDS[:2] == ["make demo", "make test"]
-    targets = re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE)
     assert {"demo", "test"} <= set(targets)
+
+
+def meshrunner(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("meshrunner"), *arguments],
+        cwd=folder,
+        env=os.environ | {"MESHRUNNER_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_demo_compares_four_runs_and_names_their_page(folder: Path) -> None:
+    (arguments,) = re.findall(r"^demo:.*\n\t\$\(BIN\)/meshrunner (.*)$", MAKEFILE, re.MULTILINE)
+    done = meshrunner(folder, *arguments.split(), "steps=5", "model.n_layers=2")
+    assert done.returncode == 0, done.stderr
+    title, _, *rows = [
+        line.split("|")[1:-1] for line in done.stdout.split("run directory: ")[-1].splitlines() if "|" in line
+    ]
+    assert [[cell.strip() for cell in row[:2]] for row in rows] == [
+        [recompute, layout] for recompute in ("none", "full") for layout in ("fsdp1", "fsdp2")
+    ]
+    column = [cell.strip() for cell in title].index("loss vs fsdp1")
+    assert {row[column].split()[0] for row in rows[1::2]} <= {"agrees", "identical"}
+    page = done.stdout.splitlines()[-1].removeprefix("report page: ")
+    assert (folder / page).is_file()
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS[2:])
-def test_a_command_of_the_readme_works(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
     program, *arguments = command.split()
     assert program == "meshrunner"
-    monkeypatch.setenv("MESHRUNNER_CACHE", str(folder / "cache"))
-    done = subprocess.run(
-        [Path(sys.executable).with_name("meshrunner"), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = meshrunner(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr

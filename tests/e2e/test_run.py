@@ -40,7 +40,7 @@ def run(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
-    """Two ranks, FSDP2, the default model on the default text, W&B offline: what `make demo` does."""
+    """Two ranks, FSDP2, the default model on the default text, W&B offline: nothing is chosen."""
     folder = tmp_path / "run"
     done = meshrunner(tmp_path, "run", f"hydra.run.dir={folder}")
     assert done.returncode == 0, done.stderr

@@ -187,6 +187,7 @@ def test_interrupted_sweep(folder: Path) -> None:
     assert ended.code == 130, ended
     (second,) = (folder / "sweep").glob("001*")
     assert (status(first)["state"], status(second)["state"]) == ("interrupted", "pending")
+    assert f"`meshrunner resume {folder}/sweep` goes on" in ended.err, ended
 
 
 KILLED = {"in a step": (), "while a rank hangs": ("model.kind=faulty:Hangs",)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -148,3 +151,79 @@ def test_two_processes_do_not_run_the_same_job(folder: Path) -> None:
         assert command.wait(60).code == 0
     assert [status(run)["attempt"] for run in runs(folder)] == [1, 1]
     assert states(folder) == ["completed"] * 2
+
+
+def test_what_another_process_has_done_meanwhile_is_not_done_again(folder: Path) -> None:
+    """The second run is executed from another shell while the first still trains."""
+    arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "optimizer.kind=faulty:SlowAdamW", "steps=120,2"]
+    with Command(*arguments, cwd=folder) as command:
+        command.until(lambda: len(runs(folder)) == 2 and steps_done(runs(folder)[0]) >= 2)
+        assert meshrunner("resume", str(runs(folder)[1]), cwd=folder).code == 0
+        assert status(runs(folder)[0])["state"] == "running", "the machine is too slow for this test"
+        ended = command.wait(90)
+    assert ended.code == 0 and "001_steps-2\nis completed" in ended.out, ended
+    assert [status(run)["attempt"] for run in runs(folder)] == [1, 1]
+
+
+FATES = {
+    "1": ("failed", "rank 1: RuntimeError: the user's own mistake"),
+    "3": ("failed", "rank 1 was ended by signal SIGSEGV"),
+    "5": ("timeout", "no step was completed within launch.timeout_minutes(0.1): rank 1 hangs in step 2"),
+    "7": ("failed", "rank 1 was ended by signal SIGKILL"),
+    "9": ("oom", "DefaultCPUAllocator: can't allocate memory"),
+    "11": ("skipped", "shard(3) x replicate(1) x tensor(1) = 3, but launch.nodes(1) x launch.workers(2) = 2"),
+}
+"""Jobs of twelve, and what becomes of them; the other six complete."""
+
+
+def test_twelve_jobs_of_which_six_go_wrong(folder: Path) -> None:
+    each = ("model.kind=faulty:Fated", "+model.job=${seed}", "parallelism.shard='${pick:${seed},{11:3},auto}'")
+    limits = ("launch.host_memory_gib=1", "launch.timeout_minutes=0.1")
+    arguments = ("run", "-m", *TINY, *each, *limits)
+    with Command(*arguments, "seed=range(12)", "hydra.sweep.dir=sweep", cwd=folder) as command:
+        ended = command.wait(240)
+        command.check_nobody_left()
+    assert ended.code == 1, ended
+    assert len(runs(folder)) == 12
+    for run in runs(folder):
+        state, reason = FATES.get(run.name.partition("seed-")[2], ("completed", ""))
+        found = status(run)
+        assert found["state"] == state and reason in found["reason"], (run.name, found)
+    rows = json.loads(meshrunner("compare", "sweep", "--json", cwd=folder).out)
+    assert sorted(row["state"] for row in rows) == sorted([*(f[0] for f in FATES.values()), *["completed"] * 6])
+
+    good = sweep(*each, *limits, "seed=0,2,4,6,8,10", "hydra.sweep.dir=good", cwd=folder)
+    assert good.code == 0, good
+    for alone in sorted((folder / "good").glob("0*")):
+        (same,) = (folder / "sweep").glob(f"*_{alone.name.partition('_')[2]}")
+        losses = [[row["train/loss"] for row in read_events(run)] for run in (alone, same)]
+        assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+def test_a_process_of_a_run_that_is_killed_is_a_failed_run(folder: Path) -> None:
+    """Side by side every run has a process of its own. What it leaves behind is a row, and the others go on."""
+    arguments = [
+        "run",
+        "-m",
+        *TINY,
+        "hydra.sweep.dir=sweep",
+        "optimizer.kind=faulty:SlowAdamW",
+        "steps=25",
+        "seed=1,2,3",
+    ]
+    with Command(*arguments, "sweep.devices=4", cwd=folder) as command:
+        command.until(lambda: len(runs(folder)) == 3 and min(map(steps_done, runs(folder)[:2])) >= 2)
+        os.kill(status(runs(folder)[0])["owner"]["pid"], signal.SIGKILL)
+        ended = command.wait(90)
+        command.check_nobody_left()
+    assert ended.code == 1, ended
+    assert states(folder) == ["failed", "completed", "completed"]
+    assert status(runs(folder)[0])["reason"] == "its process was ended by signal SIGKILL"
+    again = meshrunner("resume", "sweep", cwd=folder)
+    assert again.code == 0 and [status(run)["attempt"] for run in runs(folder)] == [2, 1, 1]
+
+
+def test_results_that_are_wanted_again_side_by_side(folder: Path) -> None:
+    again = ("seed=1,2", "sweep.devices=4", "sweep.rerun=[completed]")
+    assert sweep(*again, cwd=folder).code == sweep(*again, cwd=folder).code == 0
+    assert [status(run)["attempt"] for run in runs(folder)] == [2, 2]
