@@ -17,8 +17,8 @@ from recipes.option import ConfigError
 from runner.devices import gpu_count, resolve
 from runner.execute import execute, signals
 from runner.experiment import check
-from runner.launch import Interrupted
 from runner.logs import last_lines
+from runner.outcome import Interrupted
 from runner.overview import Overview
 from runner.report import report
 from runner.rundir import FINAL, Busy, owner_is_alive, read_config, read_status, update_status
