@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow test-slurm check bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full
@@ -12,10 +12,16 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/unit tests/e2e
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/dist
+	$(BIN)/python -m pytest -m "not slow" -rs tests/slurm
 
 test-slow: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/unit tests/e2e
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/dist
+	$(BIN)/python -m pytest -m slow -rs tests/slurm
+
+# all of those that need SLURM; slurm/cluster/up.sh, as root, installs it and brings a test cluster up
+test-slurm: $(INSTALLED)
+	$(BIN)/python -m pytest -rs tests/slurm
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

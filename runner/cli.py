@@ -157,6 +157,10 @@ def _run(arguments: list[str]) -> int:
         from runner.sweep import run_sweep
 
         return run_sweep(composer)
+    if composed.submits:
+        from runner.slurm.launcher import submit_one
+
+        return submit_one(composed)
     from runner.devices import resolve
     from runner.experiment import check
     from runner.resume import fit_continuing

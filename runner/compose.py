@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,13 @@ class Composed:
     run_dir: Path
     overrides: dict[str, Any]
     """What the user typed (`task`), and which option of each group was chosen (`choices`)."""
+    launcher: dict[str, Any] = field(default_factory=dict)
+    """`hydra.launcher`, resolved."""
+
+    @property
+    def submits(self) -> bool:
+        """Whether the launcher hands runs over to SLURM."""
+        return str(self.launcher.get("_target_")).endswith(".SlurmLauncher")
 
 
 def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
@@ -138,7 +145,8 @@ def split(config: DictConfig, run_dir: Path | None) -> Composed:
     plain = OmegaConf.to_container(task, resolve=True)
     assert isinstance(plain, dict)
     choices = OmegaConf.to_container(config.hydra.runtime.choices)
-    assert isinstance(choices, dict)
+    launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(choices, dict) and isinstance(launcher, dict)
     return Composed(
         config={str(key): value for key, value in plain.items()},
         run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
@@ -146,4 +154,5 @@ def split(config: DictConfig, run_dir: Path | None) -> Composed:
             "task": list(config.hydra.overrides.task),
             "choices": {group: choice for group, choice in choices.items() if not str(group).startswith("hydra/")},
         },
+        launcher={str(key): value for key, value in launcher.items()},
     )

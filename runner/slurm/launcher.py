@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
@@ -38,7 +37,7 @@ def launch_jobs(
     ended: Callable[[Ended], object],
 ) -> list[JobReturn]:
     """What Hydra's sweeper calls under hydra/launcher=slurm: all combinations of a batch at once."""
-    settings = _read(config.hydra.launcher)
+    settings = _settings(config.hydra.launcher)
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC:
         raise ConfigError("this sweeper learns from the runs it has had: it needs hydra.launcher.wait=true")
     batch = checked(loader, config, job_overrides, first, settings)
@@ -66,20 +65,9 @@ def place_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequence
     return []
 
 
-def settings_of(composed: Composed) -> Slurm:
-    """The settings a single run was composed with (Hydra keeps the whole of what was composed last)."""
-    return _read(HydraConfig.get().launcher)
-
-
-def _read(launcher: DictConfig) -> Slurm:
-    plain = OmegaConf.to_container(launcher, resolve=True)
-    assert isinstance(plain, dict)
-    return Slurm.read({str(key): value for key, value in plain.items()})
-
-
 def submit_one(composed: Composed) -> int:
     """`meshrunner submit` without -m; returns the exit status."""
-    settings = settings_of(composed)
+    settings = Slurm.read(composed.launcher)
     composed = settings.adapt(composed)
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
@@ -100,7 +88,6 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
         overrides: `hydra.launcher.KEY=VALUE`, of those settings.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.plugins import Plugins  # noqa: F401  (registers what the composer needs)
 
     known = read_json(folder / SETTINGS) or _shipped()
     for override in OverridesParser.create().parse_overrides(list(overrides)):
@@ -122,12 +109,18 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     return wait([folder / name for name in names]) if settings.wait else 0
 
 
+def _settings(launcher: DictConfig) -> Slurm:
+    plain = OmegaConf.to_container(launcher, resolve=True)
+    assert isinstance(plain, dict)
+    return Slurm.read({str(key): value for key, value in plain.items()})
+
+
 def _shipped() -> dict[str, Any]:
     from importlib.resources import files
 
     shipped = OmegaConf.create(files("conf").joinpath("hydra/launcher/slurm.yaml").read_text())
     assert isinstance(shipped, DictConfig)
-    return _read(shipped).model_dump()
+    return _settings(shipped).model_dump()
 
 
 def place_one(composed: Composed) -> int:

@@ -56,7 +56,9 @@ def _filled(name: str, settings: Slurm, options: list[str], variables: dict[str,
         if not (line.startswith("#SBATCH ") and line.split()[1].partition("=")[0] in replaced)
     ]
     last = max(number for number, line in enumerate(kept) if line.startswith("#SBATCH "))
-    kept[last + 1 : last + 1] = [f"#SBATCH {option}" for option in options]
+    kept[last + 1 : last + 1] = [
+        f"#SBATCH {shlex.quote(option)}" if " " in option else f"#SBATCH {option}" for option in options
+    ]
     variables |= {
         "meshrunner": f"({settings.program})",
         "srun_args": f"({' '.join(map(shlex.quote, settings.srun))})",

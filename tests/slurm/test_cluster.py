@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from runner.events import read_events
 from tests.e2e.command import TINY, meshrunner, read, run, status, steps_done
@@ -65,9 +68,9 @@ def test_a_sweep_on_two_nodes_equals_the_local_one(folder: Path) -> None:
 def test_one_run_by_plain_sbatch(folder: Path) -> None:
     """slurm/run.sbatch as it is shipped, with overrides."""
     script = Path(__file__).parents[2] / "slurm" / "run.sbatch"
-    program = meshrunner_on_path(folder)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     job = slurm(
-        "sbatch", "--parsable", "--nodes=2", f"--chdir={folder}", f"--export=ALL,PATH={program}", str(script), *TINY
+        "sbatch", "--parsable", "--nodes=2", f"--chdir={folder}", f"--export=ALL,PATH={path}", str(script), *TINY
     )
     ended()
     out = (folder / f"slurm-{job}.out").read_text()
@@ -75,13 +78,7 @@ def test_one_run_by_plain_sbatch(folder: Path) -> None:
     assert read(folder / "runs" / f"slurm-{job}" / "summary.json")["world_size"] == 4
 
 
-def meshrunner_on_path(folder: Path) -> str:
-    import os
-    import sys
-
-    return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-
-
+@pytest.mark.slow
 def test_each_task_of_an_array_ends_as_it_ends(folder: Path) -> None:
     """One fails, one is cancelled, one exceeds its limit; the others complete."""
     overrides = (
@@ -117,13 +114,11 @@ def test_each_task_of_an_array_ends_as_it_ends(folder: Path) -> None:
 
 
 def read_overrides(run_dir: Path) -> list[str]:
-    import yaml
-
     found: list[str] = yaml.safe_load((run_dir / "overrides.yaml").read_text())["task"]
     return found
 
 
-@pytest.mark.parametrize("sent", ["USR1 to the batch shell", "SIGTERM to all"])
+@pytest.mark.parametrize("sent", ["USR1 to the batch shell", pytest.param("SIGTERM to all", marks=pytest.mark.slow)])
 def test_preempted_by_a_job_of_higher_priority(sent: str, folder: Path) -> None:
     """Saved, requeued, continued: the same curve as undisturbed, and one W&B run of all steps."""
     overrides = (*SLOW, "steps=60", "tracker=wandb")
@@ -157,6 +152,7 @@ def configure(*, preempt_send_user_signal: bool) -> None:
     slurm("scontrol", "reconfigure")
 
 
+@pytest.mark.slow
 def test_usr1_by_hand_is_heard_by_the_batch_shell(folder: Path) -> None:
     overrides = (*SLOW, "steps=60")
     submit(*overrides, *MAIN, "hydra.run.dir=out", cwd=folder)
@@ -168,6 +164,7 @@ def test_usr1_by_hand_is_heard_by_the_batch_shell(folder: Path) -> None:
     assert curve(folder / "out") == straight(folder, *overrides, workers=2)
 
 
+@pytest.mark.slow
 def test_a_node_that_dies(folder: Path) -> None:
     """The daemon that holds one node's tasks is killed: the other node's workers end soon, and the job completes."""
     overrides = (*SLOW, "checkpoint.every=5", "steps=60")
@@ -199,6 +196,7 @@ def test_what_slurm_refuses_is_said_and_nothing_is_lost(folder: Path) -> None:
     assert [status(path)["state"] for path in sorted((folder / "sweep").glob("0*"))] == ["completed", "completed"]
 
 
+@pytest.mark.slow
 def test_cancel_and_submit_again(folder: Path) -> None:
     """One runs, the rest wait: cancelled, the one is interrupted, the others are pending; again, and all complete."""
     submit(

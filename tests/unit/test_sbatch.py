@@ -1,0 +1,76 @@
+"""The text that is submitted to SLURM, compared with what a person has read: tests/unit/sbatch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.option import ConfigError
+from runner.slurm.queue import Job
+from runner.slurm.script import for_run, for_sweep
+from runner.slurm.settings import Slurm
+
+GOLDEN = Path(__file__).with_name("sbatch")
+SHIPPED = Path(__file__).parents[2] / "slurm"
+NONE: dict[str, Any] = {
+    "partition": None, "account": None, "qos": None, "constraint": None, "nodes": None, "gpus_per_node": None,
+    "cpus_per_task": None, "time": None, "max_parallel": None, "max_requeues": 10, "notice_s": 120, "extra": [],
+    "srun": [], "preamble": "", "command": "meshrunner", "wait": False, "dry_run": False,
+}  # fmt: skip
+ALL = NONE | {
+    "partition": "gpu", "account": "llm", "qos": "high", "constraint": "h100", "cpus_per_task": 96, "time": "2-00:00:00",
+    "max_parallel": 4, "max_requeues": 3, "notice_s": 300, "extra": ["--exclusive", "--mail-type=END"],
+    "srun": ["--container-image=my image.sqsh"], "command": "apptainer exec --nv image.sif meshrunner",
+    "preamble": "module load cuda/13.0\nexport NCCL_IB_HCA=mlx5\n",
+}  # fmt: skip
+SCRIPTS = {
+    "run": for_run(Path("/shared/runs/a b"), Slurm(**NONE), nodes=1, gpus=None),
+    "run_all": for_run(Path("/shared/runs/one"), Slurm(**ALL), nodes=4, gpus=8),
+    "sweep": for_sweep(Path("/shared/sweeps/one"), [0, 1, 2, 5, 7, 8], Slurm(**NONE), nodes=1, gpus=8),
+    "sweep_all": for_sweep(Path("/shared/sweeps/one"), [3], Slurm(**ALL), nodes=2, gpus=8),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_text_is_the_one_that_was_read(name: str) -> None:
+    """After a change that is meant: `python -m tests.unit.test_sbatch` writes the files anew, and one reads them."""
+    assert SCRIPTS[name] == (GOLDEN / f"{name}.sbatch").read_text()
+
+
+@pytest.mark.parametrize("path", [*SHIPPED.glob("*.sbatch"), *SHIPPED.glob("*/*.sh"), *GOLDEN.iterdir()], ids=str)
+@pytest.mark.parametrize("checker", [("bash", "-n"), ("shellcheck",)], ids=lambda words: words[0])
+def test_the_shell_finds_no_fault(checker: tuple[str, ...], path: Path) -> None:
+    if not shutil.which(checker[0]):
+        pytest.skip(f"{checker[0]} is not installed")
+    done = subprocess.run([*checker, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_all_wrong_settings_are_listed() -> None:
+    wrong = NONE | {"time": 3600, "nodes": 0, "partiton": "gpu", "account": "a\nb"}
+    with pytest.raises(ConfigError) as caught:
+        Slurm.read(wrong)
+    for part in (
+        "launcher.time: expected text like '1:00:00'",
+        "launcher.nodes",
+        "Did you mean 'partition'?",
+        "one line",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "lives"), [("RUNNING", True), ("PENDING", True), ("COMPLETING", True), ("TIMEOUT", False)]
+)
+def test_which_jobs_live(state: str, lives: bool) -> None:
+    assert Job(state, "", "").lives is lives
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, text in SCRIPTS.items():
+        (GOLDEN / f"{name}.sbatch").write_text(text)
