@@ -18,6 +18,7 @@ from runner.compose import Composed, split
 from runner.devices import resolve
 from runner.exclude import excluding
 from runner.experiment import check
+from runner.nodes import this_node
 from runner.resume import fit_continuing
 from runner.rundir import place, read_config, read_json, read_status, update_status, write_json
 
@@ -41,14 +42,22 @@ class Site(Protocol):
         """Workers on a node, `auto` resolved; raises Incompatible or ConfigError."""
 
 
-class Here:
-    """This machine."""
+class Elsewhere:
+    """A machine like this one."""
 
     def adapt(self, composed: Composed) -> Composed:
         return composed
 
     def workers(self, experiment: Experiment) -> int:
         return resolve(experiment)[1]
+
+
+class Here(Elsewhere):
+    """This machine, or those of the job that this process is part of."""
+
+    def workers(self, experiment: Experiment) -> int:
+        this_node(experiment.launch.nodes)
+        return super().workers(experiment)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
         raise Interrupted(f"{how}; `meshrunner resume {run_dirs[0].parent}` goes on with the sweep") from None
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
     # What another process executes is its concern.
-    code = 0 if all(state in RESULTS or state == "running" for state in states) else 1
+    code = 0 if all(state in RESULTS or state == "running" for state in states) else 75 if "preempted" in states else 1
     return code, any(_stops(run_dir, settings) for run_dir in todo)
 
 
@@ -109,9 +109,11 @@ def _one_by_one(todo: dict[Path, int], settings: Sweep, overview: Overview) -> N
                 overview.ended(run_dir)
             if read_status(run_dir).get("state") not in CRASHED:
                 break
-        if _stops(run_dir, settings):
+        left = read_status(run_dir).get("state") == "preempted"  # so is the job that this sweep is part of
+        if left or _stops(run_dir, settings):
+            why = "the run before it was asked to leave" if left else "sweep.fail_fast, and a run before it has failed"
             for rest in list(todo)[number + 1 :]:
-                print(f"\n{rest.name}\nnot started: sweep.fail_fast, and a run before it has failed")
+                print(f"\n{rest.name}\nnot started: {why}")
             return
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from recipes.option import ConfigError
+from recipes.option import ConfigError, Incompatible
 from runner.outcome import Outcome
 from runner.rundir import read_json, write_json
 
@@ -43,20 +43,21 @@ def this_node(nodes: int) -> Node:
     Where this process stands among `launch.nodes` machines: alone, or a task of the srun in slurm/run.sbatch.
 
     Raises:
-        ConfigError: there are not as many as the run wants.
+        Incompatible: there are not as many as the run wants.
+        ConfigError: it is not said where they meet.
     """
     if nodes == 1:
         return Node(0, 1, "localhost", 0, "")
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
-        raise ConfigError(
+        raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. `meshrunner submit` has SLURM start "
             "the run on several; slurm/run.sbatch shows how"
         )
     if here != nodes or environment.get("SLURM_STEP_NUM_TASKS", str(here)) != str(here):
         tasks = environment.get("SLURM_STEP_NUM_TASKS")
-        raise ConfigError(
+        raise Incompatible(
             f"launch.nodes({nodes}) wants {nodes} nodes with one task each, but SLURM has started {tasks} tasks on {here}"
         )
     if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():

@@ -126,6 +126,7 @@ def this_process() -> dict[str, Any]:
         "pid_started": _process_start(os.getpid()),
         "boot_id": _boot_id(),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "slurm_restart": os.environ.get("SLURM_RESTART_COUNT", "0"),
     }
 
 
@@ -134,6 +135,9 @@ def owner_is_alive(status: dict[str, Any]) -> bool:
     owner = status.get("owner") or {}
     if status.get("state") != "running" or not owner:
         return False
+    job, restart = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
+    if job is not None and owner.get("slurm_job_id") == job and owner.get("slurm_restart") != restart:
+        return False  # SLURM has started the job again, perhaps because the node with the owner has died
     if owner.get("host") == socket.gethostname():
         same_boot = owner.get("boot_id") == _boot_id()
         return same_boot and _process_start(int(owner["pid"])) == owner.get("pid_started") is not None

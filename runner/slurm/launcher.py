@@ -13,7 +13,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.option import ConfigError
-from runner.batch import RUNS, Here, checked, remove_empty
+from runner.batch import RUNS, Elsewhere, checked, remove_empty
 from runner.experiment import check
 from runner.resume import fit_continuing
 from runner.rundir import owner_is_alive, place, read_config, read_json, read_status
@@ -59,7 +59,7 @@ def launch_jobs(
 
 def place_jobs(loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
     """What Hydra's sweeper calls for `meshrunner place -m`."""
-    batch = checked(loader, config, job_overrides, first, Here())
+    batch = checked(loader, config, job_overrides, first, Elsewhere())
     batch.place()
     print(f"sweep directory: {batch.sweep_dir}")
     return []
@@ -126,7 +126,7 @@ def _shipped() -> dict[str, Any]:
 def place_one(composed: Composed) -> int:
     """`meshrunner place` without -m: write the run directory, start nothing."""
     experiment = check(composed.config)
-    fit_continuing(experiment, composed.run_dir, Here().workers(experiment))
+    fit_continuing(experiment, composed.run_dir, Elsewhere().workers(experiment))
     place(composed.config, composed.run_dir, composed.overrides)
     print(f"run directory: {composed.run_dir}")
     return 0

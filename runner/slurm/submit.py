@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.option import ConfigError
+from runner.execute import signals
 from runner.experiment import Experiment, check
 from runner.jobs import CRASHED, RESULTS
 from runner.progress import warn
@@ -84,8 +85,9 @@ def arrays(runs: Sequence[tuple[Path, Experiment]], settings: Slurm) -> dict[tup
 def wait(run_dirs: Sequence[Path]) -> int:
     """Return when no job of these runs lives any more; the exit status as after a local sweep."""
     ids = {run_dir: found for run_dir in run_dirs if (found := job_id(run_dir))}
-    while any(job.lives for job in jobs(ids.values()).values()):
-        time.sleep(POLL_S)
+    with signals("; the jobs stay in SLURM's queue"):
+        while any(job.lives for job in jobs(ids.values()).values()):
+            time.sleep(POLL_S)
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
     return 1 if any(state in CRASHED or state not in RESULTS for state in states) else 0
 
