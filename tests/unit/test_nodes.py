@@ -1,0 +1,133 @@
+"""What the nodes of a run tell each other, and how they agree on what has happened."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.option import Incompatible
+from runner import nodes
+from runner.nodes import Node, Peers, this_node
+from runner.outcome import Outcome
+from runner.rundir import owner_is_alive, this_process, write_json
+
+JOB = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "10012",
+}
+VICTIM = Outcome("failed", "rank 0: Connection closed by peer", 0, collateral=True)
+CAUSE = Outcome("oom", "rank 3: no memory", 3, exit_code=1)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "POLL_S", 0.01)
+    monkeypatch.setattr(nodes, "BEAT_S", 0.05)
+    monkeypatch.setattr(nodes, "LOST_S", 0.5)
+    monkeypatch.setattr(nodes, "SPEAK_S", 0.3)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Peers, Peers]]:
+    (tmp_path / "logs").mkdir()
+    with (
+        Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")) as head,
+        Peers(tmp_path, Node(1, 2, "node1", 10012, "12.0.0")) as other,
+    ):
+        yield head, other
+
+
+def test_a_run_on_one_node_is_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for key, value in JOB.items():
+        monkeypatch.setenv(key, value)
+    node = this_node(1)
+    assert (node.rank, node.count, node.host, node.port) == (0, 1, "localhost", 0)
+    with Peers(tmp_path, node) as peers:
+        assert not peers.trouble()
+        assert peers.agree(VICTIM) is VICTIM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slurm_says_which_node_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Incompatible, match="submit"):
+        this_node(2)
+    for key, value in JOB.items():
+        monkeypatch.setenv(key, value)
+    assert this_node(2) == Node(1, 2, "node1", 10012, "12.0.0")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    assert this_node(2).rendezvous == "12.3.0"
+    with pytest.raises(Incompatible, match=r"launch.nodes\(4\) wants 4 nodes with one task each, .* 2 tasks on 2"):
+        this_node(4)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(Incompatible, match="4 tasks on 2"):
+        this_node(2)
+
+
+def test_the_cause_is_the_outcome_on_every_node(pair: tuple[Peers, Peers]) -> None:
+    head, other = pair
+    assert not head.trouble()
+    found: list[Outcome] = []
+    thread = threading.Thread(target=lambda: found.append(head.agree(VICTIM)))
+    thread.start()
+    assert other.agree(CAUSE) == CAUSE
+    thread.join()
+    assert found == [CAUSE]
+    assert head.trouble()
+    other_again = other.agree(CAUSE)
+    assert other_again == CAUSE
+
+
+def test_a_node_without_a_sign_of_life_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    gone = {"rendezvous": "12.0.0", "host": "node2", "beat": 5}
+    write_json(tmp_path / "logs" / "node1.json", gone)
+    with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")) as head:
+        assert not head.trouble()
+        outcome = head.agree(VICTIM)
+        assert head.trouble()
+    assert outcome.state == "preempted"
+    assert "node2: no sign of life" in outcome.reason
+
+
+def test_what_an_earlier_start_of_the_job_left_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    write_json(tmp_path / "logs" / "node1.json", {"rendezvous": "12.0.0", "outcome": {"state": "failed"}})
+    with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.1.0")) as head:
+        assert not head.trouble()
+
+
+def test_a_victim_that_nobody_explains_keeps_its_word(pair: tuple[Peers, Peers]) -> None:
+    head, other = pair
+    other.say(outcome={"state": "failed", "reason": "", "rank": 2, "collateral": True, "time": 0.0, "exit_code": 1})
+    assert head.agree(VICTIM) == VICTIM
+
+
+def test_the_others_wait_for_the_first_node(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    other = Peers(tmp_path, Node(1, 2, "node1", 10012, "12.0.0"))
+    other.wait_for_head()  # it never came: not for ever
+    with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")):
+        thread = threading.Thread(target=other.wait_for_head)
+        thread.start()
+        thread.join(0.7)
+        assert thread.is_alive()
+    thread.join(1)
+    assert not thread.is_alive()
+
+
+def test_a_job_that_was_started_again_has_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    status = {"state": "running", "owner": this_process()}
+    assert owner_is_alive(status)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert not owner_is_alive(status)
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    assert owner_is_alive(status)

@@ -1,0 +1,117 @@
+"""Who asks a run to leave, and what the reason is."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from recipes.option import ConfigError
+from runner import preemption
+from runner.outcome import Interrupted
+from runner.preemption import MARK, Preemption
+from runner.slurm import queue
+from runner.slurm.queue import Job, jobs
+
+
+@pytest.fixture
+def in_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Inside a job of which `scontrol show job` says what the test puts in."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    said = {"JobState": "RUNNING", "EndTime": "Unknown", "TimeLimit": "00:10:00", "Restarts": "0", "Reason": "None"}
+    monkeypatch.setattr(queue, "show", lambda job_id: said)
+    monkeypatch.setattr(preemption, "LOOK_EVERY_S", 0.0)
+    return said
+
+
+def test_outside_a_job_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (tmp_path / MARK).touch()
+    before = signal.getsignal(signal.SIGTERM)
+    with Preemption(tmp_path) as leave:
+        assert signal.getsignal(signal.SIGTERM) is before
+        leave.look()
+        assert not leave.asked
+        assert leave.shared is None
+
+
+@pytest.mark.parametrize("how", ["mark", "SIGTERM", "SIGUSR1", "orphan"])
+def test_each_way_of_asking_is_heard(how: str, tmp_path: Path, in_job: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Preemption(tmp_path) as leave:
+        leave.look()
+        assert not leave.asked
+        if how == "mark":
+            (tmp_path / MARK).touch()
+        elif how == "orphan":
+            monkeypatch.setattr(os, "getppid", lambda: 1)
+        else:
+            os.kill(os.getpid(), signal.Signals[how])
+        leave.look()
+        assert leave.asked
+        assert leave.shared[0] == 1
+        assert leave.reason
+
+
+NOW = datetime.now()
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({}, "SLURM asked the job to leave"),
+        ({"PreemptTime": "2026-01-01T00:00:00"}, "higher priority"),
+        ({"EndTime": (NOW + timedelta(seconds=90)).isoformat(timespec="seconds")}, r"time limit \(00:10:00\) is near"),
+        ({"EndTime": (NOW + timedelta(hours=9)).isoformat(timespec="seconds")}, "SLURM asked the job to leave"),
+        ({"JobState": "COMPLETING", "Restarts": "1"}, "starts it again"),
+        ({"JobState": "COMPLETING", "Reason": "TimeLimit"}, r"time limit \(00:10:00\) is reached"),
+    ],
+)
+def test_the_reason_is_slurms(said: dict[str, str], reason: str, tmp_path: Path, in_job: dict[str, str]) -> None:
+    in_job |= said
+    (tmp_path / MARK).touch()
+    with Preemption(tmp_path) as leave:
+        leave.look()
+        assert leave.asked
+        assert re.search(reason, leave.reason)
+
+
+def test_scancel_is_an_interrupt(tmp_path: Path, in_job: dict[str, str]) -> None:
+    in_job |= {"JobState": "COMPLETING"}
+    (tmp_path / MARK).touch()
+    with Preemption(tmp_path) as leave, pytest.raises(Interrupted, match="scancel"):
+        leave.look()
+
+
+QUEUE = {
+    "12": "12|0|RUNNING|None|node1\n12|1|PENDING|JobArrayTaskLimit|\n12|2|TIMEOUT|TimeLimit|node2\n",
+    "13": "13|N/A|COMPLETED|None|node[1-2]\n",
+}
+
+
+def test_what_slurm_says_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(*command: str, timeout: float = 0) -> str:
+        if command[0] == "squeue":
+            parent = command[4].removeprefix("--jobs=")
+            if parent not in QUEUE:
+                raise ConfigError("slurm_load_jobs error: Invalid job id specified")
+            return QUEUE[parent]
+        assert command[0] == "sacct"
+        assert "--jobs=12,14" in command
+        return "14|CANCELLED by 1000|node1\n12_9|FAILED|None assigned\n"
+
+    monkeypatch.setattr(queue, "slurm", answer)
+    found = jobs(["12_0", "12_1", "12_2", "12_9", "13", "14", "12_7"])
+    assert found == {
+        "12_0": Job("RUNNING", "", "node1"),
+        "12_1": Job("PENDING", "JobArrayTaskLimit", ""),
+        "12_2": Job("TIMEOUT", "TimeLimit", "node2"),
+        "12_9": Job("FAILED", "", ""),
+        "13": Job("COMPLETED", "", "node[1-2]"),
+        "14": Job("CANCELLED", "by 1000", "node1"),
+    }
+    assert str(found["12_1"]) == "PENDING (JobArrayTaskLimit)"
