@@ -85,8 +85,9 @@ def test_each_task_of_an_array_ends_as_it_ends(folder: Path) -> None:
         "model.kind=faulty:Raises",
         "+model.rank=1",
         "+model.step=2,1000000",
-        "optimizer.kind=faulty:SlowAdamW,recipes.optimizer:AdamW",
+        "optimizer.kind=faulty:SlowAdamW",
         "steps=3,5000",
+        "seed=1,2",
     )
     limits = ("hydra.launcher.partition=main", "hydra.launcher.time=0:01:00", "hydra.launcher.notice_s=0")
     submit(*overrides, *limits, "hydra.launcher.max_requeues=0", "hydra.sweep.dir=sweep", cwd=folder, flags=("-m",))
