@@ -89,6 +89,12 @@ TABLE = [
         instead="parallelism=fsdp2, or always, never, except_last",
     ),
     Incompatible(
+        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
+        where="parallelism.replicate",
+        reason="FSDP1 does not synchronise copies of which each is on one device: torch turns them into independent models",
+        instead="parallelism.shard of at least 2, parallelism=hsdp2, or parallelism=ddp",
+    ),
+    Incompatible(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and r.accumulation(d.data)[1] > 1,
         where="global_batch",
         reason="FSDP1 cannot accumulate gradients of parameters that tensor parallelism has split",

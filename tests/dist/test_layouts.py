@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from recipes.clip import global_norm
+from recipes.compatibility import problems
 from recipes.data.base import Needs
 from recipes.data.loader import Loader
 from recipes.init import clean_name
@@ -195,6 +196,15 @@ def relative(a: Tensor, b: Tensor) -> float:
 def test_layout_equals_one_process(world: int, layout: str) -> None:
     found = compare(world, layout)
     assert max(found) < 1e-5, found
+
+
+def test_copies_of_fsdp1_on_one_device_each_drift_apart() -> None:
+    """Why they are refused: when torch has mended it, the row of the table is to go."""
+    words = ("parallelism=hsdp1", *SMALL)
+    recipe = experiment(*words)
+    assert len(problems(recipe, recipe.parallelism.degrees(1, 2))) == 1
+    with pytest.raises(AssertionError, match="disagree about the norm"):
+        compare(2, "parallelism=hsdp1")
 
 
 WRAPS = [
