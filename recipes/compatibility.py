@@ -89,6 +89,12 @@ TABLE = [
         instead="parallelism=fsdp2, or always, never, except_last",
     ),
     Incompatible(
+        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.tensor > 1,
+        where="parallelism.shard",
+        reason="with a single shard FSDP1 cannot put back the parameters that tensor parallelism has split",
+        instead="parallelism.shard of at least 2, or parallelism=tp",
+    ),
+    Incompatible(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
         where="parallelism.replicate",
         reason="FSDP1 does not synchronise copies of which each is on one device: torch turns them into independent models",
