@@ -26,7 +26,7 @@ def pip(python: Path, *arguments: str) -> None:
 
 def check_installed(python: Path, folder: Path) -> None:
     """Run, show and resume from a folder that holds nothing but traps: a user's own packages of our names."""
-    for name in ("conf", "runner", "recipes"):
+    for name in ("conf", "runner", "recipes", "slurm"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text("raise SystemExit('the wrong package was imported')\n")
     command = python.with_name("meshrunner")
@@ -43,6 +43,8 @@ def check_installed(python: Path, folder: Path) -> None:
     assert meshrunner("resume", "out").returncode == 0
     shown = meshrunner("show", "model=llama2_7b")
     assert shown.returncode == 0 and "6,738,415,616" in shown.stdout, shown.stderr
+    script = meshrunner("submit", "--dry-run", *TINY)
+    assert script.returncode == 0 and f"meshrunner=({command})" in script.stdout, script.stderr
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,9 @@ def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for file in (REPOSITORY / "conf").rglob("*.yaml"):
         assert str(file.relative_to(REPOSITORY)) in names
+    assert {f"slurm/{name}" for name in ("run.sbatch", "sweep.sbatch", "cluster/up.sh", "cluster/down.sh")} <= set(
+        names
+    )
     assert {f"runner/compare/page.{kind}" for kind in ("py", "html", "css", "js")} <= set(names)
     assert "hydra_plugins/meshrunner.py" in names and "hydra_plugins/__init__.py" not in names
     assert not [name for name in names if name.startswith(("tests", "bench"))]
