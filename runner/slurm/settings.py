@@ -85,6 +85,14 @@ class Slurm(Section):
             )
         return replace(composed, config=composed.config | {"launch": launch | {"nodes": self.nodes}})
 
+    def fit(self, experiment: Experiment) -> None:
+        """Raise ConfigError when a run that is placed already is for another number of nodes."""
+        if self.nodes is not None and self.nodes != experiment.launch.nodes:
+            raise ConfigError(
+                f"hydra.launcher.nodes({self.nodes}): the run is placed with launch.nodes({experiment.launch.nodes}); "
+                "submit it anew, in another directory, or change its config.yaml"
+            )
+
     def workers(self, experiment: Experiment) -> int:
         """Workers on a node of the cluster, as far as can be said from here."""
         if experiment.launch.workers != "auto":

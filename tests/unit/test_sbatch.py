@@ -23,7 +23,7 @@ NONE: dict[str, Any] = {
 }  # fmt: skip
 ALL = NONE | {
     "partition": "gpu", "account": "llm", "qos": "high", "constraint": "h100", "cpus_per_task": 96, "time": "2-00:00:00",
-    "max_parallel": 4, "max_requeues": 3, "notice_s": 300, "extra": ["--exclusive", "--mail-type=END"],
+    "max_parallel": 4, "max_requeues": 3, "notice_s": 300, "extra": ["--exclusive", "--mail-type END"],
     "srun": ["--container-image=my image.sqsh"], "command": "apptainer exec --nv image.sif meshrunner",
     "preamble": "module load cuda/13.0\nexport NCCL_IB_HCA=mlx5\n",
 }  # fmt: skip
