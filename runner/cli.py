@@ -163,13 +163,13 @@ def _run(arguments: list[str]) -> int:
         return submit_one(composed)
     from runner.devices import resolve
     from runner.experiment import check
-    from runner.nodes import this_node
+    from runner.nodes import only_this_node
     from runner.resume import fit_continuing
     from runner.rundir import place
 
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, resolve(experiment)[1])
-    this_node(experiment.launch.nodes)
+    only_this_node(experiment.launch.nodes)
     place(composed.config, composed.run_dir, composed.overrides)
     _collect_again()
     return _execute(composed.run_dir)

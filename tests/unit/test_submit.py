@@ -128,6 +128,11 @@ def test_flags_with_a_value_and_deletions_are_no_folders(fake: Fake, capsys: pyt
     assert capsys.readouterr().out.startswith("#!/usr/bin/env bash")
 
 
+def test_a_login_node_without_gpus_places_runs_for_nodes_that_have_them(fake: Fake) -> None:
+    assert meshrunner("place", "hardware=h100_80gb", "parallelism.shard=8", "hydra.run.dir=one") == 0
+    assert read_status(Path("one"))["state"] == "pending"
+
+
 def test_cancel_leaves_alone_what_has_ended(sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake.jobs = {"12_0": Job("COMPLETED", "", ""), "12_1": Job("RUNNING", "", "node1")}
     for number, run_dir in enumerate(sorted(sweep.glob("0*"))):
