@@ -18,7 +18,8 @@ from runner.compose import Composed, split
 from runner.devices import resolve
 from runner.exclude import excluding
 from runner.experiment import check
-from runner.nodes import this_node
+from runner.hardware import GPU
+from runner.nodes import only_this_node
 from runner.resume import fit_continuing
 from runner.rundir import place, read_config, read_json, read_status, update_status, write_json
 
@@ -43,21 +44,24 @@ class Site(Protocol):
 
 
 class Elsewhere:
-    """A machine like this one."""
+    """The machine that the configuration names; this one may have no GPU."""
 
     def adapt(self, composed: Composed) -> Composed:
         return composed
 
     def workers(self, experiment: Experiment) -> int:
-        return resolve(experiment)[1]
+        if experiment.launch.workers != "auto":
+            return experiment.launch.workers
+        hardware = experiment.hardware
+        return hardware.devices_per_node if isinstance(hardware, GPU) else resolve(experiment)[1]
 
 
 class Here(Elsewhere):
-    """This machine, or those of the job that this process is part of."""
+    """This machine, alone."""
 
     def workers(self, experiment: Experiment) -> int:
-        this_node(experiment.launch.nodes)
-        return super().workers(experiment)
+        only_this_node(experiment.launch.nodes)
+        return resolve(experiment)[1]
 
 
 @dataclass(frozen=True)

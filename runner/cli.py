@@ -163,13 +163,13 @@ def _run(arguments: list[str]) -> int:
         return submit_one(composed)
     from runner.devices import resolve
     from runner.experiment import check
-    from runner.nodes import this_node
+    from runner.nodes import only_this_node
     from runner.resume import fit_continuing
     from runner.rundir import place
 
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, resolve(experiment)[1])
-    this_node(experiment.launch.nodes)
+    only_this_node(experiment.launch.nodes)
     place(composed.config, composed.run_dir, composed.overrides)
     _collect_again()
     return _execute(composed.run_dir)
@@ -259,12 +259,18 @@ def _submit(arguments: list[str]) -> int:
 
     dry = "--dry-run" in arguments
     arguments = [argument for argument in arguments if argument != "--dry-run"]
-    folders = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
+    given = compose.parse("submit", arguments).overrides
+    folders = [each for each in given if "=" not in each and not each.startswith("~")]
     if folders:
-        if len(folders) > 1 or not Path(folders[0]).is_dir():
-            raise ConfigError("usage: meshrunner submit [OVERRIDES] [-m] or submit DIR; there is no such folder")
-        rest = [argument for argument in arguments if argument != folders[0]]
+        usage = "usage: meshrunner submit [OVERRIDES] [-m] or submit DIR [hydra.launcher.KEY=VALUE]"
+        if len(folders) > 1 or len(given) < len(arguments):
+            raise ConfigError(usage)
+        if not Path(folders[0]).is_dir():
+            raise ConfigError(f"there is no folder {folders[0]}; {usage}")
+        rest = [each for each in given if each != folders[0]]
         return launcher.submit_again(Path(folders[0]).absolute(), rest + ["hydra.launcher.dry_run=true"] * dry)
+    if {"hydra/launcher=local", "hydra/launcher=place"} & set(arguments):
+        raise ConfigError("hydra/launcher: `submit` hands runs over to SLURM; `run` and `place` are verbs of their own")
     if not any(argument.startswith("hydra/launcher=") for argument in arguments):
         arguments = [*arguments, "hydra/launcher=slurm"]
     composer = compose.Composer(compose.parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))

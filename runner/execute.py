@@ -59,9 +59,10 @@ def execute(
         Interrupted: by the user, after everything was ended and recorded.
     """
     experiment = _configuration(run_dir)
-    device, node = resolve(experiment), this_node(experiment.launch.nodes)
+    node = this_node(experiment.launch.nodes)
     if node.rank > 0:
-        return _accompany(run_dir, experiment, device, Peers(run_dir, node)), {}
+        return _accompany(run_dir, experiment, Peers(run_dir, node)), {}
+    device = resolve(experiment)
     _, stored = fit_continuing(experiment, run_dir, device[1], force=force)
     done = stored.record.step if stored is not None else 0
     for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment, device[0], done)]:
@@ -99,8 +100,8 @@ def execute(
     return outcome, summary
 
 
-def _accompany(run_dir: Path, experiment: Experiment, device: tuple[str, int, int], peers: Peers) -> Outcome:
-    """What every node but the first does: its workers. The record is the first node's."""
+def _accompany(run_dir: Path, experiment: Experiment, peers: Peers) -> Outcome:
+    """What every node but the first does: its workers. The record is the first node's, which hears what is wrong here."""
     error: BaseException | None = None
     with signals(), Preemption(run_dir) as preemption, peers:
         try:
@@ -108,7 +109,7 @@ def _accompany(run_dir: Path, experiment: Experiment, device: tuple[str, int, in
                 outcome = launch(
                     run_dir,
                     experiment,
-                    device,
+                    resolve(experiment),
                     attempt=0,  # of the rows, which are the first node's
                     peers=peers,
                     preemption=preemption,

@@ -43,22 +43,20 @@ def this_node(nodes: int) -> Node:
     Where this process stands among `launch.nodes` machines: alone, or a task of the srun in slurm/run.sbatch.
 
     Raises:
-        Incompatible: there are not as many as the run wants.
+        Incompatible: there are not as many as the run wants, or more.
         ConfigError: it is not said where they meet.
     """
-    if nodes == 1:
-        return Node(0, 1, "localhost", 0, "")
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
+    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without it: a step of separate runs
+        return Node(0, 1, "localhost", 0, "")
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
-        raise Incompatible(
-            f"launch.nodes({nodes}): this command starts workers on one machine only. `meshrunner submit` has SLURM start "
-            "the run on several; slurm/run.sbatch shows how"
-        )
+        only_this_node(nodes)
     if here != nodes or environment.get("SLURM_STEP_NUM_TASKS", str(here)) != str(here):
         tasks = environment.get("SLURM_STEP_NUM_TASKS")
         raise Incompatible(
-            f"launch.nodes({nodes}) wants {nodes} nodes with one task each, but SLURM has started {tasks} tasks on {here}"
+            f"launch.nodes({nodes}) wants {nodes} node{'s' * (nodes > 1)} with one task each, "
+            f"but SLURM has started {tasks} tasks on {here}"
         )
     if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():
         raise ConfigError("MASTER_ADDR and MASTER_PORT say where the workers meet; slurm/run.sbatch sets them")
@@ -70,6 +68,15 @@ def this_node(nodes: int) -> Node:
         port=int(environment["MASTER_PORT"]),
         rendezvous=f"{job}.{environment.get('SLURM_STEP_ID', '0')}",
     )
+
+
+def only_this_node(nodes: int) -> None:
+    """Raise Incompatible where a run that is not placed yet wants several: each of them would place it."""
+    if nodes > 1:
+        raise Incompatible(
+            f"launch.nodes({nodes}): this command starts workers on one machine only. `meshrunner submit` has SLURM start "
+            "the run on several; slurm/run.sbatch shows how"
+        )
 
 
 class Peers:

@@ -20,7 +20,7 @@ from runner.child import in_slurm_job, shared_integers
 from runner.outcome import Interrupted
 
 MARK = "preempt"
-"""The file in the run directory."""
+"""The file in the run directory; it names the start of the job that was asked to leave, `12.0`."""
 LOOK_EVERY_S = 0.5
 NEAR_S = 240.0
 """Asked to leave so shortly before its job's time limit, a run leaves because of the limit."""
@@ -31,6 +31,7 @@ class Preemption:
 
     def __init__(self, run_dir: Path) -> None:
         self.mark = run_dir / MARK
+        self.start = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         self.shared: Any = shared_integers(1) if in_slurm_job() else None
         """What the workers see; None where nobody asks."""
         self.reason = ""
@@ -70,10 +71,17 @@ class Preemption:
         self._looked = now
         if os.getppid() != self._parent:
             self.reason = f"what had started the run on {socket.gethostname()} was killed"
-        elif self._signal or self.mark.exists():
+        elif self._signal or self._marked():
             self.reason = _reason()
         if self.reason:
             self.shared[0] = 1
+
+    def _marked(self) -> bool:
+        """Whether the batch shell of this start of the job has marked the run."""
+        try:
+            return self.mark.read_text().strip() == self.start
+        except FileNotFoundError:
+            return False
 
 
 def _reason() -> str:

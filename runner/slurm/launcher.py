@@ -14,13 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.option import ConfigError
 from runner.batch import RUNS, Elsewhere, checked, remove_empty
+from runner.execute import EXIT
 from runner.experiment import check
 from runner.resume import fit_continuing
 from runner.rundir import owner_is_alive, place, read_config, read_json, read_status
 from runner.slurm import script
-from runner.slurm.queue import slurm
+from runner.slurm.queue import jobs, slurm
 from runner.slurm.settings import Slurm
-from runner.slurm.submit import RECORD, SETTINGS, arrays, job_id, submit_run, submit_sweep, wait
+from runner.slurm.submit import RECORD, SETTINGS, arrays, job_id, print_arrays, submit_run, submit_sweep, wait, wanted
 from runner.sweep import Ended, returned
 
 if TYPE_CHECKING:
@@ -37,16 +38,19 @@ def launch_jobs(
     ended: Callable[[Ended], object],
 ) -> list[JobReturn]:
     """What Hydra's sweeper calls under hydra/launcher=slurm: all combinations of a batch at once."""
-    settings = _settings(config.hydra.launcher)
-    if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC:
-        raise ConfigError("this sweeper learns from the runs it has had: it needs hydra.launcher.wait=true")
+    try:
+        settings = _settings(config.hydra.launcher)
+        if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC:
+            raise ConfigError("this sweeper learns from the runs it has had: it needs hydra.launcher.wait=true")
+    except ConfigError:
+        remove_empty(Path(config.hydra.sweep.dir).absolute())
+        raise
     batch = checked(loader, config, job_overrides, first, settings)
-    runs = [(run.run_dir, job.experiment) for job, run in batch.ordered if not run.reason]
     if settings.dry_run:
-        names = batch.names()
-        for (nodes, gpus), members in arrays(runs, settings).items():
-            tasks = [names.index(run_dir.name) for run_dir in members]
-            print(script.for_sweep(batch.sweep_dir, tasks, settings, nodes=nodes, gpus=gpus), end="")
+        runs = [(run.run_dir, job.experiment) for job, run in batch.ordered if not run.reason]
+        todo = wanted([run_dir for run_dir, _ in runs], batch.jobs[0].experiment.sweep.rerun, quiet=True)
+        groups = arrays([(run_dir, experiment) for run_dir, experiment in runs if run_dir in todo], settings)
+        print_arrays(batch.sweep_dir, batch.names(), groups, settings)
         remove_empty(batch.sweep_dir)
         return []
     run_dirs = batch.place()
@@ -77,7 +81,7 @@ def submit_one(composed: Composed) -> int:
         return 0
     place(composed.config, composed.run_dir, composed.overrides)
     submit_run(composed.run_dir, settings)
-    return wait([composed.run_dir]) if settings.wait else 0
+    return _wait_for_one(composed.run_dir) if settings.wait else 0
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
@@ -89,7 +93,8 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    known = read_json(folder / SETTINGS) or _shipped()
+    # Of a run of a sweep: those of the sweep, unless it was submitted by itself.
+    known = _shipped() | (read_json(folder / SETTINGS) or read_json(folder.parent / SETTINGS))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         prefix, _, key = str(override.key_or_group).rpartition(".")
         if prefix != "hydra.launcher":
@@ -100,13 +105,25 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     settings = Slurm.read(known)
     if (folder / "config.yaml").exists():
         submit_run(folder, settings)
-        return wait([folder]) if settings.wait else 0
+        return _wait_for_one(folder) if settings.wait and not settings.dry_run else 0
     names = [str(job["name"]) for job in read_json(folder / "sweep.json").get("jobs", [])]
     if not names:
         raise ConfigError(f"{folder} is neither a run directory nor a sweep's")
-    (folder / RUNS).write_text("".join(f"{name}\n" for name in names))  # a sweep may have begun on this machine
+    if not settings.dry_run:
+        (folder / RUNS).write_text("".join(f"{name}\n" for name in names))  # a sweep may have begun on this machine
     submit_sweep(folder, names, settings)
-    return wait([folder / name for name in names]) if settings.wait else 0
+    if not settings.wait or settings.dry_run:
+        return 0
+    from runner.conclusion import conclude
+
+    status = wait([folder / name for name in names])
+    conclude(folder)
+    return status
+
+
+def _wait_for_one(run_dir: Path) -> int:
+    wait([run_dir])
+    return EXIT.get(str(read_status(run_dir).get("state")), 1)
 
 
 def _settings(launcher: DictConfig) -> Slurm:
@@ -142,11 +159,13 @@ def cancel(folder: Path) -> int:
     here = [run_dir for run_dir in run_dirs if _runs_here(run_dir)]
     for run_dir in here:
         os.kill(int(read_status(run_dir)["owner"]["pid"]), signal.SIGINT)
-    if numbers:
-        slurm("scancel", *sorted(numbers.values()))
-        for run_dir in numbers:
+    known = jobs(numbers.values())
+    living = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].lives}
+    if living:
+        slurm("scancel", *sorted(living.values()))
+        for run_dir in living:
             (run_dir / RECORD).unlink(missing_ok=True)
-    print(f"cancelled {len(numbers)} job{'s' * (len(numbers) != 1)} of SLURM's and {len(here)} on this machine")
+    print(f"cancelled {len(living)} job{'s' * (len(living) != 1)} of SLURM's and {len(here)} on this machine")
     return 0
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def for_run(run_dir: Path, settings: Slurm, *, nodes: int, gpus: int | None) -> str:
     """The script of one run."""
-    lines = [f"--output={run_dir}/logs/slurm-%j.out", *_options(settings, nodes, gpus)]
+    lines = [_quoted(f"--output={run_dir}/logs/slurm-%j.out"), *_options(settings, nodes, gpus)]
     return _filled("run.sbatch", settings, lines, {"overrides": f"({shlex.quote(str(run_dir))})"})
 
 
@@ -27,7 +27,7 @@ def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, *, nodes: 
         tasks: lines of runs.txt, counted from 0.
     """
     throttle = f"%{settings.max_parallel}" if settings.max_parallel is not None else ""
-    lines = [f"--array={_ranges(tasks)}{throttle}", f"--output={sweep_dir}/slurm-%A_%a.out"]
+    lines = [f"--array={_ranges(tasks)}{throttle}", _quoted(f"--output={sweep_dir}/slurm-%A_%a.out")]
     lines += _options(settings, nodes, gpus)
     return _filled("sweep.sbatch", settings, lines, {"sweep_dir": shlex.quote(str(sweep_dir))})
 
@@ -44,21 +44,24 @@ def _options(settings: Slurm, nodes: int, gpus: int | None) -> list[str]:
         "time": settings.time,
         "signal": f"B:USR1@{settings.notice_s}",
     }
-    return [*(f"--{name}={value}" for name, value in given.items() if value is not None), *settings.extra]
+    own = [_quoted(f"--{name}={value}") for name, value in given.items() if value is not None]
+    return [*own, *settings.extra]  # those as they were written: `--mail-type END` is two words, `--comment='a b'` one
+
+
+def _quoted(option: str) -> str:
+    return shlex.quote(option) if " " in option else option
 
 
 def _filled(name: str, settings: Slurm, options: list[str], variables: dict[str, str]) -> str:
     text = files("slurm").joinpath(name).read_text()
-    replaced = [option.partition("=")[0] for option in options]
+    replaced = [re.split("[= ]", option.strip("'"))[0] for option in options]
     kept = [
         line
         for line in text.splitlines()
         if not (line.startswith("#SBATCH ") and line.split()[1].partition("=")[0] in replaced)
     ]
     last = max(number for number, line in enumerate(kept) if line.startswith("#SBATCH "))
-    kept[last + 1 : last + 1] = [
-        f"#SBATCH {shlex.quote(option)}" if " " in option else f"#SBATCH {option}" for option in options
-    ]
+    kept[last + 1 : last + 1] = [f"#SBATCH {option}" for option in options]
     variables |= {
         "meshrunner": f"({settings.program})",
         "srun_args": f"({' '.join(map(shlex.quote, settings.srun))})",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from recipes.option import ConfigError, Section, did_you_mean, whole
@@ -29,6 +30,19 @@ def _time(value: Any) -> Any:
             "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
         )
     return value
+
+
+def seconds(time: str) -> int | None:
+    """A time limit in SLURM's ways of writing: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for another text."""
+    if not re.fullmatch(r"(\d+-\d+(:\d+){0,2})|(\d+(:\d+){0,2})", time):
+        return None
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, rest_s = (*parts, 0, 0)[:3]
+    else:
+        hours, minutes, rest_s = parts if len(parts) == 3 else (0, *parts, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s
 
 
 def _one_line(value: Any) -> Any:
@@ -61,6 +75,16 @@ class Slurm(Section):
     wait: bool
     dry_run: bool
 
+    @model_validator(mode="after")
+    def _check_notice(self) -> Slurm:
+        if self.time is not None and (limit := seconds(self.time)) is not None and 0 < limit <= self.notice_s:
+            raise PydanticCustomError(
+                "notice",
+                "notice_s({notice}) is not before the limit time({limit}): every job would be asked to leave at its start",
+                {"notice": self.notice_s, "limit": self.time},
+            )
+        return self
+
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Slurm:
         """`hydra.launcher` as composed; raises ConfigError that lists all wrong keys."""
@@ -71,7 +95,8 @@ class Slurm(Section):
             for each in error.errors(include_url=False):
                 key = ".".join(map(str, each["loc"]))
                 hint = did_you_mean(key, cls.model_fields) if each["type"] == "extra_forbidden" else ""
-                lines.append(f"  hydra.launcher.{key}: {each['msg'][:1].lower()}{each['msg'][1:]}.{hint}")
+                where = f"hydra.launcher.{key}" if key else "hydra.launcher"
+                lines.append(f"  {where}: {each['msg'][:1].lower()}{each['msg'][1:]}.{hint}")
             raise ConfigError("\n".join(["The configuration is wrong:", *lines])) from None
 
     def adapt(self, composed: Composed) -> Composed:
@@ -84,6 +109,14 @@ class Slurm(Section):
                 f"hydra.launcher.nodes({self.nodes}) is not launch.nodes({launch['nodes']}); give one of them"
             )
         return replace(composed, config=composed.config | {"launch": launch | {"nodes": self.nodes}})
+
+    def fit(self, experiment: Experiment) -> None:
+        """Raise ConfigError when a run that is placed already is for another number of nodes."""
+        if self.nodes is not None and self.nodes != experiment.launch.nodes:
+            raise ConfigError(
+                f"hydra.launcher.nodes({self.nodes}): the run is placed with launch.nodes({experiment.launch.nodes}); "
+                "submit it anew, in another directory, or change its config.yaml"
+            )
 
     def workers(self, experiment: Experiment) -> int:
         """Workers on a node of the cluster, as far as can be said from here."""

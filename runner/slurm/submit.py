@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.option import ConfigError
 from runner.execute import signals
 from runner.experiment import Experiment, check
-from runner.jobs import CRASHED, RESULTS
+from runner.jobs import RESULTS
 from runner.progress import warn
 from runner.report import shown
 from runner.rundir import owner_is_alive, read_config, read_json, read_status, update_status, write_json
@@ -25,6 +25,7 @@ RECORD = "slurm.json"
 SETTINGS = "submit.json"
 """In a sweep's or a run's directory: the settings of the last submission."""
 POLL_S = 2.0
+WAITS = {"state": "pending", "reason": ""}
 
 
 def job_id(run_dir: Path) -> str | None:
@@ -35,14 +36,19 @@ def job_id(run_dir: Path) -> str | None:
 
 def submit_run(run_dir: Path, settings: Slurm) -> None:
     """Submit a placed run; raises ConfigError with SLURM's reason."""
-    if not _wanted([run_dir], []):
-        return
     experiment = check(read_config(run_dir))
-    _advise([experiment])
+    settings.fit(experiment)
+    if not wanted([run_dir], [], quiet=settings.dry_run):
+        return
     text = script.for_run(run_dir, settings, nodes=experiment.launch.nodes, gpus=settings.gpus(experiment))
+    if settings.dry_run:
+        print(text, end="")
+        return
+    _advise([experiment])
+    update_status(run_dir, **WAITS)
+    write_json(run_dir / SETTINGS, settings.model_dump())
     number = _sbatch(run_dir / "submit.sbatch", text, run_dir)
     _record({run_dir: number}, run_dir / "submit.sbatch")
-    write_json(run_dir / SETTINGS, settings.model_dump())
     print(f"submitted job {number}\nrun directory: {shown(run_dir)}")
 
 
@@ -56,10 +62,17 @@ def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> None
     run_dirs = [sweep_dir / name for name in names]
     experiments = {run_dir: check(read_config(run_dir)) for run_dir in run_dirs}
     rerun = next(iter(experiments.values())).sweep.rerun
-    todo = _wanted(run_dirs, rerun)
+    todo = wanted(run_dirs, rerun, quiet=settings.dry_run)
+    for run_dir in todo:
+        settings.fit(experiments[run_dir])
+    groups = arrays([(run_dir, experiments[run_dir]) for run_dir in todo], settings)
+    if settings.dry_run:
+        print_arrays(sweep_dir, names, groups, settings)
+        return
     _advise([experiments[run_dir] for run_dir in todo])
     write_json(sweep_dir / SETTINGS, settings.model_dump())
-    groups = arrays([(run_dir, experiments[run_dir]) for run_dir in todo], settings)
+    for run_dir in todo:
+        update_status(run_dir, **WAITS)  # now: once submitted, the job may begin at any time
     for number, ((nodes, gpus), members) in enumerate(groups.items()):
         tasks = {run_dirs.index(run_dir): run_dir for run_dir in members}
         path = sweep_dir / ("submit.sbatch" if len(groups) == 1 else f"submit-{number}.sbatch")
@@ -82,34 +95,51 @@ def arrays(runs: Sequence[tuple[Path, Experiment]], settings: Slurm) -> dict[tup
     return found
 
 
+def print_arrays(
+    sweep_dir: Path, names: Sequence[str], groups: dict[tuple[int, int | None], list[Path]], settings: Slurm
+) -> None:
+    """What would be submitted, and nothing else."""
+    for (nodes, gpus), members in groups.items():
+        tasks = [names.index(run_dir.name) for run_dir in members]
+        print(script.for_sweep(sweep_dir, tasks, settings, nodes=nodes, gpus=gpus), end="")
+
+
 def wait(run_dirs: Sequence[Path]) -> int:
     """Return when no job of these runs lives any more; the exit status as after a local sweep."""
-    ids = {run_dir: found for run_dir in run_dirs if (found := job_id(run_dir))}
+    ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
     with signals("; the jobs stay in SLURM's queue"):
-        while any(job.lives for job in jobs(ids.values()).values()):
+        while _live(ids):
             time.sleep(POLL_S)
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
-    return 1 if any(state in CRASHED or state not in RESULTS for state in states) else 0
+    return 0 if all(state in RESULTS for state in states) else 75 if "preempted" in states else 1
 
 
-def _wanted(run_dirs: Sequence[Path], rerun: Sequence[str]) -> list[Path]:
+def _live(ids: Sequence[str]) -> bool:
+    try:
+        return any(job.lives for job in jobs(ids).values())
+    except ConfigError as error:  # a controller that is restarted says nothing of the jobs
+        warn(str(error))
+        return True
+
+
+def wanted(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
     """What has no result and nobody at work on it; the rest is named."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
-    wanted = []
+    todo: list[Path] = []
+    say: Callable[[str], object] = (lambda _: None) if quiet else print
     for run_dir in run_dirs:
         status, number = read_status(run_dir), job_id(run_dir)
         state, job = status.get("state"), known.get(number or "")
         if state in RESULTS and state not in rerun:
             reason = f": {status['reason']}" if status.get("reason") else ""
-            print(f"{run_dir.name} is {state}{reason}")
+            say(f"{run_dir.name} is {state}{reason}")
         elif job is not None and job.lives:
-            print(f"{run_dir.name} has job {number}: {job}")
+            say(f"{run_dir.name} has job {number}: {job}")
         elif owner_is_alive(status):
-            print(f"{run_dir.name} is being executed by process {status['owner']['pid']} on {status['owner']['host']}")
+            say(f"{run_dir.name} is being executed by process {status['owner']['pid']} on {status['owner']['host']}")
         else:
-            update_status(run_dir, state="pending", reason="")  # now: once submitted, the job may begin at any time
-            wanted.append(run_dir)
-    return wanted
+            todo.append(run_dir)
+    return todo
 
 
 def _advise(experiments: Sequence[Experiment]) -> None:

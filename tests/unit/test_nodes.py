@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from recipes.option import Incompatible
-from runner import nodes
-from runner.nodes import Node, Peers, this_node
+from recipes.option import ConfigError, Incompatible
+from runner import execute, nodes
+from runner.nodes import Node, Peers, only_this_node, this_node
 from runner.outcome import Outcome
 from runner.rundir import owner_is_alive, this_process, write_json
 
@@ -46,7 +48,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Peers, Peers]]:
 
 
 def test_a_run_on_one_node_is_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for key, value in JOB.items():
+    for key, value in (JOB | {"SLURM_STEP_NUM_NODES": "1"}).items():
         monkeypatch.setenv(key, value)
     node = this_node(1)
     assert (node.rank, node.count, node.host, node.port) == (0, 1, "localhost", 0)
@@ -66,9 +68,19 @@ def test_slurm_says_which_node_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert this_node(2).rendezvous == "12.3.0"
     with pytest.raises(Incompatible, match=r"launch.nodes\(4\) wants 4 nodes with one task each, .* 2 tasks on 2"):
         this_node(4)
+    with pytest.raises(Incompatible, match=r"launch.nodes\(1\) wants 1 node with"):
+        this_node(1)  # one of the two would find the run busy, and srun end the other for it
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     with pytest.raises(Incompatible, match="4 tasks on 2"):
         this_node(2)
+
+
+def test_what_is_not_placed_yet_runs_on_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in JOB.items():
+        monkeypatch.setenv(key, value)
+    only_this_node(1)
+    with pytest.raises(Incompatible, match="submit"):
+        only_this_node(2)
 
 
 def test_the_cause_is_the_outcome_on_every_node(pair: tuple[Peers, Peers]) -> None:
@@ -102,6 +114,26 @@ def test_what_an_earlier_start_of_the_job_left_says_nothing(tmp_path: Path) -> N
     write_json(tmp_path / "logs" / "node1.json", {"rendezvous": "12.0.0", "outcome": {"state": "failed"}})
     with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.1.0")) as head:
         assert not head.trouble()
+
+
+def test_what_is_wrong_on_one_node_is_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else srun would end the first node's launcher for it, and the job would be started again."""
+
+    def resolve(_: object) -> tuple[str, int, int]:
+        raise ConfigError("hardware: this node has no GPU")
+
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(execute, "resolve", resolve)
+    monkeypatch.setattr(execute, "prepared", lambda *_: nullcontext())
+    experiment: Any = None
+    with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")) as head:
+        other = Peers(tmp_path, Node(1, 2, "node1", 10012, "12.0.0"))
+        monkeypatch.setattr(other, "wait_for_head", lambda: None)
+        with pytest.raises(ConfigError):
+            execute._accompany(tmp_path, experiment, other)
+        assert head.trouble()
+        outcome = head.agree(VICTIM)
+    assert (outcome.state, outcome.reason) == ("failed", "hardware: this node has no GPU")
 
 
 def test_a_victim_that_nobody_explains_keeps_its_word(pair: tuple[Peers, Peers]) -> None:

@@ -46,7 +46,10 @@ def test_each_way_of_asking_is_heard(how: str, tmp_path: Path, in_job: object, m
         leave.look()
         assert not leave.asked
         if how == "mark":
-            (tmp_path / MARK).touch()
+            (tmp_path / MARK).write_text("11.0\n")
+            leave.look()
+            assert not leave.asked  # of an earlier job
+            (tmp_path / MARK).write_text("12.0\n")
         elif how == "orphan":
             monkeypatch.setattr(os, "getppid", lambda: 1)
         else:
@@ -73,7 +76,7 @@ NOW = datetime.now()
 )
 def test_the_reason_is_slurms(said: dict[str, str], reason: str, tmp_path: Path, in_job: dict[str, str]) -> None:
     in_job |= said
-    (tmp_path / MARK).touch()
+    (tmp_path / MARK).write_text("12.0\n")
     with Preemption(tmp_path) as leave:
         leave.look()
         assert leave.asked
@@ -82,7 +85,7 @@ def test_the_reason_is_slurms(said: dict[str, str], reason: str, tmp_path: Path,
 
 def test_scancel_is_an_interrupt(tmp_path: Path, in_job: dict[str, str]) -> None:
     in_job |= {"JobState": "COMPLETING"}
-    (tmp_path / MARK).touch()
+    (tmp_path / MARK).write_text("12.0\n")
     with Preemption(tmp_path) as leave, pytest.raises(Interrupted, match="scancel"):
         leave.look()
 

@@ -12,7 +12,7 @@ import pytest
 from recipes.option import ConfigError
 from runner.slurm.queue import Job
 from runner.slurm.script import for_run, for_sweep
-from runner.slurm.settings import Slurm
+from runner.slurm.settings import Slurm, seconds
 
 GOLDEN = Path(__file__).with_name("sbatch")
 SHIPPED = Path(__file__).parents[2] / "slurm"
@@ -23,7 +23,7 @@ NONE: dict[str, Any] = {
 }  # fmt: skip
 ALL = NONE | {
     "partition": "gpu", "account": "llm", "qos": "high", "constraint": "h100", "cpus_per_task": 96, "time": "2-00:00:00",
-    "max_parallel": 4, "max_requeues": 3, "notice_s": 300, "extra": ["--exclusive", "--mail-type=END"],
+    "max_parallel": 4, "max_requeues": 3, "notice_s": 300, "extra": ["--exclusive", "--mail-type END"],
     "srun": ["--container-image=my image.sqsh"], "command": "apptainer exec --nv image.sif meshrunner",
     "preamble": "module load cuda/13.0\nexport NCCL_IB_HCA=mlx5\n",
 }  # fmt: skip
@@ -61,6 +61,20 @@ def test_all_wrong_settings_are_listed() -> None:
         "one line",
     ):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("time", "limit"),
+    [("2", 120), ("1:30", 90), ("0:01:30", 90), ("2-1", 176400), ("0-0:2", 120), ("1-0:0:1", 86401), ("soon", None)],
+)
+def test_how_long_a_limit_is(time: str, limit: int | None) -> None:
+    assert seconds(time) == limit
+
+
+def test_notice_before_a_job_has_begun_is_refused() -> None:
+    assert Slurm.read(NONE | {"time": "0:02:01"})
+    with pytest.raises(ConfigError, match=r"notice_s\(120\) is not before the limit time\(2:00\)"):
+        Slurm.read(NONE | {"time": "2:00"})
 
 
 @pytest.mark.parametrize(
