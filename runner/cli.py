@@ -143,8 +143,10 @@ def _complete(arguments: list[str], verbs: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     if not any(argument.startswith(HYDRA_QUESTIONS) for argument in arguments):
         from runner.child import warm
+        from runner.preemption import hold
 
         warm()  # first of all: torch is imported there while Hydra composes here
+        hold()
     from runner import compose
 
     gc.disable()  # while much is imported and little is garbage: torch is imported beside it, on a sibling core at worst
@@ -184,9 +186,11 @@ def _collect_again() -> None:
 def _resume(arguments: list[str]) -> int:
     from recipes.option import ConfigError
     from runner.experiment import check
+    from runner.preemption import hold
     from runner.resume import more_to_train
     from runner.rundir import read_config, read_json, read_status
 
+    hold()
     force, folders = "--force" in arguments, [argument for argument in arguments if argument != "--force"]
     if len(folders) != 1 or folders[0].startswith("-"):
         raise ConfigError("usage: meshrunner resume DIR [--force]")

@@ -20,6 +20,7 @@ from runner.experiment import check
 from runner.logs import last_lines
 from runner.outcome import Interrupted
 from runner.overview import Overview
+from runner.preemption import Preemption
 from runner.report import report
 from runner.rundir import FINAL, Busy, owner_is_alive, read_config, read_status, update_status
 
@@ -52,14 +53,16 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     needs = {run_dir: resolve(check(read_config(run_dir)))[1] for run_dir in todo} if devices > 1 else {}
     several = len(needs) > 1 and devices >= 2 * min(needs.values())
     try:
-        with signals(), Overview(run_dirs, todo) as overview:
-            (_Packed(devices, needs) if several else _one_by_one)(todo, settings, overview)
+        with signals(), Preemption(run_dirs[0].parent) as leave, Overview(run_dirs, todo) as overview:
+            (_Packed(devices, needs) if several else _one_by_one)(todo, settings, overview, leave)
     except Interrupted as error:
         how = str(error).partition(";")[0]  # a run names itself as what goes on
         raise Interrupted(f"{how}; `meshrunner resume {run_dirs[0].parent}` goes on with the sweep") from None
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
     # What another process executes is its concern.
-    code = 0 if all(state in RESULTS or state == "running" for state in states) else 75 if "preempted" in states else 1
+    if leave.asked or "preempted" in states:
+        return 75, True
+    code = 0 if all(state in RESULTS or state == "running" for state in states) else 1
     return code, any(_stops(run_dir, settings) for run_dir in todo)
 
 
@@ -86,9 +89,12 @@ def _stops(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_status(run_dir).get("state") in (*CRASHED, "oom")
 
 
-def _one_by_one(todo: dict[Path, int], settings: Sweep, overview: Overview) -> None:
+def _one_by_one(todo: dict[Path, int], settings: Sweep, overview: Overview, leave: Preemption) -> None:
     """In this process, whose forkserver is warm: the fastest start."""
     for number, (run_dir, attempts) in enumerate(todo.items()):
+        leave.look()
+        if leave.asked:
+            return
         if _attempts(run_dir) != attempts:
             print(f"\n{run_dir.name}\n{_has(run_dir)}", flush=True)
             overview.ended(run_dir)
@@ -127,10 +133,16 @@ class _Packed:
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.tried: dict[Path, int] = {}
 
-    def __call__(self, todo: dict[Path, int], settings: Sweep, overview: Overview) -> None:
+    def __call__(self, todo: dict[Path, int], settings: Sweep, overview: Overview, leave: Preemption) -> None:
         queue = list(todo)
+        told = False
         try:
             while queue or self.running:
+                leave.look()
+                if leave.asked and not told:
+                    told = True
+                    queue.clear()
+                    self._tell(signal.SIGTERM)
                 # In order: a large run that waits for devices is not overtaken for ever by small ones.
                 while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
                     run_dir = queue.pop(0)
@@ -180,10 +192,13 @@ class _Packed:
             print(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip(), flush=True)
         return ended
 
-    def _end(self) -> None:
+    def _tell(self, number: signal.Signals) -> None:
         for process, _ in self.running.values():
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
+
+    def _end(self) -> None:
+        self._tell(signal.SIGINT)
         for process, _ in self.running.values():
             process.wait()
 

@@ -26,6 +26,15 @@ NEAR_S = 240.0
 """Asked to leave so shortly before its job's time limit, a run leaves because of the limit."""
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def hold() -> None:
+    """Hold back, in a job, what asks to leave until a `Preemption` hears it. By itself it would end the command at once."""
+    if in_slurm_job():
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
 class Preemption:
     """Whether a run is asked to leave. A context manager: inside, the signals are heard (in a job of SLURM's)."""
 
@@ -46,7 +55,8 @@ class Preemption:
 
     def __enter__(self) -> Preemption:
         if self.shared is not None:
-            self._before = {name: signal.signal(name, self._hear) for name in (signal.SIGTERM, signal.SIGUSR1)}
+            self._before = {name: signal.signal(name, self._hear) for name in SIGNALS}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return self
 
     def __exit__(

@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.option import ConfigError
 from runner.batch import Batch, Here, Job, checked
 from runner.experiment import check
-from runner.jobs import run_jobs
-from runner.rundir import read_config, read_json
+from runner.jobs import RESULTS, run_jobs
+from runner.nodes import only_this_node
+from runner.rundir import read_config, read_json, read_status
 
 if TYPE_CHECKING:
     from runner.compose import Composer
@@ -63,6 +64,9 @@ def resume_sweep(sweep_dir: Path) -> int:
     run_dirs = [sweep_dir / name for name in names if (sweep_dir / name / "config.yaml").exists()]
     if not run_dirs:
         raise ConfigError(f"{sweep_dir} holds no run of a sweep")
+    for run_dir in run_dirs:
+        if read_status(run_dir).get("state") not in RESULTS:
+            only_this_node(read_config(run_dir)["launch"]["nodes"])
     status, _ = run_jobs(run_dirs, check(read_config(run_dirs[0])).sweep)
     conclude(sweep_dir)
     return status

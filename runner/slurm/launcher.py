@@ -17,7 +17,7 @@ from runner.batch import RUNS, Elsewhere, checked, remove_empty
 from runner.execute import EXIT
 from runner.experiment import check
 from runner.resume import fit_continuing
-from runner.rundir import owner_is_alive, place, read_config, read_json, read_status
+from runner.rundir import owner_is_alive, place, read_config, read_json, read_status, update_status
 from runner.slurm import script
 from runner.slurm.queue import jobs, slurm
 from runner.slurm.settings import Slurm
@@ -163,8 +163,10 @@ def cancel(folder: Path) -> int:
     living = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].lives}
     if living:
         slurm("scancel", *sorted(living.values()))
-        for run_dir in living:
+        for run_dir, number in living.items():
             (run_dir / RECORD).unlink(missing_ok=True)
+            if known[number].state == "PENDING" and read_status(run_dir).get("state") == "running":
+                update_status(run_dir, state="interrupted", reason="cancelled before SLURM had started it again")
     print(f"cancelled {len(living)} job{'s' * (len(living) != 1)} of SLURM's and {len(here)} on this machine")
     return 0
 
