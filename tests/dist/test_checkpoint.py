@@ -43,6 +43,8 @@ LAYOUTS = {
     "fsdp2_tp-4": (4, "parallelism=fsdp2_tp micro_batch=6"),
     "fsdp1_tp-4": (4, "parallelism=fsdp1_tp micro_batch=6"),
 }
+OFTEN = [pytest.param(name, marks=[pytest.mark.slow] * (world == 4)) for name, (world, _) in LAYOUTS.items()]
+"""Those of four ranks take longest."""
 TIED = ("ddp-2", "fsdp1-2", "fsdp2-3", "fsdp2_tp-4")
 IN_BACKGROUND = ("ddp-2", "fsdp1-2", "fsdp2-2", "hsdp1-4", "fsdp1_tp-4")
 STEPS = 3
@@ -138,7 +140,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in LAYOUTS}
 
 
-@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("target", OFTEN)
 def test_every_layout_loads_what_every_other_saved(target: str, saved: dict[str, Path]) -> None:
     world, layout = LAYOUTS[target]
     for rank in on_ranks(world, load, list(saved.values()), tuple(layout.split())):
@@ -192,7 +194,12 @@ KEPT: list[nn.Module] = []
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "dcp") for name in LAYOUTS), *((name, "dcp_async") for name in IN_BACKGROUND)]
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[pytest.mark.slow] * name.endswith("-4"))
+        for kind, names in (("dcp", LAYOUTS), ("dcp_async", IN_BACKGROUND))
+        for name in names
+    ],
 )
 def test_an_interrupted_run_is_the_uninterrupted_one(name: str, kind: str, tmp_path: Path) -> None:
     world, layout = LAYOUTS[name]

@@ -56,6 +56,7 @@ def test_all_runs_in_one_table_one_by_one(folder: Path) -> None:
     assert "report page: sweep/report.html" in last and "pending" not in last, last
 
 
+@pytest.mark.slow
 def test_all_runs_in_one_table_side_by_side(folder: Path) -> None:
     terminal = sweep(*SLOW, "seed=1,2,3", "sweep.devices=4", cwd=folder)
     assert terminal.wait(120) == 0

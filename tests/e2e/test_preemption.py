@@ -41,7 +41,9 @@ def states(folder: Path) -> list[str]:
     return [str(status(run)["state"]) for run in runs(folder)]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM to all", "SIGUSR1", "mark"])
+@pytest.mark.parametrize(
+    "how", ["SIGTERM to all", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGUSR1", "mark"))]
+)
 def test_a_run_saves_itself_and_goes_on(how: str, folder: Path) -> None:
     arguments = ("run", *TINY, *SLOW, "steps=30", "hydra.run.dir=out")
     with Command(*arguments, cwd=folder) as command:
@@ -69,7 +71,9 @@ def test_a_run_saves_itself_and_goes_on(how: str, folder: Path) -> None:
     assert losses(folder / "out") == losses(folder / "straight")
 
 
-@pytest.mark.parametrize("devices", [1, 4], ids=["one by one", "side by side"])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(1, id="one by one"), pytest.param(4, id="side by side", marks=pytest.mark.slow)]
+)
 def test_a_sweep_leaves_and_goes_on(devices: int, folder: Path) -> None:
     arguments = (
         "run",

@@ -58,7 +58,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS[2:])
+SLOW = ("compile=", "profiler=")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(each, marks=[pytest.mark.slow] * any(word in each for word in SLOW)) for each in COMMANDS[2:]],
+)
 def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
     program, *arguments = command.split()
     assert program == "meshrunner"

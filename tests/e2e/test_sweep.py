@@ -153,6 +153,7 @@ def test_two_processes_do_not_run_the_same_job(folder: Path) -> None:
     assert states(folder) == ["completed"] * 2
 
 
+@pytest.mark.slow
 def test_what_another_process_has_done_meanwhile_is_not_done_again(folder: Path) -> None:
     """The second run is executed from another shell while the first still trains."""
     arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "optimizer.kind=faulty:SlowAdamW", "steps=120,2"]
@@ -176,6 +177,7 @@ FATES = {
 """Jobs of twelve, and what becomes of them; the other six complete."""
 
 
+@pytest.mark.slow
 def test_twelve_jobs_of_which_six_go_wrong(folder: Path) -> None:
     each = ("model.kind=faulty:Fated", "+model.job=${seed}", "parallelism.shard='${pick:${seed},{11:3},auto}'")
     limits = ("launch.host_memory_gib=1", "launch.timeout_minutes=0.1")
@@ -200,6 +202,7 @@ def test_twelve_jobs_of_which_six_go_wrong(folder: Path) -> None:
         assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
+@pytest.mark.slow
 def test_a_process_of_a_run_that_is_killed_is_a_failed_run(folder: Path) -> None:
     """Side by side every run has a process of its own. What it leaves behind is a row, and the others go on."""
     arguments = [

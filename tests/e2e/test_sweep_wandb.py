@@ -65,6 +65,7 @@ def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
     assert offline(folder / "sweep" / "000_micro-batch-1").id == run.id
 
 
+@pytest.mark.slow
 def test_online_a_sweep_that_is_taken_up_continues_its_runs(folder: Path) -> None:
     faulty = ("model.kind=faulty:Raises", "+model.step=2,9")
     with serving() as stub:
