@@ -120,7 +120,8 @@ def effects(world: int, layout: str, compilation: str) -> dict[str, int]:
             del options[name]
     kept = {name: seen(world, layout, compilation, option).kept for name, option in options.items()}
     assert kept["none"] > kept["op"] > kept["full"], kept
-    assert kept["none"] > kept["every third"] > kept["every second"] > kept["every"] == kept["full"], kept
+    assert kept["none"] > kept["every third"] > kept["every second"] > kept["every"], kept
+    assert kept["every"] == pytest.approx(kept["full"], rel=0.1), kept  # the same, but for what gloo's threads held last
     if "op, no product" in kept:
         assert kept["none"] > kept["op, every product"] > kept["op"] > kept["op, no product"] >= kept["full"], kept
     return kept
