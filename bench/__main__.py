@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.processes import Cost, measure
-from runner.devices import cores
-from runner.peak import cpu_name
+from meshrunner.runner.config.devices import cores, cpu_name
 
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from recipes.model.llama import Llama
+from meshrunner.recipes.model.llama import Llama
 
 
 def main() -> None:

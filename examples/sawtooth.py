@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recipes.lr_schedule import LRSchedule
-from recipes.option import Count
+from meshrunner.recipes.lr_schedule import LRSchedule
+from meshrunner.recipes.option import Count
 
 
 class Sawtooth(LRSchedule):

@@ -23,9 +23,9 @@ class LocalLauncher(Launcher):
         self.context, self.config, self.ended = hydra_context, config, task_function
 
     def launch(self, job_overrides, initial_job_idx):
-        from runner.sweep import launch_jobs
+        from meshrunner.runner.sweep.launcher import launch_local
 
-        return launch_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
+        return launch_local(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
 
 
 class SlurmLauncher(LocalLauncher):
@@ -35,15 +35,15 @@ class SlurmLauncher(LocalLauncher):
         """The settings are read from the configuration, where they are plain values."""
 
     def launch(self, job_overrides, initial_job_idx):
-        from runner.slurm.launcher import launch_jobs
+        from meshrunner.runner.sweep.launcher import launch_slurm
 
-        return launch_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
+        return launch_slurm(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
 
 
 class PlaceLauncher(LocalLauncher):
     """Writes the run directories of a sweep, and starts nothing."""
 
     def launch(self, job_overrides, initial_job_idx):
-        from runner.slurm.launcher import place_jobs
+        from meshrunner.runner.sweep.launcher import launch_place
 
-        return place_jobs(self.context.config_loader, self.config, job_overrides, initial_job_idx)
+        return launch_place(self.context.config_loader, self.config, job_overrides, initial_job_idx)

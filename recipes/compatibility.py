@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from recipes.parallelism.base import Degrees
-from recipes.recipe import Recipe
+from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.recipes.recipe import Recipe
 
 
-class Incompatible(NamedTuple):
+class Conflict(NamedTuple):
     """A combination that cannot work."""
 
     when: Callable[[Recipe, Degrees], bool]
@@ -26,49 +26,49 @@ class Incompatible(NamedTuple):
 
 
 TABLE = [
-    Incompatible(
+    Conflict(
         when=lambda r, d: r.parallelism.kind == "single" and math.prod(d) > 1,
         where="parallelism",
         reason="single is one device",
         instead="launch.workers=1, or parallelism=fsdp2",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind != "fp32",
         where="precision",
         reason="fp32 master weights beside compute in fewer bits are FSDP's mixed precision; single and ddp have one copy",
         instead="parallelism=fsdp2 parallelism.shard=1 with as many parallelism.replicate as there are devices",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, _: r.activation_checkpoint.kind == "memory_budget" and not r.compile.compiles,
         where="activation_checkpoint",
         reason="a memory budget is kept by the compiler, and nothing is compiled",
         instead="compile=per_block, or activation_checkpoint=selective_op",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: r.compile.kind == "whole_model" and d.tensor > 1,
         where="compile",
         reason="torch cannot trace the embedding once tensor parallelism has split its table",
         instead="compile=per_block",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: d.tensor > 1 and r.compile.partitions and r.activation_checkpoint.kind == "memory_budget",
         where="activation_checkpoint",
         reason="torch's knapsack partitioner cannot weigh the device mesh that a block split by tensor parallelism holds",
         instead="activation_checkpoint=selective_op",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: d.tensor > 1 and r.compile.partitions and r.activation_checkpoint.recomputes_attention,
         where="activation_checkpoint.save",
         reason="recomputing attention in a compiled block split by tensor parallelism, torch would save the device mesh",
         instead="a list with the attention operators, activation_checkpoint=full, or compile=eager",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, _: getattr(r.precision, "all_gather", False) and r.parallelism.kind != "fsdp2",
         where="precision.all_gather",
         reason="gathering weights in float8 is a feature of FSDP2",
         instead="parallelism=fsdp2, or precision.all_gather=false",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, _: (
             getattr(r.precision, "all_gather", False) and getattr(r.precision, "scaling", "") == "rowwise"
         ),
@@ -76,43 +76,43 @@ TABLE = [
         reason="a row's scale is not known before its shards are together",
         instead="precision.scaling=tensorwise, or precision.all_gather=false",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: r.parallelism.kind == "ddp" and d.tensor > 1,
         where="parallelism.tensor",
         reason="DDP would reduce the parts of split parameters as if they were whole",
         instead="parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, _: r.parallelism.kind == "fsdp1" and isinstance(r.parallelism.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
         reason="FSDP1 keeps a unit's parameters whole after forward or shards them as before, nothing between",
         instead="parallelism=fsdp2, or always, never, except_last",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.tensor > 1,
         where="parallelism.shard",
         reason="with a single shard FSDP1 cannot put back the parameters that tensor parallelism has split",
         instead="parallelism.shard of at least 2, or parallelism=tp",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
         where="parallelism.replicate",
         reason="FSDP1 does not synchronise copies of which each is on one device: torch turns them into independent models",
         instead="parallelism.shard of at least 2, parallelism=hsdp2, or parallelism=ddp",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and r.accumulation(d.data)[1] > 1,
         where="global_batch",
         reason="FSDP1 cannot accumulate gradients of parameters that tensor parallelism has split",
         instead="parallelism=fsdp2_tp, or a global batch of micro_batch x data-parallel ranks",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and getattr(r.model, "tie_embeddings", False),
         where="model.tie_embeddings",
         reason="FSDP1 does not keep parameters shared that tensor parallelism has split",
         instead="parallelism=fsdp2_tp",
     ),
-    Incompatible(
+    Conflict(
         when=lambda r, d: d.tensor > 1 and r.parallelism.sequence_parallel and r.seq_len % d.tensor > 0,
         where="seq_len",
         reason="sequence parallelism splits every sequence evenly, and parallelism.tensor does not divide seq_len",
@@ -127,7 +127,7 @@ def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
 
 
 def document() -> str:
-    """The table as docs/compatibility.md shows it: `python -m recipes.compatibility > docs/compatibility.md`."""
+    """The table as docs/compatibility.md shows it: `python -m meshrunner.recipes.compatibility > docs/compatibility.md`."""
     lines = ["# What cannot be combined", "", "| setting | why | what works |", "|---|---|---|"]
     lines += [f"| `{row.where}` | {row.reason} | {row.instead} |" for row in TABLE]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from recipes.option import Option, did_you_mean
+from meshrunner.recipes.option import Option, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,9 +22,9 @@ class Compile(Option):
     """What is compiled."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "eager": "recipes.compile:Eager",
-        "per_block": "recipes.compile:PerBlock",
-        "whole_model": "recipes.compile:WholeModel",
+        "eager": "meshrunner.recipes.compile:Eager",
+        "per_block": "meshrunner.recipes.compile:PerBlock",
+        "whole_model": "meshrunner.recipes.compile:WholeModel",
     }
 
     compiles: ClassVar[bool] = False

@@ -6,13 +6,13 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from recipes.option import ConfigError
-from recipes.precision import BF16
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.precision import BF16
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from recipes.model.network import Network
+    from meshrunner.recipes.model.network import Network
 
 MULTIPLE = 16
 """Both sides of a weight must be multiples of this, or the device has no product for it."""

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from recipes.option import Count, Option
+from meshrunner.recipes.option import Count, Option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,7 +30,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class Loss(Option):
     """How the loss is computed; what it is does not depend on that."""
 
-    kinds: ClassVar[dict[str, str]] = {"plain": "recipes.loss:Plain", "chunked": "recipes.loss:Chunked"}
+    kinds: ClassVar[dict[str, str]] = {
+        "plain": "meshrunner.recipes.loss:Plain",
+        "chunked": "meshrunner.recipes.loss:Chunked",
+    }
 
     @abstractmethod
     def function(self, summed: Summed) -> LossFunction:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from recipes.option import Count, Option, whole
+from meshrunner.recipes.option import Count, Option, whole
 
 Steps = Annotated[int, whole(at_least=0)]
 
@@ -17,10 +17,10 @@ class LRSchedule(Option):
     """A learning-rate schedule."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "constant": "recipes.lr_schedule:Constant",
-        "warmup_linear": "recipes.lr_schedule:WarmupLinear",
-        "warmup_cosine": "recipes.lr_schedule:WarmupCosine",
-        "wsd": "recipes.lr_schedule:WSD",
+        "constant": "meshrunner.recipes.lr_schedule:Constant",
+        "warmup_linear": "meshrunner.recipes.lr_schedule:WarmupLinear",
+        "warmup_cosine": "meshrunner.recipes.lr_schedule:WarmupCosine",
+        "wsd": "meshrunner.recipes.lr_schedule:WSD",
     }
 
     @abstractmethod

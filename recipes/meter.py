@@ -1,4 +1,4 @@
-"""What a recipe reports to. The runner's meter measures and records; `Silent` is for running a recipe without one."""
+"""What a recipe reports to. The runner's meter measures and records; `NullMeter` is for running a recipe without one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Meter(Protocol):
         """
 
 
-class Silent:
+class NullMeter:
     """A meter that measures nothing."""
 
     def started(

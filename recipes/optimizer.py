@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from recipes.option import Option
+from meshrunner.recipes.option import Option
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class Optimizer(Option):
     """An optimizer over a model's trained parameters."""
 
-    kinds: ClassVar[dict[str, str]] = {"adamw": "recipes.optimizer:AdamW"}
+    kinds: ClassVar[dict[str, str]] = {"adamw": "meshrunner.recipes.optimizer:AdamW"}
 
     lr: float = Field(gt=0)
     """Learning rate before the schedule's factor."""

@@ -18,14 +18,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
-class ConfigError(Exception):
-    """A mistake in the configuration or in what it points to. Its text is for the user; it is never shown as a traceback."""
-
-
-class Incompatible(ConfigError):
-    """Every part of the configuration is right, their combination is not: in a sweep a skipped row."""
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest of the known names, or an empty string."""
     near = difflib.get_close_matches(word, list(known), 1, 0.5)

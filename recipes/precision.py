@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from recipes.option import Option
+from meshrunner.recipes.option import Option
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from recipes.model.network import Network
+    from meshrunner.recipes.model.network import Network
 
 
 class Precision(Option):
     """Which dtypes a model computes and communicates in."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "fp32": "recipes.precision:FP32",
-        "bf16": "recipes.precision:BF16",
-        "float8": "recipes.float8:Float8",
+        "fp32": "meshrunner.recipes.precision:FP32",
+        "bf16": "meshrunner.recipes.precision:BF16",
+        "float8": "meshrunner.recipes.float8:Float8",
     }
     compute: ClassVar[str] = "fp32"
     """The dtype of the matrix products: its peak FLOP/s is what MFU is divided by."""

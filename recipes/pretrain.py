@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from recipes.checkpoint.agree import agreed
-from recipes.checkpoint.base import Seen, Training
-from recipes.clip import Trained, clip_by_norm, global_norm
-from recipes.data.base import Needs
-from recipes.data.loader import Loader
-from recipes.init import Initial, clean_name
-from recipes.leave import Leave
-from recipes.loss import cross_entropy
-from recipes.optimizer import step_if_finite
-from recipes.parallelism.mesh import build_mesh, data_rank
-from recipes.parallelism.tensor import split, split_parameters
+from meshrunner.recipes.checkpoint.base import Consumed, Training
+from meshrunner.recipes.checkpoint.choose import agreed
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.grad_norm import Trained, clip_by_norm, global_norm
+from meshrunner.recipes.init_weights import Initial, clean_name
+from meshrunner.recipes.loss import cross_entropy
+from meshrunner.recipes.optimizer import step_if_finite
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.tensor import split_over_tensor, split_parameters
+from meshrunner.recipes.stop import StopAgreement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from recipes.meter import Meter
-    from recipes.model.network import Network
-    from recipes.parallelism.plan import WrapPlan
-    from recipes.recipe import Recipe
+    from meshrunner.recipes.meter import Meter
+    from meshrunner.recipes.model.network import Network
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.recipe import Recipe
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets, each [micro_batch, seq_len]."""
@@ -61,7 +61,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     recipe.precision.convert(network)
     layout = recipe.parallelism
     if layout.tensor > 1:
-        split(
+        split_over_tensor(
             network,
             mesh["tensor"],
             sequence_parallel=layout.sequence_parallel,
@@ -139,7 +139,7 @@ class Result(NamedTuple):
 
     model: nn.Module
     step: int
-    """The last one done; less than `recipe.steps` when the run was asked to leave."""
+    """The last one done; less than `recipe.steps` when the run was requested to stop."""
 
 
 def train(
@@ -150,15 +150,15 @@ def train(
     nodes: int,
     workers: int,
     checkpoints: Path | None = None,
-    asked: Callable[[], bool] | None = None,
+    stop_requested: Callable[[], bool] | None = None,
 ) -> Result:
     """
-    Train up to step `recipe.steps`, or until the run is asked to leave: then with a checkpoint of the last step, if
-    checkpoints are written at all.
+    Train up to step `recipe.steps`, or until a stop is requested: then with a checkpoint of the last step, if checkpoints
+    are written at all.
 
     Args:
         checkpoints: where the run's own are written, and looked for; None: there are none.
-        asked: whether this rank has been asked to leave; None: it never will be.
+        stop_requested: whether this rank has been requested to stop; None: it never will be.
 
     Raises:
         ConfigError: the recipe does not fit the devices, the data or the checkpoint.
@@ -174,26 +174,26 @@ def train(
     mesh = build_mesh(device.type, degrees)
     model, trained, parameters = assemble(recipe, mesh, device)
     optimizer = recipe.optimizer.build([each.parameter for each in trained])
-    done, seen = 0, Seen(0, 0)
+    done, consumed = 0, Consumed(0, 0)
     if stored is not None:
-        from recipes.checkpoint.restore import restore  # the other runs start without it
+        from meshrunner.recipes.checkpoint.restore import restore
 
         restore(stored, model, optimizer)
-        done, seen = stored.record.step, Seen(stored.record.sequences, stored.record.tokens)
-        meter.resumed(done, seen.tokens)
+        done, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
+        meter.resumed(done, consumed.tokens)
     saver = None
     if checkpoints is not None:
         training = Training(as_configured, model, optimizer, parameters, global_batch)
         saver = recipe.checkpoint.saver(checkpoints, training)
     loader = Loader(
-        recipe.data.open(Needs(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
         rank=data_rank(mesh),
         ranks=degrees.data,
         device=device,
         first_step=done + 1,
-        shift=seen.sequences - done * global_batch,
+        shift=consumed.sequences - done * global_batch,
     )
     flops, attention_flops = recipe.model.flops_per_token(recipe.seq_len)
     meter.started(
@@ -202,7 +202,7 @@ def train(
         flops_per_token=flops,
         attention_flops_per_token=attention_flops,
     )
-    leave, step = Leave(asked) if asked is not None else None, done
+    stop, step = StopAgreement(stop_requested) if stop_requested is not None else None, done
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection inside a step would be measured as the step's; the meter collects between steps
@@ -213,12 +213,12 @@ def train(
             lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
             loss, grad_norm = update(recipe, model, trained, optimizer, batches, lr)
             meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=global_batch * recipe.seq_len)
-            seen = Seen(seen.sequences + global_batch, seen.tokens + global_batch * recipe.seq_len)
-            left = step < recipe.steps and leave is not None and leave.agreed()
-            if saver is not None and (saver.due(step) or left):
+            consumed = Consumed(consumed.sequences + global_batch, consumed.tokens + global_batch * recipe.seq_len)
+            stopping = step < recipe.steps and stop is not None and stop.agreed()
+            if saver is not None and (saver.due(step) or stopping):
                 with meter.saving():
-                    saver.save(step, seen)
-            if left:
+                    saver.save(step, consumed)
+            if stopping:
                 break
         if saver is not None:
             saver.close()

@@ -6,19 +6,21 @@ from typing import Annotated, Self
 
 from pydantic import Field, SerializeAsAny
 
-from recipes.activation_checkpoint.base import ActivationCheckpoint
-from recipes.checkpoint.base import Checkpoint
-from recipes.checkpoint.stored import Record, differences
-from recipes.compile import Compile
-from recipes.data.base import Data
-from recipes.loss import Loss
-from recipes.lr_schedule import LRSchedule
-from recipes.model.base import Model
-from recipes.optimizer import Optimizer
-from recipes.option import ConfigError, Count, Section, chosen, whole
-from recipes.parallelism.base import Parallelism
-from recipes.parallelism.wrap import Wrap
-from recipes.precision import Precision
+from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
+from meshrunner.recipes.checkpoint.base import Checkpoint
+from meshrunner.recipes.checkpoint.on_disk import Record
+from meshrunner.recipes.compile import Compile
+from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.data.base import Data
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.loss import Loss
+from meshrunner.recipes.lr_schedule import LRSchedule
+from meshrunner.recipes.model.base import Model
+from meshrunner.recipes.optimizer import Optimizer
+from meshrunner.recipes.option import Count, Section, chosen, whole
+from meshrunner.recipes.parallelism.base import Parallelism
+from meshrunner.recipes.parallelism.wrap_policy import Wrap
+from meshrunner.recipes.precision import Precision
 
 
 class Recipe(Section):

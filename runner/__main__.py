@@ -1,3 +1,3 @@
-from runner.cli import main
+from meshrunner.runner.cli import main
 
 main()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runner.compose import Composer, parse
-from runner.experiment import Experiment, check
+from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.experiment import Experiment, check
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (

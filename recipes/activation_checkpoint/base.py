@@ -1,10 +1,12 @@
-"""The base class of the `activation_checkpoint` options, and `none`."""
+"""The `activation_checkpoint` options that treat blocks as a whole, and the base class of all. By operator: selective_op."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipes.option import Option
+from pydantic import Field
+
+from meshrunner.recipes.option import Count, Option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,11 +16,11 @@ class ActivationCheckpoint(Option):
     """Which blocks give up their activations after forward and recompute them in backward (Chen et al. 2016)."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "none": "recipes.activation_checkpoint.base:NoRecompute",
-        "full": "recipes.activation_checkpoint.full:Full",
-        "selective_layer": "recipes.activation_checkpoint.selective_layer:SelectiveLayer",
-        "selective_op": "recipes.activation_checkpoint.selective_op:SelectiveOp",
-        "memory_budget": "recipes.activation_checkpoint.memory_budget:MemoryBudget",
+        "none": "meshrunner.recipes.activation_checkpoint.base:NoRecompute",
+        "full": "meshrunner.recipes.activation_checkpoint.base:Full",
+        "selective_layer": "meshrunner.recipes.activation_checkpoint.base:SelectiveLayer",
+        "selective_op": "meshrunner.recipes.activation_checkpoint.selective_op:SelectiveOp",
+        "memory_budget": "meshrunner.recipes.activation_checkpoint.base:MemoryBudget",
     }
 
     compiled_with_block: ClassVar[bool] = False
@@ -79,3 +81,32 @@ class Recompute(ActivationCheckpoint):
             determinism_check="default" if self.determinism_check else "none",
             **how,
         )
+
+
+class Full(Recompute):
+    """Of every block only the input is kept: the least memory, and one more forward."""
+
+
+class SelectiveLayer(Recompute):
+    """Every k-th block is recomputed as a whole, the others keep everything: a trade in steps of one block."""
+
+    every: Count
+    """Of so many consecutive blocks the first is recomputed; 1: all of them."""
+
+    def recomputes(self, block: int) -> bool:
+        return block % self.every == 0
+
+
+class MemoryBudget(ActivationCheckpoint):
+    """The compiler keeps what is worth most within a budget of memory (functorch's knapsack partitioner)."""
+
+    budget: float = Field(ge=0, le=1)
+    """Part of the activations that backward would keep anyway under compilation; 0: recompute all, 1: change nothing."""
+
+    def configure(self) -> None:
+        import torch._functorch.config
+
+        torch._functorch.config.activation_memory_budget = self.budget
+
+    def recomputes(self, block: int) -> bool:
+        return self.budget < 1

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipes.activation_checkpoint.base import Recompute
-from recipes.option import Count, Section, did_you_mean
+from meshrunner.recipes.activation_checkpoint.base import Recompute
+from meshrunner.recipes.option import Count, Section, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,10 +1,10 @@
-"""The base class of the `checkpoint` options, and what they need from a run."""
+"""The base class of the `checkpoint` options, what they need from a run, and `none`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
-from recipes.option import Option
+from meshrunner.recipes.option import Option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from recipes.recipe import Recipe
+    from meshrunner.recipes.recipe import Recipe
 
 
-class Seen(NamedTuple):
+class Consumed(NamedTuple):
     """The data of all steps so far."""
 
     sequences: int
@@ -40,24 +40,20 @@ class Saver(Protocol):
     def due(self, step: int) -> bool:
         """Whether a checkpoint is wanted after this step. Does not wait; raises NotSaved when an earlier save has failed."""
 
-    def save(self, step: int, seen: Seen) -> None:
+    def save(self, step: int, consumed: Consumed) -> None:
         """Save what there is after `step`; raises NotSaved."""
 
     def close(self) -> None:
         """Wait until everything is on disk; raises NotSaved."""
 
 
-class NotSaved(Exception):
-    """A checkpoint could not be written; the text says which, where and why."""
-
-
 class Checkpoint(Option):
     """Whether a run is saved. A run directory that holds checkpoints continues from the newest under every option."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "none": "recipes.checkpoint.none:NoCheckpoint",
-        "dcp": "recipes.checkpoint.dcp:DCP",
-        "dcp_async": "recipes.checkpoint.dcp_async:DCPAsync",
+        "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
+        "dcp": "meshrunner.recipes.checkpoint.dcp:DCP",
+        "dcp_async": "meshrunner.recipes.checkpoint.dcp:DCPAsync",
     }
 
     load: str | None
@@ -66,4 +62,8 @@ class Checkpoint(Option):
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
         """What saves a run into its `checkpoints` folder; None when nothing is to be saved."""
-        raise NotImplementedError
+        return None
+
+
+class NoCheckpoint(Checkpoint):
+    """Nothing is saved; what lies in the run directory or in `load` is continued from all the same."""

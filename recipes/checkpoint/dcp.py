@@ -1,20 +1,24 @@
-"""Checkpoints through torch.distributed.checkpoint: each rank writes its shards, training waits until all is on disk."""
+"""Checkpoints through torch.distributed.checkpoint: each rank writes its shards."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from recipes.checkpoint.base import Checkpoint
-from recipes.option import Count, whole
+from meshrunner.recipes.checkpoint.base import Checkpoint
+from meshrunner.recipes.option import Count, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from recipes.checkpoint.base import Saver, Training
+    from meshrunner.recipes.checkpoint.base import Saver, Training
 
 
 class DCP(Checkpoint):
-    """Sharded, and independent of the layout: written under any, loaded under any other, bit for bit."""
+    """
+    Training waits until all is on disk.
+
+    Sharded, and independent of the layout: written under any, loaded under any other, bit for bit.
+    """
 
     every: Count
     """Steps between two checkpoints; the last step is saved, too."""
@@ -22,6 +26,19 @@ class DCP(Checkpoint):
     """Newest checkpoints that are kept; null: all."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
-        from recipes.checkpoint.save import Blocking
+        from meshrunner.recipes.checkpoint.save import Blocking
 
         return Blocking(folder, training, self.every, self.keep)
+
+
+class DCPAsync(DCP):
+    """
+    The same files, written while training goes on: a step waits only until its tensors are copied to host memory.
+
+    A save that is still being written when the next is due is waited for.
+    """
+
+    def saver(self, folder: Path, training: Training) -> Saver:
+        from meshrunner.recipes.checkpoint.save import Background
+
+        return Background(folder, training, self.every, self.keep)

@@ -8,14 +8,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_into
 
-from recipes.checkpoint.state import put, take
-from recipes.option import ConfigError
+from meshrunner.recipes.checkpoint.state_dict import put, take
+from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from recipes.checkpoint.stored import Stored
+    from meshrunner.recipes.checkpoint.on_disk import Stored
 
 
 def restore(stored: Stored, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -20,9 +20,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from recipes.checkpoint.base import NotSaved, Seen, Training
-from recipes.checkpoint.state import take
-from recipes.checkpoint.stored import METADATA, TEMPORARY, Record, checksum, name_of, publish, write_record
+from meshrunner.recipes.checkpoint.base import Consumed, Training
+from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, name_of, publish, write_record
+from meshrunner.recipes.checkpoint.state_dict import take
+from meshrunner.recipes.durable import checksum
+from meshrunner.recipes.errors import NotSaved
 
 PATIENCE = timedelta(days=1)
 """Of the collectives of a save: the fastest rank waits for the slowest disk, and the launcher knows what hangs."""
@@ -71,9 +73,9 @@ class Blocking:
     def due(self, step: int) -> bool:
         return step % self.every == 0 or step == self.training.recipe.steps
 
-    def save(self, step: int, seen: Seen) -> None:
+    def save(self, step: int, consumed: Consumed) -> None:
         with self._explained(step):
-            save(self._state(), storage_writer=self._writer(step, seen), process_group=self.group)
+            save(self._state(), storage_writer=self._writer(step, consumed), process_group=self.group)
 
     def close(self) -> None:
         pass
@@ -84,13 +86,13 @@ class Blocking:
     def _temporary(self, step: int) -> Path:
         return self.folder / f"{TEMPORARY}{name_of(step)}"
 
-    def _writer(self, step: int, seen: Seen) -> Writer:
+    def _writer(self, step: int, consumed: Consumed) -> Writer:
         """Its last act, when the shards of all ranks are complete: record, final name, and what is too old goes."""
         training, temporary = self.training, self._temporary(step)
         record = Record(
             step=step,
-            tokens=seen.tokens,
-            sequences=seen.sequences,
+            tokens=consumed.tokens,
+            sequences=consumed.sequences,
             global_batch=training.global_batch,
             seed=training.recipe.seed,
             world_size=dist.get_world_size(),
@@ -130,9 +132,9 @@ class Background(Blocking):
             self.close()
         return super().due(step)
 
-    def save(self, step: int, seen: Seen) -> None:
+    def save(self, step: int, consumed: Consumed) -> None:
         self.close()
-        writer = self._writer(step, seen)
+        writer = self._writer(step, consumed)
         pending = async_save(self._state(), storage_writer=writer, process_group=self.group)
         assert isinstance(pending, Future)
         self._pending = step, pending

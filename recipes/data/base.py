@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from recipes.option import Option
+from meshrunner.recipes.option import Option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a run wants from its data."""
+class DataSpec:
+    """What a run requires of its data."""
 
     vocab_size: int
     """The model's: every token is smaller."""
@@ -41,14 +41,14 @@ class Data(Option):
     """Base class of the data options."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "stdlib": "recipes.data.stdlib:Stdlib",
-        "jsonl": "recipes.data.jsonl:Jsonl",
-        "parquet": "recipes.data.parquet:Parquet",
-        "hf": "recipes.data.hf:HuggingFace",
-        "random": "recipes.data.random:Random",
+        "stdlib": "meshrunner.recipes.data.stdlib:Stdlib",
+        "jsonl": "meshrunner.recipes.data.jsonl:Jsonl",
+        "parquet": "meshrunner.recipes.data.parquet:Parquet",
+        "hf": "meshrunner.recipes.data.hf:HuggingFace",
+        "random": "meshrunner.recipes.data.random:Random",
     }
 
-    def prepare(self, needs: Needs) -> bool:
+    def prepare(self, spec: DataSpec) -> bool:
         """
         Make sure, in the launching process, that there will be data; what takes long is left to `produce`.
 
@@ -60,17 +60,17 @@ class Data(Option):
         """
         raise NotImplementedError
 
-    def produce(self, needs: Needs) -> None:
+    def produce(self, spec: DataSpec) -> None:
         """Read, tokenise and pack to the end of the data, in a process of its own. Waits while another process does it.
 
         A failure is recorded where `started` and the readers see it, then raised.
         """
         raise NotImplementedError
 
-    def started(self, needs: Needs) -> bool:
+    def started(self, spec: DataSpec) -> bool:
         """Whether training can begin while `produce` goes on; raises ConfigError when `produce` recorded a failure."""
         raise NotImplementedError
 
-    def open(self, needs: Needs) -> Sequences:
+    def open(self, spec: DataSpec) -> Sequences:
         """The sequences, in a worker, after `prepare`."""
         raise NotImplementedError

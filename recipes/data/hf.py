@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.data.packed import PackedText
-from recipes.data.packing import Documents
-from recipes.data.stream import StreamedDocuments, first_line
-from recipes.option import ConfigError
+from meshrunner.recipes.data.packing import Documents
+from meshrunner.recipes.data.stream import StreamedDocuments, first_line
+from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from recipes.data.local import LocalText
-from recipes.data.stream import first_line
-from recipes.option import ConfigError
+from meshrunner.recipes.data.local import LocalText
+from meshrunner.recipes.data.stream import first_line
+from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

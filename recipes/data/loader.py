@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from recipes.data.base import Sequences
+from meshrunner.recipes.data.base import Sequences
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from recipes.data.packed import PackedText
-from recipes.data.packing import Documents
-from recipes.data.stream import StreamedDocuments
-from recipes.option import ConfigError
+from meshrunner.recipes.data.packing import Documents
+from meshrunner.recipes.data.stream import StreamedDocuments
+from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

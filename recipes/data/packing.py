@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from recipes.data.entry import Entry, Progress
+from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -32,8 +32,8 @@ class Documents(Protocol):
 
 
 def pack(
-    entry: Entry, documents: Documents, tokenizer: SentencePieceProcessor, progress: Progress, threads: int
-) -> Progress:
+    entry: CacheEntry, documents: Documents, tokenizer: SentencePieceProcessor, progress: PackProgress, threads: int
+) -> PackProgress:
     """Tokenise what is left of the documents and append it, recording every half second; -1 threads are all cores."""
     import numpy as np
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipes.data.local import LocalText
-from recipes.data.stream import first_line, missing_field
-from recipes.option import ConfigError
+from meshrunner.recipes.data.local import LocalText
+from meshrunner.recipes.data.stream import first_line, missing_field
+from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recipes.data.base import Data, Needs, Sequences
+from meshrunner.recipes.data.base import Data, DataSpec, Sequences
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,28 +14,27 @@ if TYPE_CHECKING:
 class Random(Data):
     """Uniformly distributed tokens. The loss stays at log(vocab_size): there is nothing to learn."""
 
-    def prepare(self, needs: Needs) -> bool:
+    def prepare(self, spec: DataSpec) -> bool:
         return False
 
-    def open(self, needs: Needs) -> Sequences:
-        return RandomSequences(needs)
+    def open(self, spec: DataSpec) -> Sequences:
+        return RandomSequences(spec)
 
 
 class RandomSequences:
     """Each sequence has a random stream of its own, keyed by (seed, index)."""
 
-    def __init__(self, needs: Needs) -> None:
-        self.needs = needs
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
         import numpy as np
 
-        needs = self.needs
-        rows = np.empty((count, needs.seq_len + 1), dtype=np.int64)
+        rows = np.empty((count, self.spec.seq_len + 1), dtype=np.int64)
         for row, index in zip(rows, range(first, first + count), strict=True):
-            stream = np.random.Philox(key=[needs.seed % 2**64, index])
-            row[:] = np.random.Generator(stream).integers(needs.vocab_size, size=len(row))
+            stream = np.random.Philox(key=[self.spec.seed % 2**64, index])
+            row[:] = np.random.Generator(stream).integers(self.spec.vocab_size, size=len(row))
         return rows
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "random", "vocab_size": self.needs.vocab_size, "seed": self.needs.seed}
+        return {"kind": "random", "vocab_size": self.spec.vocab_size, "seed": self.spec.seed}

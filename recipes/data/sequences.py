@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.data.base import Needs
-from recipes.data.entry import Entry, Progress, check_length, whole_sequences
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, whole_sequences
 
 POLL_S = 0.05
 DEAD_S = 10.0
@@ -27,20 +27,20 @@ class PackedSequences:
     much more is. The epoch ends where the data does; until that is known, there is only the first epoch.
     """
 
-    def __init__(self, entry: Entry, needs: Needs, shuffle: int | None) -> None:
+    def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
         """
         Args:
             shuffle: S, sequences per block; None: all of them, which must wait for the end of the data.
         """
         self.entry = entry
-        self.needs = needs
+        self.spec = spec
         self.shuffle = shuffle
-        self._progress = Progress()
+        self._progress = PackProgress()
         self._tokens: NDArray[np.unsignedinteger[Any]] = np.empty(0, np.uint16)
         self._order = lru_cache(maxsize=4)(self._permutation)
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        length = self.needs.seq_len
+        length = self.spec.seq_len
         rows = np.empty((count, length + 1), dtype=np.int64)
         for row, index in zip(rows, range(first, first + count), strict=True):
             start = self._place(index) * length
@@ -54,7 +54,7 @@ class PackedSequences:
             "tokens": progress.tokens,
             "documents": progress.documents,
             "complete": progress.complete,
-            "sequences": whole_sequences(progress.tokens, self.needs.seq_len) if progress.complete else None,
+            "sequences": whole_sequences(progress.tokens, self.spec.seq_len) if progress.complete else None,
             "tokenizer_hash": progress.tokenizer,
             "tokenizer_vocab": progress.vocab,
             "shuffle": self.shuffle,
@@ -62,7 +62,7 @@ class PackedSequences:
 
     def _place(self, index: int) -> int:
         """Which sequence of the stream has a global index, once its block is there."""
-        length, size = self.needs.seq_len, self.shuffle
+        length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             until = None if size is None else (index // size + 1) * size
             if until is None or until * length + 1 > len(self._tokens):
@@ -77,24 +77,24 @@ class PackedSequences:
         return start + int(self._order(epoch, index // size, min(size, n - start))[index - start])
 
     def _permutation(self, epoch: int, block: int, size: int) -> NDArray[np.int64]:
-        return np.random.default_rng([self.needs.seed % 2**64, epoch, block]).permutation(size)
+        return np.random.default_rng([self.spec.seed % 2**64, epoch, block]).permutation(size)
 
     def _wait(self, tokens: int | None) -> None:
         """Until so many tokens (None: all) are there; then map what is there."""
         for progress in progress_until_dead(self.entry):
             if progress.complete or (tokens is not None and progress.tokens >= tokens):
                 break
-        check_length(progress, self.needs.seq_len)
+        check_length(progress, self.spec.seq_len)
         self._progress = progress
         self._tokens = np.memmap(self.entry.tokens, dtype=progress.dtype, mode="r", shape=(progress.tokens,))
 
 
-def progress_until_dead(entry: Entry) -> Iterator[Progress]:
+def progress_until_dead(entry: CacheEntry) -> Iterator[PackProgress]:
     """The record, again and again; raises RuntimeError when nobody goes on with it."""
     idle_since: float | None = None
     while True:
         produced = entry.is_written()  # asked before reading: who writes the last record holds the lock
-        progress = entry.read() or Progress()
+        progress = entry.read() or PackProgress()
         yield progress
         if produced:
             idle_since = None

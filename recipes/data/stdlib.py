@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from recipes.data.packed import PackedText
-from recipes.data.packing import Documents
-from recipes.option import ConfigError
+from meshrunner.recipes.data.packing import Documents
+from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.errors import ConfigError
 
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
 SOURCES_IN_SAMPLE = 1_000_000

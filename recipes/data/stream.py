@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from recipes.option import ConfigError, did_you_mean
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import did_you_mean
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.option import ConfigError
+from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def train(texts: Iterable[str], vocab_size: int) -> bytes:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """A tokenizer model of at most `vocab_size` pieces; the same texts give the same bytes.
 
     Raises:
@@ -58,7 +58,7 @@ def train(texts: Iterable[str], vocab_size: int) -> bytes:
     return model.getvalue()
 
 
-def load(model: bytes, where: str) -> SentencePieceProcessor:
+def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
     """The tokenizer in the bytes of a model file; raises ConfigError when they are none, `where` says whose."""
     from sentencepiece import SentencePieceProcessor
 

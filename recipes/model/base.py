@@ -6,10 +6,11 @@ from abc import abstractmethod
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from recipes.option import ConfigError, Count, Option
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import Count, Option
 
 if TYPE_CHECKING:
-    from recipes.model.network import Network
+    from meshrunner.recipes.model.network import Network
 
 
 class Flops(NamedTuple):
@@ -22,7 +23,7 @@ class Flops(NamedTuple):
 class Model(Option):
     """A language model."""
 
-    kinds: ClassVar[dict[str, str]] = {"llama": "recipes.model.llama:Llama"}
+    kinds: ClassVar[dict[str, str]] = {"llama": "meshrunner.recipes.model.llama:Llama"}
 
     vocab_size: Count
     """Rows of the embedding table. A tokenizer may use fewer, never more."""

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: shapes and their arithmetic. The network itself is in `recipes.model.transformer`."""
+"""Llama 2 and 3: shapes and their arithmetic. The network itself is in `meshrunner.recipes.model.transformer`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from recipes.model.base import Flops, Model
-from recipes.option import Count, Section
+from meshrunner.recipes.model.base import Flops, Model
+from meshrunner.recipes.option import Count, Section
 
 if TYPE_CHECKING:
-    from recipes.model.transformer import Transformer
+    from meshrunner.recipes.model.transformer import Transformer
 
 
 class RopeScaling(Section):
@@ -104,6 +104,6 @@ class Llama(Model):
         ]
 
     def network(self, seq_len: int) -> Transformer:
-        from recipes.model.transformer import Transformer
+        from meshrunner.recipes.model.transformer import Transformer
 
         return Transformer(self, seq_len)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 if TYPE_CHECKING:
-    from recipes.loss import LossFunction
+    from meshrunner.recipes.loss import LossFunction
 
 
 class Network(nn.Module):

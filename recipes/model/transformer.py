@@ -17,10 +17,10 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from recipes.model.network import Network
+from meshrunner.recipes.model.network import Network
 
 if TYPE_CHECKING:
-    from recipes.model.llama import Llama, RopeScaling
+    from meshrunner.recipes.model.llama import Llama, RopeScaling
 
 
 class RMSNorm(nn.Module):

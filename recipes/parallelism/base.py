@@ -8,16 +8,17 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-from recipes.option import AutoCount, ConfigError, Count, Option, whole
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import AutoCount, Count, Option, whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from recipes.init import Initial
-    from recipes.parallelism.plan import WrapPlan
-    from recipes.precision import Precision
+    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.precision import Precision
 
     Groups = tuple[ProcessGroup, ...]
 
@@ -57,10 +58,10 @@ class Parallelism(Option):
     """How a model is spread over devices."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "single": "recipes.parallelism.single:Single",
-        "ddp": "recipes.parallelism.ddp:DDP",
-        "fsdp1": "recipes.parallelism.fsdp1:FSDP1",
-        "fsdp2": "recipes.parallelism.fsdp2:FSDP2",
+        "single": "meshrunner.recipes.parallelism.single:Single",
+        "ddp": "meshrunner.recipes.parallelism.ddp:DDP",
+        "fsdp1": "meshrunner.recipes.parallelism.fsdp1:FSDP1",
+        "fsdp2": "meshrunner.recipes.parallelism.fsdp2:FSDP2",
     }
 
     wraps_units: ClassVar[bool] = False

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from recipes.option import ConfigError
-from recipes.parallelism.base import Degrees, Parallelism, Passes, Traffic
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Passes, Traffic
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from recipes.init import Initial
-    from recipes.parallelism.plan import WrapPlan
-    from recipes.precision import Precision
+    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.precision import Precision
 
 
 class DDP(Parallelism):

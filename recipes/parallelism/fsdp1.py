@@ -6,17 +6,17 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
+from meshrunner.recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import ShardingStrategy
 
-    from recipes.init import Initial
-    from recipes.parallelism.base import Groups
-    from recipes.parallelism.plan import WrapPlan
-    from recipes.precision import Precision
+    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.parallelism.base import Groups
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.precision import Precision
 
 
 class FSDP1(Parallelism):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from recipes.option import whole
-from recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
+from meshrunner.recipes.option import whole
+from meshrunner.recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from recipes.init import Initial
-    from recipes.parallelism.plan import WrapPlan
-    from recipes.precision import Precision
+    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.precision import Precision
 
 
 class FSDP2(Parallelism):

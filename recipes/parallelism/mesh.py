@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.device_mesh import init_device_mesh
 
-from recipes.parallelism.base import Degrees
+from meshrunner.recipes.parallelism.base import Degrees
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipes.parallelism.base import Parallelism
+from meshrunner.recipes.parallelism.base import Parallelism
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from recipes.init import Initial
-    from recipes.parallelism.plan import WrapPlan
-    from recipes.precision import Precision
+    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.precision import Precision
 
 
 class Single(Parallelism):

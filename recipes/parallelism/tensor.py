@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from recipes.model.network import Network
+    from meshrunner.recipes.model.network import Network
 
 
-def split(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool, loss_parallel: bool) -> None:
+def split_over_tensor(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool, loss_parallel: bool) -> None:
     """
     Split a network on meta in place.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runner.compare.keys import text
-from runner.compare.noise import ALPHA, REPEATS
-from runner.compare.parity import TOLERANCE, short
-from runner.compare.rows import WPS, Against, Comparison, Row
+from meshrunner.runner.compare.keys import text
+from meshrunner.runner.compare.noise import ALPHA, REPEATS
+from meshrunner.runner.compare.parity import TOLERANCE, short
+from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
 
 
 class Column(NamedTuple):

@@ -7,8 +7,8 @@ import io
 import json
 from typing import Any
 
-from runner.compare.keys import text
-from runner.compare.rows import WPS, Comparison, Row
+from meshrunner.runner.compare.keys import text
+from meshrunner.runner.compare.rows import WPS, Comparison, Row
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:

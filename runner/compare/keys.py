@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from runner.compare.runs import Run
+from meshrunner.runner.compare.runs import Run
 
 IRRELEVANT = (
     "tracker",

@@ -14,13 +14,13 @@ from statistics import median
 from string import Template
 from typing import Any
 
-from recipes.option import ConfigError
-from runner.compare.cells import columns, legend, reasons
-from runner.compare.keys import flatten, text
-from runner.compare.rows import WPS, Comparison, Row
-from runner.compare.runs import Run, number
-from runner.logs import last_lines
-from runner.rundir import read_json
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.cells import columns, legend, reasons
+from meshrunner.runner.compare.keys import flatten, text
+from meshrunner.runner.compare.rows import WPS, Comparison, Row
+from meshrunner.runner.compare.runs import Run, number
+from meshrunner.runner.rundir.files import ERROR, rank_log, read_json
+from meshrunner.runner.rundir.logs import last_lines
 
 HERE = Path(__file__).parent
 POINTS = 600
@@ -184,8 +184,7 @@ def _shown(flat: dict[str, Any], name: str) -> str:
 def _log(run: Run) -> str:
     """The end of the log of the rank that failed, or of rank 0."""
     try:
-        rank = read_json(run.path / "error.json").get("rank", 0)
-        log = run.path / "logs" / f"rank{rank}.log"
+        log = rank_log(run.path, read_json(run.path / ERROR).get("rank", 0))
         lines = last_lines(log)[-LOG_LINES:]
     except OSError:
         return ""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from runner.compare.noise import REPEATS
-from runner.compare.runs import Run, number
+from meshrunner.runner.compare.noise import REPEATS
+from meshrunner.runner.compare.runs import Run, number
 
 CURVES = {"loss": "train/loss", "grad norm": "train/grad_norm"}
 TOLERANCE = {"fp32": {"loss": 1e-5, "grad norm": 1e-4}, "bf16": {"loss": 1e-2, "grad norm": 5e-2}}

@@ -11,11 +11,12 @@ from typing import Any
 
 import yaml
 
-from recipes.option import ConfigError, did_you_mean
-from runner.compare.keys import Keys, flatten, text
-from runner.compare.noise import ALPHA, p_value
-from runner.compare.parity import Verdict, verdict
-from runner.compare.runs import Loader, Run
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import did_you_mean
+from meshrunner.runner.compare.keys import Keys, flatten, text
+from meshrunner.runner.compare.noise import ALPHA, p_value
+from meshrunner.runner.compare.parity import Verdict, verdict
+from meshrunner.runner.compare.runs import Run, YamlLoader
 
 WPS = "perf/wps_median"
 MERGED: dict[str, Callable[[list[float]], float]] = {
@@ -145,7 +146,7 @@ def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
     if value in known:
         return key, value
     try:
-        given = yaml.load(value, Loader)
+        given = yaml.load(value, YamlLoader)
     except yaml.YAMLError:
         given = value
     for name, raw in known.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +13,18 @@ from typing import Any
 
 import yaml
 
-from recipes.option import ConfigError
-from runner.events import Row, read_events
-from runner.rundir import owner_is_alive, read_json, read_status
-from runner.summary import summarise
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.rundir.events import StepRow, read_events
+from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, STATUS, SUMMARY, is_run, read_json
+from meshrunner.runner.rundir.owner import owner_is_alive
+from meshrunner.runner.rundir.run import read_overrides
+from meshrunner.runner.rundir.states import read_status
+from meshrunner.runner.rundir.summary import summarise
+from meshrunner.runner.rundir.sweep import run_names
 
-Loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+YamlLoader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
 """libyaml's, ten times faster than the one in Python; like OmegaConf's it takes 1e-3 for a number."""
-Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
@@ -45,7 +50,7 @@ class Run:
         return {override.lstrip("+~").partition("=")[0] for override in self.task}
 
     @cached_property
-    def events(self) -> list[Row]:
+    def events(self) -> list[StepRow]:
         """One row per step; [] when there are none."""
         try:
             return read_events(self.path)
@@ -54,15 +59,15 @@ class Run:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return _object(self.path / "environment.json")
+        return _object(self.path / ENVIRONMENT)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """summary.json; of a run that has not written its figures (yet), those that follow from its events."""
-        found = _object(self.path / "summary.json")
+        found = _object(self.path / SUMMARY)
         if "perf/wps_median" in found or not self.events:
             return found
-        status, after = _object(self.path / "status.json"), self.config.get("measure_after")
+        status, after = _object(self.path / STATUS), self.config.get("measure_after")
         try:
             figures = summarise(
                 self.events,
@@ -112,15 +117,14 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
     if not folder.exists():
         raise ConfigError(f"there is no folder {folder}")
     try:
-        if (folder / "config.yaml").exists():
+        if is_run(folder):
             yield folder
             return
-        below = {path.parent for path in folder.glob("*/config.yaml")}
+        below = {path.parent for path in folder.glob(f"*/{CONFIG}")}
     except OSError as error:
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
-    jobs = _object(folder / "sweep.json").get("jobs")
-    names = [job.get("name") for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
-    below |= {folder / name for name in names if isinstance(name, str)}
+    with suppress(OSError):
+        below |= {folder / name for name in run_names(folder)}
     if not below:
         raise ConfigError(f"{folder} is neither a run nor a sweep: no config.yaml in it or in a folder of it")
     yield from sorted(below)
@@ -129,26 +133,22 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 def read_run(path: Path) -> Run:
     """A run directory; what is wrong with it becomes its state and reason."""
     try:
-        config = _yaml(path / "config.yaml")
+        config = _yaml(path / CONFIG)
     except FileNotFoundError:
         if path.is_dir():
             return Run(path, {}, "damaged", "it has no config.yaml")
         return Run(path, {}, "missing", "sweep.json names it, but there is no such directory")
     except (OSError, ValueError, yaml.YAMLError) as error:
         return Run(path, {}, "damaged", f"config.yaml cannot be read: {_one_line(error)}")
-    try:
-        overrides = _yaml(path / "overrides.yaml")
-    except (OSError, ValueError, yaml.YAMLError):  # the columns then are called after keys, not after options
-        overrides = {}
-    choices, task = overrides.get("choices"), overrides.get("task")
+    overrides = read_overrides(path)  # without them the columns are named after keys, not after options
     state, reason = _state(path)
     return Run(
         path,
         config,
         state,
         reason,
-        {str(k): str(v) for k, v in choices.items() if v is not None} if isinstance(choices, dict) else {},
-        tuple(map(str, task)) if isinstance(task, list) else (),
+        overrides.choices,
+        overrides.task,
     )
 
 
@@ -166,7 +166,7 @@ def _state(path: Path) -> tuple[str, str]:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    loaded = yaml.load(path.read_bytes(), Loader)
+    loaded = yaml.load(path.read_bytes(), YamlLoader)
     if not isinstance(loaded, dict):
         raise ValueError("it is not a mapping")
     return {str(key): value for key, value in loaded.items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipes.option import ConfigError
-from runner.compare.rows import Comparison, compare_runs
-from runner.compare.runs import read_runs
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.rows import Comparison, compare_runs
+from meshrunner.runner.compare.runs import read_runs
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:

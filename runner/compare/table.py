@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.compare.cells import Column, columns, legend, reasons
-from runner.compare.rows import Comparison
+from meshrunner.runner.compare.cells import Column, columns, legend, reasons
+from meshrunner.runner.compare.rows import Comparison
 
 BETWEEN = 3
 """Characters that a terminal's table needs beside each column's."""
@@ -37,7 +37,7 @@ def _width(column: Column) -> int:
 
 def print_table(comparison: Comparison) -> None:
     """To the terminal with rich; what is wider goes on in a table below. Piped: as Markdown, complete."""
-    from runner.screen import console
+    from meshrunner.runner.console import console
 
     screen = console()
     if not screen.is_terminal:

@@ -1,22 +1,32 @@
-"""The `profiler` group: which steps are looked into, and what the meter tells a profiler in every rank."""
+"""The `profiler` group: which steps are profiled, and what the meter tells a profiler in every rank."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from recipes.option import Count, Option, whole
+from meshrunner.recipes.option import Count, Option, whole
+from meshrunner.runner.rundir.files import TRACES
 
 if TYPE_CHECKING:
     import torch
 
-    from runner.experiment import Experiment
-    from runner.worker import Seat
+    from meshrunner.runner.process.worker_context import WorkerContext
+
+
+class ProfiledRun(NamedTuple):
+    """What a profiler is told of the run it is part of."""
+
+    steps: int
+    measure_after: int
+    """First steps that do not count for throughput."""
+    compiles: bool
+    """Whether anything of the model is compiled."""
 
 
 class Session:
@@ -49,19 +59,19 @@ class Session:
 
 
 class Profiler(Option):
-    """What is looked into."""
+    """What is profiled."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "none": "runner.profiler.none:NoProfiler",
-        "trace": "runner.profiler.trace:Trace",
-        "memory": "runner.profiler.memory:MemoryProfile",
+        "none": "meshrunner.runner.profiler.base:NoProfiler",
+        "trace": "meshrunner.runner.profiler.trace:Trace",
+        "memory": "meshrunner.runner.profiler.memory:MemoryProfile",
     }
 
-    def problems(self, experiment: Experiment, ranks: int) -> list[str]:
+    def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
         """What does not fit the run or its number of ranks."""
         return []
 
-    def remarks(self, experiment: Experiment, device_type: str, done: int) -> list[str]:
+    def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         """
         What works, but is perhaps not what was meant.
 
@@ -70,9 +80,13 @@ class Profiler(Option):
         """
         return []
 
-    def session(self, experiment: Experiment, run_dir: Path, seat: Seat) -> Session:
+    def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
         """Called in every worker before the model is built, with the rank's device current."""
         return Session()
+
+
+class NoProfiler(Profiler):
+    """Every step runs as it is."""
 
 
 def _ranks(value: Any) -> Any:
@@ -90,7 +104,7 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of the options that look into some steps, the window: `steps` of them, after measure_after + `start` others."""
+    """Base of the options that profile some steps, the window: `steps` of them, after measure_after + `start` others."""
 
     start: Annotated[int, whole(at_least=0)]
     """Steps between those that do not count (measure_after) and the window."""
@@ -99,29 +113,29 @@ class Windowed(Profiler):
     ranks: Annotated[list[int] | Literal["all"], BeforeValidator(_ranks)]
     """Which ranks: a list, or all."""
 
-    def last(self, experiment: Experiment, done: int = 0) -> int:
+    def last(self, run: ProfiledRun, done: int = 0) -> int:
         """The window's last step, in an attempt that begins after `done` steps."""
-        return done + experiment.measure_after + self.start + self.steps
+        return done + run.measure_after + self.start + self.steps
 
-    def _arithmetic(self, experiment: Experiment, done: int) -> str:
+    def _arithmetic(self, run: ProfiledRun, done: int) -> str:
         before = f"{done} done before + " if done else ""
         return (
-            f"{before}measure_after({experiment.measure_after}) + profiler.start({self.start}) + "
-            f"profiler.steps({self.steps}) = {self.last(experiment, done)} is more than steps({experiment.steps})"
+            f"{before}measure_after({run.measure_after}) + profiler.start({self.start}) + "
+            f"profiler.steps({self.steps}) = {self.last(run, done)} is more than steps({run.steps})"
         )
 
-    def problems(self, experiment: Experiment, ranks: int) -> list[str]:
+    def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
         found = []
-        if self.last(experiment) > experiment.steps:
-            found.append(self._arithmetic(experiment, 0))
+        if self.last(run) > run.steps:
+            found.append(self._arithmetic(run, 0))
         if self.ranks != "all" and (wrong := [rank for rank in self.ranks if rank >= ranks]):
             names = ", ".join(map(str, wrong))
             found.append(f"profiler.ranks: there is no rank {names}, the {ranks} ranks are 0 to {ranks - 1}")
         return found
 
-    def remarks(self, experiment: Experiment, device_type: str, done: int) -> list[str]:
-        if done and self.last(experiment, done) > experiment.steps:
-            return [f"profiler: nothing is looked into any more: {self._arithmetic(experiment, done)}"]
+    def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
+        if done and self.last(run, done) > run.steps:
+            return [f"profiler: nothing is profiled any more: {self._arithmetic(run, done)}"]
         return []
 
 
@@ -131,9 +145,9 @@ class WindowSession(Session):
     figures: ClassVar[tuple[str, ...]]
     """Names of what `end` returns."""
 
-    def __init__(self, option: Windowed, experiment: Experiment, run_dir: Path, rank: int) -> None:
-        self.option, self.experiment, self.rank = option, experiment, rank
-        self.folder = run_dir / "trace"
+    def __init__(self, option: Windowed, run: ProfiledRun, run_dir: Path, rank: int) -> None:
+        self.option, self.run, self.rank = option, run, rank
+        self.folder = run_dir / TRACES
         self.chosen = option.ranks == "all" or rank in option.ranks
         self.next_step = 0
         self.inside = False
@@ -146,9 +160,9 @@ class WindowSession(Session):
     def started(self, device: torch.device, done: int) -> None:
         self.device = device
         self.next_step = done + 1
-        self.last = self.option.last(self.experiment, done)
+        self.last = self.option.last(self.run, done)
         self.first = self.last - self.option.steps + 1
-        self.over = self.last > self.experiment.steps
+        self.over = self.last > self.run.steps
         self._enter_window()
 
     def step_done(self, step: int) -> list[float] | None:

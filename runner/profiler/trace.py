@@ -6,13 +6,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.profiler.base import Windowed, WindowSession
-from runner.profiler.overlap import STEP, Shares, read_trace, shares
-from runner.rundir import write_json
+from meshrunner.runner.profiler.base import ProfiledRun, Windowed, WindowSession
+from meshrunner.runner.profiler.overlap import STEP, Shares, read_trace, shares
+from meshrunner.runner.rundir.files import write_json
 
 if TYPE_CHECKING:
-    from runner.experiment import Experiment
-    from runner.worker import Seat
+    from meshrunner.runner.process.worker_context import WorkerContext
 
 
 class Trace(Windowed):
@@ -29,8 +28,8 @@ class Trace(Windowed):
     profile_memory: bool
     """A counter of allocated memory in the trace."""
 
-    def session(self, experiment: Experiment, run_dir: Path, seat: Seat) -> TraceSession:
-        return TraceSession(self, experiment, run_dir, seat.rank)
+    def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> TraceSession:
+        return TraceSession(self, run, run_dir, context.rank)
 
 
 class TraceSession(WindowSession):

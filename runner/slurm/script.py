@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.slurm.settings import Slurm
+    from meshrunner.runner.slurm.settings import Slurm
 
 
 def for_run(run_dir: Path, settings: Slurm, *, nodes: int, gpus: int | None) -> str:
@@ -53,7 +53,7 @@ def _quoted(option: str) -> str:
 
 
 def _filled(name: str, settings: Slurm, options: list[str], variables: dict[str, str]) -> str:
-    text = files("slurm").joinpath(name).read_text()
+    text = files("meshrunner.slurm").joinpath(name).read_text()
     replaced = [re.split("[= ]", option.strip("'"))[0] for option in options]
     kept = [
         line

@@ -6,19 +6,23 @@ import re
 import shlex
 import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from recipes.option import ConfigError, Section, did_you_mean, whole
-from runner.devices import resolve
-from runner.hardware import GPU
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import Section, whole
+from meshrunner.runner.config.devices import node_devices
+from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.config.validation import invalid
 
 if TYPE_CHECKING:
-    from runner.compose import Composed
-    from runner.experiment import Experiment
+    from meshrunner.runner.config.compose import Composed
+    from meshrunner.runner.config.experiment import Experiment
 
 CountOrNull = Annotated[int | None, whole(None)]
 
@@ -80,7 +84,7 @@ class Slurm(Section):
         if self.time is not None and (limit := seconds(self.time)) is not None and 0 < limit <= self.notice_s:
             raise PydanticCustomError(
                 "notice",
-                "notice_s({notice}) is not before the limit time({limit}): every job would be asked to leave at its start",
+                "notice_s({notice}) is not before the limit time({limit}): every job would be requested to stop at its start",
                 {"notice": self.notice_s, "limit": self.time},
             )
         return self
@@ -91,13 +95,15 @@ class Slurm(Section):
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
         except ValidationError as error:
-            lines = []
-            for each in error.errors(include_url=False):
-                key = ".".join(map(str, each["loc"]))
-                hint = did_you_mean(key, cls.model_fields) if each["type"] == "extra_forbidden" else ""
-                where = f"hydra.launcher.{key}" if key else "hydra.launcher"
-                lines.append(f"  {where}: {each['msg'][:1].lower()}{each['msg'][1:]}.{hint}")
-            raise ConfigError("\n".join(["The configuration is wrong:", *lines])) from None
+            raise invalid(error, lambda _: cls.model_fields, "hydra.launcher") from None
+
+    @classmethod
+    def shipped(cls) -> dict[str, Any]:
+        """The keys as conf/hydra/launcher/slurm.yaml has them."""
+        text = files("meshrunner.conf").joinpath("hydra/launcher/slurm.yaml").read_text()
+        found = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+        assert isinstance(found, dict)
+        return {str(key): value for key, value in found.items() if key != "_target_"}
 
     def adapt(self, composed: Composed) -> Composed:
         """`nodes` is a run's launch.nodes; raises ConfigError when that says something else."""
@@ -122,7 +128,7 @@ class Slurm(Section):
         """Workers on a node of the cluster, as far as can be said from here."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
-        return self.gpus(experiment) or resolve(experiment)[1]
+        return self.gpus(experiment) or node_devices(experiment).workers
 
     def gpus(self, experiment: Experiment) -> int | None:
         """GPUs that a run asks of each node; None: none."""
@@ -139,4 +145,4 @@ class Slurm(Section):
         if self.command is not None:
             return self.command
         beside = Path(sys.executable).with_name("meshrunner")
-        return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m runner"
+        return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m meshrunner"

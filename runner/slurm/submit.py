@@ -7,30 +7,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.option import ConfigError
-from runner.execute import signals
-from runner.experiment import Experiment, check
-from runner.jobs import RESULTS
-from runner.progress import warn
-from runner.report import shown
-from runner.rundir import owner_is_alive, read_config, read_json, read_status, update_status, write_json
-from runner.slurm import script
-from runner.slurm.queue import jobs, slurm
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.experiment import Experiment, check
+from meshrunner.runner.console import shown, warn
+from meshrunner.runner.process.signals import interruptible
+from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, read_json, write_json
+from meshrunner.runner.rundir.owner import owned_by, owner_is_alive
+from meshrunner.runner.rundir.run import read_config
+from meshrunner.runner.rundir.states import RESULTS, read_status, update_status
+from meshrunner.runner.slurm import script
+from meshrunner.runner.slurm.client import jobs, slurm
 
 if TYPE_CHECKING:
-    from runner.slurm.settings import Slurm
+    from meshrunner.runner.slurm.settings import Slurm
 
-RECORD = "slurm.json"
-"""In a run directory: {"job_id", "submitted", "script"} of its newest job."""
-SETTINGS = "submit.json"
-"""In a sweep's or a run's directory: the settings of the last submission."""
 POLL_S = 2.0
 WAITS = {"state": "pending", "reason": ""}
 
 
 def job_id(run_dir: Path) -> str | None:
     """The newest job of a run, `12` or `12_3`; None when it was never submitted."""
-    found = read_json(run_dir / RECORD).get("job_id")
+    found = read_json(run_dir / SLURM_JOB).get("job_id")
     return str(found) if found is not None else None
 
 
@@ -46,7 +43,7 @@ def submit_run(run_dir: Path, settings: Slurm) -> None:
         return
     _advise([experiment])
     update_status(run_dir, **WAITS)
-    write_json(run_dir / SETTINGS, settings.model_dump())
+    write_json(run_dir / SLURM_SETTINGS, settings.model_dump())
     number = _sbatch(run_dir / "submit.sbatch", text, run_dir)
     _record({run_dir: number}, run_dir / "submit.sbatch")
     print(f"submitted job {number}\nrun directory: {shown(run_dir)}")
@@ -70,7 +67,7 @@ def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> None
         print_arrays(sweep_dir, names, groups, settings)
         return
     _advise([experiments[run_dir] for run_dir in todo])
-    write_json(sweep_dir / SETTINGS, settings.model_dump())
+    write_json(sweep_dir / SLURM_SETTINGS, settings.model_dump())
     for run_dir in todo:
         update_status(run_dir, **WAITS)  # now: once submitted, the job may begin at any time
     for number, ((nodes, gpus), members) in enumerate(groups.items()):
@@ -107,7 +104,7 @@ def print_arrays(
 def wait(run_dirs: Sequence[Path]) -> int:
     """Return when no job of these runs lives any more; the exit status as after a local sweep."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
-    with signals("; the jobs stay in SLURM's queue"):
+    with interruptible("; the jobs stay in SLURM's queue"):
         while _live(ids):
             time.sleep(POLL_S)
     states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
@@ -136,7 +133,7 @@ def wanted(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> li
         elif job is not None and job.lives:
             say(f"{run_dir.name} has job {number}: {job}")
         elif owner_is_alive(status):
-            say(f"{run_dir.name} is being executed by process {status['owner']['pid']} on {status['owner']['host']}")
+            say(f"{run_dir.name} {owned_by(status)}")
         else:
             todo.append(run_dir)
     return todo
@@ -173,4 +170,4 @@ def _sbatch(path: Path, text: str, kept: Path) -> str:
 
 def _record(numbers: dict[Path, str], path: Path) -> None:
     for run_dir, number in numbers.items():
-        write_json(run_dir / RECORD, {"job_id": number, "submitted": time.time(), "script": str(path)})
+        write_json(run_dir / SLURM_JOB, {"job_id": number, "submitted": time.time(), "script": str(path)})

@@ -10,9 +10,11 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field, TypeAdapter
 
-from recipes.option import Option, chosen
-from runner.events import Row
-from runner.rundir import read_config, read_json, read_status, write_json
+from meshrunner.recipes.option import Option, chosen
+from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir.files import TRACKING, is_sweep, read_json, write_json
+from meshrunner.runner.rundir.run import read_config, read_overrides
+from meshrunner.runner.rundir.states import read_status
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class RunRecord:
         return cls(
             run_dir=run_dir,
             config=read_config(run_dir),
-            choices=_choices(run_dir),
+            choices=read_overrides(run_dir).choices,
             name=run_dir.name,
             group=run_dir.parent.name if is_sweep(run_dir.parent) else None,
             attempt=int(read_status(run_dir).get("attempt") or 1),
@@ -68,18 +70,13 @@ class SweepRecord:
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:
         """Read a sweep directory; raises ConfigError when there is no run in it."""
-        from runner.compare.export import records
-        from runner.compare.sweep import compare_sweep
+        from meshrunner.runner.compare.export import records
+        from meshrunner.runner.compare.sweep import compare_sweep
 
         sweep_dir = sweep_dir.resolve()
         comparison, _ = compare_sweep(sweep_dir)
         first = min((run for row in comparison.rows for run in row.runs), key=lambda run: run.path)
         return cls(sweep_dir, first.config, records(comparison), _run_id(sweep_dir))
-
-
-def is_sweep(folder: Path) -> bool:
-    """Whether a folder is that of a sweep."""
-    return (folder / "sweep.json").exists()
 
 
 def _run_id(folder: Path) -> str:
@@ -90,31 +87,20 @@ def _run_id(folder: Path) -> str:
     return run_id
 
 
-def _choices(run_dir: Path) -> dict[str, str]:
-    """Hydra's choices without its own groups and without groups that are left empty."""
-    import yaml
-
-    try:
-        found = (yaml.safe_load((run_dir / "overrides.yaml").read_text()) or {}).get("choices") or {}
-    except (FileNotFoundError, yaml.YAMLError, AttributeError):
-        return {}
-    return {str(group): str(option) for group, option in found.items() if option and not group.startswith("hydra/")}
-
-
 def read_tracking(run_dir: Path) -> dict[str, Any]:
-    """tracker.json: `run_id`, `phase` (opening, following, finishing, finished), `warning`; {} where there is none."""
-    return read_json(run_dir / "tracker.json")
+    """tracker.json of a run or sweep directory; {} where there is none."""
+    return read_json(run_dir / TRACKING)
 
 
 def update_tracking(run_dir: Path, **changes: Any) -> None:
     """Change some keys of tracker.json."""
-    write_json(run_dir / "tracker.json", read_tracking(run_dir) | changes)
+    write_json(run_dir / TRACKING, read_tracking(run_dir) | changes)
 
 
 class Sink(Protocol):
     """An open tracker. Whatever it raises ends the tracking, never the run."""
 
-    def log(self, row: Row) -> None:
+    def log(self, row: StepRow) -> None:
         """One row of events.jsonl; `step` rises from call to call, unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
@@ -132,9 +118,9 @@ class Tracker(Option):
     """Where the figures of a run go besides its directory."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "wandb": "runner.trackers.wandb:Wandb",
-        "tensorboard": "runner.trackers.tensorboard:TensorBoard",
-        "none": "runner.trackers.none:NoTracker",
+        "wandb": "meshrunner.runner.trackers.wandb:Wandb",
+        "tensorboard": "meshrunner.runner.trackers.tensorboard:TensorBoard",
+        "none": "meshrunner.runner.trackers.base:NoTracker",
     }
 
     finish_timeout_s: float = Field(default=60, gt=0)
@@ -156,6 +142,25 @@ class Tracker(Option):
 
     def compare(self, sweep: SweepRecord) -> None:
         """Show the table of a sweep that has ended; returns when it is where it belongs."""
+
+
+class NullSink:
+    """Takes everything and keeps nothing."""
+
+    def log(self, row: StepRow) -> None: ...
+
+    def finish(self, summary: dict[str, Any], state: str, reason: str) -> None: ...
+
+
+class NoTracker(Tracker):
+    """No tracker: the run directory is the only record."""
+
+    @property
+    def active(self) -> bool:
+        return False
+
+    def open(self, run: RunRecord) -> Sink:
+        return NullSink()
 
 
 def tracker_of(record: RunRecord | SweepRecord) -> Tracker:

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from runner.events import Row
-from runner.trackers.base import RunRecord, Sink, Tracker
+from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
 
 FLUSH_S = 5
 """Seconds until a row can be seen."""
@@ -38,7 +38,7 @@ class EventFile:
         self._text("config", _as_code(yaml.safe_dump(run.config, sort_keys=False)))
         self._text("tags", ", ".join(run.tags))
 
-    def log(self, row: Row) -> None:
+    def log(self, row: StepRow) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._last_step = row["step"]

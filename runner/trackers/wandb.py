@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from runner.events import Row
-from runner.trackers.base import RunRecord, Sink, SweepRecord, Tracker
-from runner.trackers.none import Nowhere
-from runner.trackers.processes import descendants, is_alive, name_of
+from meshrunner.runner.process.tree import descendants, is_alive, name_of
+from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.trackers.base import NullSink, RunRecord, Sink, SweepRecord, Tracker
 
 COMPARISON = "comparison"
 """Job type of the run at a sweep's end, and the key of the table in it."""
@@ -51,7 +50,7 @@ class Wandb(Tracker):
     def open(self, run: RunRecord) -> Sink:
         """Raises wandb.errors.Error: no API key (it never asks for one), or the server does not answer in 90 s."""
         if not self.active:
-            return Nowhere()
+            return NullSink()
         return self._start(
             run.run_dir,
             run.run_id,
@@ -125,7 +124,7 @@ class WandbRun:
         if self._last_step >= 0:
             print(f"W&B has the rows up to step {self._last_step}: they stay as they are, only later ones are sent")
 
-    def log(self, row: Row) -> None:
+    def log(self, row: StepRow) -> None:
         if row["step"] <= self._last_step:
             return  # W&B only appends: a row once sent cannot be replaced
         self._last_step = row["step"]

@@ -15,7 +15,7 @@ from typing import Any
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["torch", "torch.distributed.fsdp", "torch._dynamo", "tests.composed", "recipes.pretrain"]
+    ["torch", "torch.distributed.fsdp", "torch._dynamo", "tests.composed", "meshrunner.recipes.pretrain"]
 )
 LIMIT_S = 120
 

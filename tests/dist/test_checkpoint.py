@@ -12,19 +12,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-from recipes.checkpoint import fsdp1_tensor
-from recipes.checkpoint import save as save_module
-from recipes.checkpoint.base import NotSaved, Seen, Training
-from recipes.checkpoint.agree import agreed
-from recipes.checkpoint.restore import restore
-from recipes.checkpoint.save import Blocking, Writer
-from recipes.checkpoint.stored import remove, steps
-from recipes.clip import clip_by_norm, global_norm
-from recipes.data.base import Needs
-from recipes.data.loader import Loader
-from recipes.optimizer import step_if_finite
-from recipes.parallelism.mesh import build_mesh, data_rank
-from recipes.pretrain import assemble, backward, train
+from meshrunner.recipes.checkpoint import fsdp1_tensor
+from meshrunner.recipes.checkpoint import save as save_module
+from meshrunner.recipes.checkpoint.base import Consumed, Training
+from meshrunner.recipes.errors import NotSaved
+from meshrunner.recipes.checkpoint.choose import agreed
+from meshrunner.recipes.checkpoint.restore import restore
+from meshrunner.recipes.checkpoint.save import Blocking, Writer
+from meshrunner.recipes.checkpoint.on_disk import remove, steps
+from meshrunner.recipes.grad_norm import clip_by_norm, global_norm
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.optimizer import step_if_finite
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.pretrain import assemble, backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import CPU, Recorder, relative, whole, whole_values
@@ -75,7 +76,7 @@ def assembled(*overrides: str) -> Assembled:
     optimizer = recipe.optimizer.build([each.parameter for each in trained])
     global_batch, _ = recipe.accumulation(degrees.data)
     loader = Loader(
-        recipe.data.open(Needs(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
         rank=data_rank(mesh),
@@ -106,7 +107,7 @@ def save(folder: Path, overrides: tuple[str, ...]) -> int:
     for _ in range(STEPS):
         made.step()
     folder.mkdir(exist_ok=True)
-    Blocking(folder, made.training, every=1, keep=None).save(STEPS, Seen(36, 36 * 34))
+    Blocking(folder, made.training, every=1, keep=None).save(STEPS, Consumed(36, 36 * 34))
     values = everything(made.training.model, made.training.optimizer)
     if dist.get_rank() == 0:
         torch.save(values, folder / "values.pt")

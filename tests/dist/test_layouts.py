@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from recipes.clip import global_norm
-from recipes.compatibility import problems
-from recipes.data.base import Needs
-from recipes.data.loader import Loader
-from recipes.init import clean_name
-from recipes.meter import Silent
-from recipes.parallelism.mesh import build_mesh, data_rank
-from recipes.parallelism.plan import unit_parameters
-from recipes.pretrain import assemble, backward, train
+from meshrunner.recipes.grad_norm import global_norm
+from meshrunner.recipes.compatibility import problems
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.init_weights import clean_name
+from meshrunner.recipes.meter import NullMeter
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
+from meshrunner.recipes.pretrain import assemble, backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import RankError, on_ranks
 
@@ -92,7 +92,7 @@ LAYOUTS = [
 ]
 
 
-class Recorder(Silent):
+class Recorder(NullMeter):
     """Keeps the global token-mean loss and the gradient norm of every step."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
     model, trained, _ = assemble(recipe, mesh, CPU)
     global_batch, _ = recipe.accumulation(degrees.data)
     loader = Loader(
-        recipe.data.open(Needs(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
         rank=data_rank(mesh),
@@ -271,7 +271,7 @@ def masked_step(implementation: str) -> tuple[bool, bool]:
     _, trained, _ = assemble(recipe, build_mesh("cpu", degrees), CPU)
     parameters = [each.parameter for each in trained]
     optimizer = recipe.optimizer.build(parameters)
-    from recipes.optimizer import step_if_finite
+    from meshrunner.recipes.optimizer import step_if_finite
 
     def step(poison: bool) -> list[Tensor]:
         for p in parameters:

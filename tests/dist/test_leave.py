@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from recipes.checkpoint.stored import steps
-from recipes.pretrain import train
+from meshrunner.recipes.checkpoint.on_disk import steps
+from meshrunner.recipes.pretrain import train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_checkpoint import CPU, Recorder

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recipes.compatibility import problems
-from recipes.parallelism.mesh import build_mesh
-from recipes.pretrain import assemble, backward
+from meshrunner.recipes.compatibility import problems
+from meshrunner.recipes.parallelism.mesh import build_mesh
+from meshrunner.recipes.pretrain import assemble, backward
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import RankError, on_ranks
 from tests.dist.test_layouts import compare

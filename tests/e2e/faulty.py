@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recipes.checkpoint.base import Saver, Training
-from recipes.checkpoint.dcp import DCP
-from recipes.model.llama import Llama
-from recipes.model.transformer import Transformer
-from recipes.optimizer import AdamW
-from runner.child import END
-from runner.events import Row
-from runner.trackers.base import RunRecord, Tracker
+from meshrunner.recipes.checkpoint.base import Saver, Training
+from meshrunner.recipes.checkpoint.dcp import DCP
+from meshrunner.recipes.model.llama import Llama
+from meshrunner.recipes.model.transformer import Transformer
+from meshrunner.recipes.optimizer import AdamW
+from meshrunner.runner.process.forkserver import END
+from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.trackers.base import RunRecord, Tracker
 
 
 class Faulty(Llama):
@@ -193,7 +193,7 @@ class SlowTracker(Tracker):
 
 
 class SlowSink:
-    def log(self, row: Row) -> None:
+    def log(self, row: StepRow) -> None:
         pass
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runner.events import Row
-from runner.trackers.base import RunRecord, Sink, Tracker
+from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
 
 
 class ToFile(Tracker):
@@ -33,7 +33,7 @@ class FileSink:
         self.path = path
         self.trouble = trouble
 
-    def log(self, row: Row) -> None:
+    def log(self, row: StepRow) -> None:
         if row["step"] == 3 and self.trouble == "raise in log":
             raise KeyError("train/loss")
         if row["step"] == 3 and self.trouble == "exit in log":

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from runner.events import read_events
+from meshrunner.runner.rundir.events import read_events
 from tests.e2e.command import own_classes, read, run
 
 GRAPHS = ("compile=per_block", "compile.backend=aot_eager")

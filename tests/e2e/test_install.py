@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.events import read_events
-from runner.rundir import read_status
+from meshrunner.runner.rundir.events import read_events
+from meshrunner.runner.rundir.states import read_status
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["model.dim=32", "model.n_layers=1", "seq_len=64", "steps=5", "tracker=none"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.events import read_events
+from meshrunner.runner.rundir.events import read_events
 from tests.e2e.command import TINY, Command, meshrunner, own_classes, read, status, steps_done
 
 SLOW = ("optimizer.kind=faulty:SlowAdamW", "checkpoint=dcp", "checkpoint.every=1000")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.events import read_events
+from meshrunner.runner.rundir.events import read_events
 from tests.e2e.command import Ended, read, run, status
 
 WINDOW = ("steps=7", "measure_after=1", "profiler.start=1", "profiler.steps=2")

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.events import read_events
+from meshrunner.runner.rundir.events import read_events
 from tests.e2e.command import TINY, Command, Ended, meshrunner, own_classes, read, run, status, steps_done, until
 
 EVERY_STEP = ("checkpoint=dcp", "checkpoint.every=1", "checkpoint.keep=null")

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from runner.events import read_events
-from runner.rundir import read_json, read_status
+from meshrunner.runner.rundir.events import read_events
+from meshrunner.runner.rundir.files import read_json
+from meshrunner.runner.rundir.states import read_status
 from tests.composed import SMALL
 
 MESHRUNNER = Path(sys.executable).with_name("meshrunner")

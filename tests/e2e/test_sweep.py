@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.events import read_events
+from meshrunner.runner.rundir.events import read_events
 from tests.e2e.command import TINY, Command, Ended, meshrunner, own_classes, read, status, steps_done
 
 

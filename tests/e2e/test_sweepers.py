@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from runner.sweep import minimizes
+from meshrunner.runner.sweep.launcher import minimizes
 from tests.e2e.command import TINY, Ended, meshrunner, own_classes, read, status
 
 

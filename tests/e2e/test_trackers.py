@@ -17,12 +17,15 @@ from typing import Any
 
 import pytest
 
-from runner.events import Row, read_events
-from runner.rundir import claim, place, update_status, write_json
-from runner.trackers.base import RunRecord, read_tracking, tracker_of
-from runner.trackers.follow import guarded
-from runner.trackers.following import GRACE_S, Following
-from runner.trackers.processes import Process, descendants, is_alive, kill, name_of
+from meshrunner.runner.process.tree import Process, descendants, is_alive, kill, name_of
+from meshrunner.runner.rundir.events import StepRow, read_events
+from meshrunner.runner.rundir.files import write_json
+from meshrunner.runner.rundir.owner import claim
+from meshrunner.runner.rundir.run import place
+from meshrunner.runner.rundir.states import update_status
+from meshrunner.runner.trackers.base import RunRecord, read_tracking, tracker_of
+from meshrunner.runner.trackers.handle import GRACE_S, TrackerHandle
+from meshrunner.runner.trackers.process import guarded
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
 from tests.e2e.wandb_stub import Stub, serving
 
@@ -42,11 +45,11 @@ class Run:
             "tracker": {"finish_timeout_s": BOUND_S} | tracker,
         }
         place(config, run_dir, {"choices": {"parallelism": "fsdp2", "hydra/launcher": "local"}})
-        self.following: Following | None = None
+        self.following: TrackerHandle | None = None
 
     def begin(self) -> Run:
         self.attempt = claim(self.run_dir)["attempt"]
-        self.following = Following.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
+        self.following = TrackerHandle.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
         return self
 
     def train(self, first: int, last: int) -> Run:
@@ -77,7 +80,7 @@ class Run:
         return mine + descendants(self.following.pid)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StepRow]:
         """What a tracker should show: the last row of each step, without unknown figures."""
         return [{key: value for key, value in row.items() if value is not None} for row in read_events(self.run_dir)]
 
@@ -120,7 +123,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
         yield stub
 
 
-def history(lines: list[dict[str, Any]]) -> list[Row]:
+def history(lines: list[dict[str, Any]]) -> list[StepRow]:
     """W&B's history without what W&B adds to it."""
     assert [line["_step"] for line in lines] == [line["step"] for line in lines]
     return [{key: value for key, value in line.items() if not key.startswith("_")} for line in lines]
@@ -247,8 +250,8 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb")
     program = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from runner.rundir import claim\nfrom runner.trackers import base\n"
-        "from runner.trackers.following import Following\n"
+        "from meshrunner.runner.rundir.run import claim\nfrom meshrunner.runner.trackers import base\n"
+        "from meshrunner.runner.trackers.handle import Following\n"
         "run_dir = Path(sys.argv[1]); claim(run_dir)\n"
         "following = Following.start(run_dir, base.tracker_of(base.RunRecord.load(run_dir))); time.sleep(100)\n"
     )

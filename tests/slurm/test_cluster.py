@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runner.events import read_events
+from meshrunner.runner.rundir.events import read_events
 from tests.e2e.command import TINY, meshrunner, read, run, status, steps_done
 from tests.e2e.wandb_offline import read_offline_run
 from tests.slurm.cluster import LOW, MAIN, SLOW, daemons_of_step, ended, in_a_step, root, slurm, submit, until

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from recipes.checkpoint.stored import (
+from meshrunner.recipes.checkpoint.on_disk import (
     METADATA,
     Record,
     Stored,
     candidates,
-    checksum,
-    differences,
     good,
     name_of,
     publish,
@@ -21,7 +19,9 @@ from recipes.checkpoint.stored import (
     sweep,
     write_record,
 )
-from recipes.option import ConfigError
+from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.durable import checksum
+from meshrunner.recipes.errors import ConfigError
 
 
 def written(folder: Path, step: int, name: str | None = None) -> Path:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from recipes.option import ConfigError
-from runner.compare.page import POINTS, write_page
-from runner.compare.rows import compare_runs
-from runner.compare.runs import read_runs
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.page import POINTS, write_page
+from meshrunner.runner.compare.rows import compare_runs
+from meshrunner.runner.compare.runs import read_runs
 from tests.run_dirs import make_run
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runner.compare.noise import p_value
-from runner.compare.parity import Verdict, verdict
-from runner.compare.runs import read_run
+from meshrunner.runner.compare.noise import p_value
+from meshrunner.runner.compare.parity import Verdict, verdict
+from meshrunner.runner.compare.runs import read_run
 from tests.run_dirs import make_run
 
 LOSSES = (6.0, 5.0, 4.0, 3.0)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.option import ConfigError
-from runner.compare.rows import Comparison, compare_runs
-from runner.compare.runs import read_run, read_runs
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.rows import Comparison, compare_runs
+from meshrunner.runner.compare.runs import read_run, read_runs
 from tests.run_dirs import make_run, write
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from recipes.option import ConfigError
-from runner.compare.export import as_csv, as_json
-from runner.compare.rows import Comparison, compare_runs
-from runner.compare.runs import read_runs
-from runner.compare.table import BETWEEN, markdown, narrowest, parts
-from runner.compare.verb import compare
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.export import as_csv, as_json
+from meshrunner.runner.compare.rows import Comparison, compare_runs
+from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.compare.table import BETWEEN, markdown, narrowest, parts
+from meshrunner.runner.verbs.compare import compare
 from tests.run_dirs import make_run
 
 PR165 = """\
@@ -135,7 +135,7 @@ def test_one_run_is_named_by_its_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120, 400])
 def test_a_terminal_gets_every_figure_whole(tmp_path: Path, width: int) -> None:
-    from runner.compare.cells import columns
+    from meshrunner.runner.compare.cells import columns
 
     table = columns(of(pr165(tmp_path), "parallelism=fsdp1"))
     found = parts(table, width)
@@ -191,7 +191,7 @@ def test_piped_it_is_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     program = (
-        "import sys; from runner.compare.verb import compare\n"
+        "import sys; from meshrunner.runner.verbs.compare import compare\n"
         "compare(sys.argv[1:]); compare([*sys.argv[1:], '--json'])\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'hydra', 'numpy', 'plotly')))"
     )

@@ -15,17 +15,17 @@ import pytest
 import yaml
 
 import conf
-from recipes.cache import cache_dir
-from recipes.data import stdlib as stdlib_module
-from recipes.data import tokenizer as tokenizers
-from recipes.data.base import Data, Needs
-from recipes.data.entry import Entry
-from recipes.data.packed import PackedText
-from recipes.data.stdlib import Stdlib
-from recipes.option import ConfigError
+from meshrunner.recipes.cache_dir import cache_dir
+from meshrunner.recipes.data import stdlib as stdlib_module
+from meshrunner.recipes.data import tokenizer as tokenizers
+from meshrunner.recipes.data.base import Data, DataSpec
+from meshrunner.recipes.data.stdlib import Stdlib
+from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.data.token_cache import CacheEntry
+from meshrunner.recipes.errors import ConfigError
 
 YAML = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
-NEEDS = Needs(1024, 32, 0)
+NEEDS = DataSpec(1024, 32, 0)
 PROSE = {"kind": "stdlib", "text": "prose", "tokenizer": None, "vocab_size": "auto", "shuffle": None}
 
 
@@ -55,7 +55,7 @@ def test_every_kind_has_its_yaml() -> None:
 
 def test_checking_a_configuration_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from recipes.data.base import Data; [Data.resolve(kind) for kind in Data.kinds]; import runner.prepare;"
+        "import sys; from meshrunner.recipes.data.base import Data; [Data.resolve(kind) for kind in Data.kinds]; import meshrunner.runner.launch.data;"
         "print([name for name in ('torch', 'numpy', 'datasets', 'sentencepiece', 'pyarrow') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -74,7 +74,7 @@ def test_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cache_dir()
 
 
-def stored(entry: Entry) -> np.ndarray[Any, Any]:
+def stored(entry: CacheEntry) -> np.ndarray[Any, Any]:
     progress = entry.read()
     assert progress is not None and progress.complete
     return np.fromfile(entry.tokens, dtype=progress.dtype)
@@ -84,7 +84,7 @@ def test_prose_comes_back_exactly(cache: Path) -> None:
     data = prose()
     assert data.prepare(NEEDS) is False
     entry = data.entry(NEEDS)
-    tokenizer = tokenizers.load(entry.tokenizer.read_bytes(), "")
+    tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), "")
     documents, document = [], []
     for token in stored(entry).tolist():
         if token == tokenizer.eos_id():
@@ -99,8 +99,8 @@ def test_prose_comes_back_exactly(cache: Path) -> None:
     "text", ["", " ", "\n\n  a\t\tb \r\n", "  two  spaces  ", "日本語 🎉 \x00 ﬁ ①", "x" * 9000, "007 42"]
 )
 def test_round_trip_of_any_text(text: str) -> None:
-    model = tokenizers.train(["some text to learn from\n" * 3, "x" * 5000, "a b c d e f g"], 300)
-    tokenizer = tokenizers.load(model, "")
+    model = tokenizers.train_tokenizer(["some text to learn from\n" * 3, "x" * 5000, "a b c d e f g"], 300)
+    tokenizer = tokenizers.load_tokenizer(model, "")
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -110,7 +110,7 @@ def test_an_exception_of_the_source_comes_through_the_training() -> None:
         raise ConfigError("data.path: 'x' line 3 is not JSON")
 
     with pytest.raises(ConfigError, match=r"^data.path: 'x' line 3 is not JSON$"):
-        tokenizers.train(texts(), 300)
+        tokenizers.train_tokenizer(texts(), 300)
 
 
 def test_training_is_deterministic(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_training_is_deterministic(cache: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_the_vocabulary_follows_the_model(cache: Path) -> None:
     for vocab in (500, 1024):
-        needs = Needs(vocab, 32, 0)
+        needs = DataSpec(vocab, 32, 0)
         prose().prepare(needs)
         described = prose().open(needs).describe()
         assert described["tokenizer_vocab"] == vocab
@@ -132,15 +132,17 @@ def test_the_vocabulary_follows_the_model(cache: Path) -> None:
         assert set(described) >= {"corpus_hash", "tokens", "sequences", "tokenizer_hash"}
     prose(vocab_size=700).prepare(needs)
     assert prose(vocab_size=700).open(needs).describe()["tokenizer_vocab"] == 700
-    prose().prepare(Needs(100_000, 32, 0))
-    assert 10_000 < prose().open(Needs(100_000, 32, 0)).describe()["tokenizer_vocab"] < 32_000  # what the text carries
+    prose().prepare(DataSpec(100_000, 32, 0))
+    assert (
+        10_000 < prose().open(DataSpec(100_000, 32, 0)).describe()["tokenizer_vocab"] < 32_000
+    )  # what the text carries
 
 
 def test_what_is_cached_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prose().prepare(NEEDS)
     monkeypatch.setattr(PackedText, "_pack", None)
     assert prose().prepare(NEEDS) is False
-    assert prose().prepare(Needs(1024, 64, 7)) is False  # neither seq_len nor seed is part of what is cached
+    assert prose().prepare(DataSpec(1024, 64, 7)) is False  # neither seq_len nor seed is part of what is cached
 
 
 def cut(path: Path) -> None:
@@ -181,9 +183,9 @@ def test_an_interrupted_preparation_is_continued(cache: Path) -> None:
     for path in entry.folder.iterdir():
         path.unlink()
     script = (
-        "import os, signal; from recipes.data.base import Needs; from recipes.data.stdlib import Stdlib\n"
-        "import recipes.data.packing as packing; packing.RECORD_S = 0; packing.BATCH = 50_000\n"
-        "from recipes.data.entry import Entry; write = Entry.write\n"
+        "import os, signal; from meshrunner.recipes.data.base import Needs; from meshrunner.recipes.data.stdlib import Stdlib\n"
+        "import meshrunner.recipes.data.packing as packing; packing.RECORD_S = 0; packing.BATCH = 50_000\n"
+        "from meshrunner.recipes.data.token_cache import Entry; write = Entry.write\n"
         "def kill(self, progress):\n"
         "    os.kill(os.getpid(), signal.SIGKILL) if progress.documents > 40 else write(self, progress)\n"
         f"Entry.write = kill; Stdlib.model_validate({PROSE!r}).prepare(Needs(1024, 32, 0))"
@@ -198,8 +200,8 @@ def test_an_interrupted_preparation_is_continued(cache: Path) -> None:
 
 def test_two_processes_want_the_same_cache(cache: Path) -> None:
     script = (
-        "import sys, json; from recipes.data.base import Needs; from recipes.data.stdlib import Stdlib\n"
-        "import recipes.data.packed as packed\n"
+        "import sys, json; from meshrunner.recipes.data.base import Needs; from meshrunner.recipes.data.stdlib import Stdlib\n"
+        "import meshrunner.recipes.data.text as packed\n"
         "before = packed.pack\n"
         "def pack(*args): print('packed', flush=True); return before(*args)\n"
         "packed.pack = pack\n"
@@ -245,7 +247,7 @@ def test_sources_are_sampled_for_the_tokenizer(monkeypatch: pytest.MonkeyPatch) 
         stdlib_module.library_files()
 
 
-def refused(data: PackedText, needs: Needs = NEEDS) -> str:
+def refused(data: PackedText, needs: DataSpec = NEEDS) -> str:
     with pytest.raises(ConfigError) as caught:
         data.prepare(needs)
     return str(caught.value)
@@ -254,19 +256,19 @@ def refused(data: PackedText, needs: Needs = NEEDS) -> str:
 def test_errors_of_tokenizer_and_vocabulary(cache: Path, tmp_path: Path) -> None:
     message = refused(prose(vocab_size=2000))
     assert "model.vocab_size(1024) is smaller than the tokenizer's vocabulary, data.vocab_size(2000)" in message
-    assert "vocabulary of 200 is too small" in refused(prose(), Needs(200, 32, 0))
-    assert "seq_len(900000) + 1 is more than the" in refused(prose(), Needs(1024, 900_000, 0))
+    assert "vocabulary of 200 is too small" in refused(prose(), DataSpec(200, 32, 0))
+    assert "seq_len(900000) + 1 is more than the" in refused(prose(), DataSpec(1024, 900_000, 0))
 
     missing = tmp_path / "none.model"
     assert f"data.tokenizer: cannot read '{missing}' (No such file" in refused(prose(tokenizer=str(missing)))
     missing.write_bytes(b"no model" * 20)
     assert f"data.tokenizer: '{missing}' is not a sentencepiece model" in refused(prose(tokenizer=str(missing)))
 
-    missing.write_bytes(tokenizers.train(prose().sample(), 800))
+    missing.write_bytes(tokenizers.train_tokenizer(prose().sample(), 800))
     data = prose(tokenizer=str(missing))
     data.prepare(NEEDS)
     assert data.open(NEEDS).describe()["tokenizer_vocab"] == 800
-    for small in (Needs(799, 32, 0), Needs(400, 32, 0)):
+    for small in (DataSpec(799, 32, 0), DataSpec(400, 32, 0)):
         assert f"model.vocab_size({small.vocab_size}) is smaller than the tokenizer's vocabulary" in refused(
             data, small
         )

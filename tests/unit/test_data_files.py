@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from recipes.data.base import Data, Needs
-from recipes.data.packed import PackedText
-from recipes.option import ConfigError
+from meshrunner.recipes.data.base import Data, DataSpec
+from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.errors import ConfigError
 
-NEEDS = Needs(400, 16, 0)
+NEEDS = DataSpec(400, 16, 0)
 SHARED = {"tokenizer": None, "vocab_size": "auto", "shuffle": 4}
 
 
@@ -226,5 +226,5 @@ def test_a_stream_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
         yield {"text": text(1)}
         raise ConnectionError("Couldn't reach the file\nand more")
 
-    monkeypatch.setattr("recipes.data.hf.HuggingFace._load", broken)
+    monkeypatch.setattr("meshrunner.recipes.data.hf.HuggingFace._load", broken)
     assert "cannot reach the Hugging Face hub for 'a/b' (Couldn't reach the file)" in refused(hub("a/b"))

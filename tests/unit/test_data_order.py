@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.data import sequences as sequences_module
-from recipes.data.base import Needs
-from recipes.data.entry import Entry, Progress
-from recipes.data.random import Random
-from recipes.data.sequences import PackedSequences
-from recipes.option import ConfigError
+from meshrunner.recipes.data import sequences as sequences_module
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.random import Random
+from meshrunner.recipes.data.sequences import PackedSequences
+from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress
+from meshrunner.recipes.errors import ConfigError
 
 L = 8
 
@@ -24,19 +24,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path))
 
 
-def fill(entry: Entry, tokens: int, complete: bool, vocab: int = 60000) -> None:
+def fill(entry: CacheEntry, tokens: int, complete: bool, vocab: int = 60000) -> None:
     """Tokens 0, 1, 2, ...: a row says where it is from."""
-    progress = Progress(tokens=tokens, vocab=vocab, complete=complete)
+    progress = PackProgress(tokens=tokens, vocab=vocab, complete=complete)
     entry.folder.mkdir(parents=True, exist_ok=True)
     content = np.arange(tokens).astype(progress.dtype).tobytes()
     entry.tokens.write_bytes(content)
-    entry.write(Progress(tokens=tokens, vocab=vocab, complete=complete, crc=zlib.crc32(content)))
+    entry.write(PackProgress(tokens=tokens, vocab=vocab, complete=complete, crc=zlib.crc32(content)))
 
 
 def opened(tokens: int, *, shuffle: int | None, complete: bool = True, seed: int = 0) -> PackedSequences:
-    entry = Entry({"test": [tokens, complete]})
+    entry = CacheEntry({"test": [tokens, complete]})
     fill(entry, tokens, complete)
-    return PackedSequences(entry, Needs(60000, L, seed), shuffle)
+    return PackedSequences(entry, DataSpec(60000, L, seed), shuffle)
 
 
 def ids(sequences: PackedSequences, first: int, count: int) -> list[int]:
@@ -106,7 +106,7 @@ def test_readers_of_a_dead_producer_give_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_readers_see_what_the_producer_recorded() -> None:
     sequences = opened(L + 1, shuffle=6, complete=False)
-    sequences.entry.write(Progress(tokens=L + 1, vocab=9, error="data.path: 'x' line 3 is not JSON"))
+    sequences.entry.write(PackProgress(tokens=L + 1, vocab=9, error="data.path: 'x' line 3 is not JSON"))
     with pytest.raises(RuntimeError, match="'x' line 3 is not JSON"):
         sequences.rows(0, 1)
 
@@ -118,18 +118,18 @@ def test_seq_len_longer_than_the_data() -> None:
 
 
 def test_large_vocabularies_take_four_bytes() -> None:
-    entry = Entry({"wide": True})
+    entry = CacheEntry({"wide": True})
     fill(entry, 70001, complete=True, vocab=70000)
     assert entry.tokens.stat().st_size == 4 * 70001
-    assert PackedSequences(entry, Needs(70000, 70000, 0), None).rows(0, 1)[0, -1] == 70000
-    assert [Progress(vocab=vocab).itemsize for vocab in (65536, 65537)] == [2, 4]
+    assert PackedSequences(entry, DataSpec(70000, 70000, 0), None).rows(0, 1)[0, -1] == 70000
+    assert [PackProgress(vocab=vocab).itemsize for vocab in (65536, 65537)] == [2, 4]
 
 
 def test_random_tokens() -> None:
-    needs = Needs(100, 16, 3)
+    needs = DataSpec(100, 16, 3)
     assert Random(kind="random").prepare(needs) is False
     rows = Random(kind="random").open(needs).rows(5, 40)
     assert rows.shape == (40, 17) and rows.dtype == np.int64 and rows.min() >= 0 and 90 < rows.max() < 100
     assert (Random(kind="random").open(needs).rows(7, 2) == rows[2:4]).all()
-    assert (Random(kind="random").open(Needs(100, 16, 4)).rows(5, 40) != rows).mean() > 0.9
+    assert (Random(kind="random").open(DataSpec(100, 16, 4)).rows(5, 40) != rows).mean() > 0.9
     assert len(np.unique(rows, axis=0)) == 40

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from recipes.data.base import Data, Needs
-from recipes.data.entry import Entry, Progress
-from recipes.option import ConfigError
-from runner.prepare import prepared
+from meshrunner.recipes.data.base import Data, DataSpec
+from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.launch.data import data_prepared
 
 TOY = '''
 """A source of numbered texts for the tests: slow, endless, failing or killing itself on demand."""
 import os, signal, time
-from recipes.data.packed import PackedText
-from recipes.option import ConfigError
-import recipes.data.packing as packing
+from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.option import ConfigError
+import meshrunner.recipes.data.packing as packing
 
 packing.BATCH = 500
 
@@ -50,7 +50,7 @@ class Toy(PackedText):
     def documents(self): return Texts(self)
     def sample(self): return Texts(self).read({"next": max(0, self.count - 40)}) if self.fail_at < 0 else iter(["0 1 2 3"])
 '''
-NEEDS = Needs(300, 16, 0)
+NEEDS = DataSpec(300, 16, 0)
 KEYS = {"kind": "meshrunner_toy:Toy", "tokenizer": None, "vocab_size": "auto", "shuffle": 8}
 
 
@@ -59,8 +59,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "meshrunner_toy.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("meshrunner_toy", None)
-    monkeypatch.setattr("recipes.data.packing.BATCH", 500)
-    monkeypatch.setattr("recipes.data.packing.RECORD_S", 0.0)
+    monkeypatch.setattr("meshrunner.recipes.data.packing.BATCH", 500)
+    monkeypatch.setattr("meshrunner.recipes.data.packing.RECORD_S", 0.0)
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -73,14 +73,14 @@ def toy(**changes: Any) -> Any:
 def produce_elsewhere(**changes: Any) -> subprocess.Popen[bytes]:
     """A producer in a process of its own."""
     script = (
-        "import meshrunner_toy, recipes.data.packing as packing; from recipes.data.base import Needs\n"
+        "import meshrunner_toy, meshrunner.recipes.data.packing as packing; from meshrunner.recipes.data.base import Needs\n"
         f"packing.RECORD_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(Needs(300, 16, 0))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, "-c", script], env=environment)
 
 
-def whole(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[bytes, Progress]:
+def whole(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[bytes, PackProgress]:
     """What an uninterrupted producer makes of the toy, in another cache."""
     with monkeypatch.context() as patch:
         patch.setenv("MESHRUNNER_CACHE", str(folder))
@@ -93,7 +93,7 @@ def whole(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[bytes, Progres
 
 def test_a_killed_producer_is_continued_exactly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected, progress = whole(monkeypatch, tmp_path / "other")
-    entry: Entry = toy().entry(NEEDS)
+    entry: CacheEntry = toy().entry(NEEDS)
     tokens = 0
     for kill_at in (20, 100, 110, 255):
         killed = produce_elsewhere(kill_at=kill_at)
@@ -125,7 +125,7 @@ def test_a_second_producer_waits_and_takes_over(monkeypatch: pytest.MonkeyPatch,
     expected, _ = whole(monkeypatch, tmp_path / "other")
     entry = toy().entry(NEEDS)
     first = produce_elsewhere(pause=0.02)
-    wait_for(lambda: (entry.read() or Progress()).tokens > 0)
+    wait_for(lambda: (entry.read() or PackProgress()).tokens > 0)
     second = produce_elsewhere()
     time.sleep(0.5)
     assert first.poll() is None and second.poll() is None
@@ -173,8 +173,8 @@ def run_dir(tmp_path: Path) -> Path:
 def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
     entry = data.entry(NEEDS)
-    with prepared(Experiment(data, Model()), run_dir):
-        assert not (entry.read() or Progress()).complete
+    with data_prepared(Experiment(data, Model()), run_dir):
+        assert not (entry.read() or PackProgress()).complete
         sequences = data.open(NEEDS)
         assert sequences.rows(0, 8).shape == (8, 17)
         assert entry.is_written()
@@ -185,14 +185,14 @@ def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Pat
 
 def test_prepared_leaves_no_producer_behind_an_exception(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
-    with pytest.raises(KeyError), prepared(Experiment(data, Model()), run_dir):
+    with pytest.raises(KeyError), data_prepared(Experiment(data, Model()), run_dir):
         raise KeyError
     assert not data.entry(NEEDS).is_written()
 
 
 def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
     toy().produce(NEEDS)
-    with prepared(Experiment(toy(), Model()), run_dir):
+    with data_prepared(Experiment(toy(), Model()), run_dir):
         assert not (run_dir / "logs" / "data.log").exists()
 
 
@@ -211,7 +211,7 @@ def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
 )
 def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: str) -> None:
     experiment = Experiment(toy(**changes), Model())
-    with pytest.raises(ConfigError, match=message), prepared(experiment, run_dir):
+    with pytest.raises(ConfigError, match=message), data_prepared(experiment, run_dir):
         raise AssertionError("the data was not there")
     log = run_dir / "logs" / "data.log"
     assert ("Traceback" in log.read_text() if log.exists() else False) == ("break_at" in changes)
@@ -219,5 +219,5 @@ def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: 
 
 def test_prepared_checks_the_length_of_what_was_read(run_dir: Path) -> None:
     experiment = Experiment(toy(), Model(), seq_len=10_000_000)
-    with pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"), prepared(experiment, run_dir):
+    with pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"), data_prepared(experiment, run_dir):
         raise AssertionError("the data was not there")

@@ -10,23 +10,24 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes.activation_checkpoint.base import ActivationCheckpoint
-from recipes.checkpoint.base import Checkpoint
-from recipes.compatibility import document
-from recipes.compile import Compile
-from recipes.data.base import Data
-from recipes.loss import Loss
-from recipes.lr_schedule import LRSchedule
-from recipes.model.base import Model
-from recipes.optimizer import Optimizer
-from recipes.option import ConfigError, Incompatible, Option
-from recipes.parallelism.base import Parallelism
-from recipes.parallelism.wrap import Wrap
-from recipes.precision import Precision
-from runner.experiment import Experiment, Launch, Sweep, check, fit
-from runner.hardware import Hardware, known_gpus
-from runner.profiler.base import Profiler
-from runner.trackers.base import Tracker
+from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
+from meshrunner.recipes.checkpoint.base import Checkpoint
+from meshrunner.recipes.compatibility import document
+from meshrunner.recipes.compile import Compile
+from meshrunner.recipes.data.base import Data
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.recipes.loss import Loss
+from meshrunner.recipes.lr_schedule import LRSchedule
+from meshrunner.recipes.model.base import Model
+from meshrunner.recipes.optimizer import Optimizer
+from meshrunner.recipes.option import Option
+from meshrunner.recipes.parallelism.base import Parallelism
+from meshrunner.recipes.parallelism.wrap_policy import Wrap
+from meshrunner.recipes.precision import Precision
+from meshrunner.runner.config.experiment import Experiment, Launch, Sweep, check, fit
+from meshrunner.runner.config.hardware import Hardware, known_gpus
+from meshrunner.runner.profiler.base import Profiler
+from meshrunner.runner.trackers.base import Tracker
 from tests.composed import CONF, config, experiment
 
 GROUPS: dict[str, type[Option]] = {
@@ -204,7 +205,7 @@ def test_hardware_is_recognised_or_unknown(name: str, gib: float, expected: str 
 
 def test_checking_imports_no_torch() -> None:
     program = (
-        "import sys; from tests.composed import experiment; experiment(); from runner import cli, execute, sweep; "
+        "import sys; from tests.composed import experiment; experiment(); from meshrunner.runner import cli, execute, sweep; "
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=CONF.parent)

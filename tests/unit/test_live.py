@@ -8,7 +8,7 @@ from torch import Tensor, UntypedStorage, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from runner.profiler.live import CATEGORIES, LiveTensors
+from meshrunner.runner.profiler.live_tensors import CATEGORIES, LiveTensors
 
 KIB = 256
 """fp32 elements of a KiB."""

@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recipes.data.base import Needs
-from recipes.data.loader import Loader
-from recipes.data.random import RandomSequences
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.data.random import RandomSequences
 
-NEEDS = Needs(1000, 8, 0)
+NEEDS = DataSpec(1000, 8, 0)
 CPU = torch.device("cpu")
 
 

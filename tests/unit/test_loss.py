@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recipes.loss import Chunked, Loss, Plain, cross_entropy
+from meshrunner.recipes.loss import Chunked, Loss, Plain, cross_entropy
 from tests.memory import allocated
 
 VOCABULARY, DIM, BATCH, SEQ = 128_000, 16, 2, 128

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from runner.memory import GIB
-from runner.profiler.base import Session
-from runner.rundir import read_json
+from meshrunner.runner.measure.memory import GIB
+from meshrunner.runner.profiler.base import Session
+from meshrunner.runner.rundir.files import read_json
 from tests.composed import experiment
 
 CPU = torch.device("cpu")

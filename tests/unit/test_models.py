@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from recipes.init import CUT, initial_value, parameter_seed
-from recipes.model.llama import Llama, RopeScaling
-from recipes.model.transformer import rope_table, rotate
+from meshrunner.recipes.init_weights import CUT, initial_value, parameter_seed
+from meshrunner.recipes.model.llama import Llama, RopeScaling
+from meshrunner.recipes.model.transformer import rope_table, rotate
 from tests.composed import experiment
 
 PUBLISHED = {

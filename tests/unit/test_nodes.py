@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from recipes.option import ConfigError, Incompatible
-from runner import execute, nodes
-from runner.nodes import Node, Peers, only_this_node, this_node
-from runner.outcome import Outcome
-from runner.rundir import owner_is_alive, this_process, write_json
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.config.devices import NodeDevices
+from meshrunner.runner.launch import execute, nodes
+from meshrunner.runner.launch.nodes import Peers, only_this_node, this_node
+from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.process.worker_context import Node
+from meshrunner.runner.rundir.files import write_json
+from meshrunner.runner.rundir.owner import owner_is_alive, this_process
 
 JOB = {
     "SLURM_JOB_ID": "12",
@@ -119,18 +122,17 @@ def test_what_an_earlier_start_of_the_job_left_says_nothing(tmp_path: Path) -> N
 def test_what_is_wrong_on_one_node_is_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else srun would end the first node's launcher for it, and the job would be started again."""
 
-    def resolve(_: object) -> tuple[str, int, int]:
+    def no_devices(_: object) -> NodeDevices:
         raise ConfigError("hardware: this node has no GPU")
 
     (tmp_path / "logs").mkdir()
-    monkeypatch.setattr(execute, "resolve", resolve)
-    monkeypatch.setattr(execute, "prepared", lambda *_: nullcontext())
+    monkeypatch.setattr(execute, "node_devices", no_devices)
+    monkeypatch.setattr(execute, "data_prepared", lambda *_: nullcontext())
     experiment: Any = None
     with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")) as head:
-        other = Peers(tmp_path, Node(1, 2, "node1", 10012, "12.0.0"))
-        monkeypatch.setattr(other, "wait_for_head", lambda: None)
+        monkeypatch.setattr(Peers, "wait_for_head", lambda _: None)
         with pytest.raises(ConfigError):
-            execute._accompany(tmp_path, experiment, other)
+            execute._execute_part(tmp_path, experiment, Node(1, 2, "node1", 10012, "12.0.0"))
         assert head.trouble()
         outcome = head.agree(VICTIM)
     assert (outcome.state, outcome.reason) == ("failed", "hardware: this node has no GPU")

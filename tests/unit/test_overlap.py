@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.profiler.overlap import STEP, Event, common, minus, shares, union
+from meshrunner.runner.profiler.overlap import STEP, Event, common, minus, shares, union
 
 TRAINING, GLOO = 1, 2
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"

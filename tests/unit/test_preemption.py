@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from recipes.option import ConfigError
-from runner import preemption
-from runner.outcome import Interrupted
-from runner.preemption import MARK, Preemption
-from runner.slurm import queue
-from runner.slurm.queue import Job, jobs
+from meshrunner.recipes.errors import ConfigError, Interrupted
+from meshrunner.runner.launch import preemption
+from meshrunner.runner.launch.preemption import Preemption
+from meshrunner.runner.rundir.files import STOP_REQUEST
+from meshrunner.runner.slurm import client as queue
+from meshrunner.runner.slurm.client import SlurmJob, jobs
 
 
 @pytest.fixture
@@ -24,40 +24,40 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     said = {"JobState": "RUNNING", "EndTime": "Unknown", "TimeLimit": "00:10:00", "Restarts": "0", "Reason": "None"}
-    monkeypatch.setattr(queue, "show", lambda job_id: said)
+    monkeypatch.setattr(preemption, "show", lambda job_id: said)
     monkeypatch.setattr(preemption, "LOOK_EVERY_S", 0.0)
     return said
 
 
 def test_outside_a_job_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    (tmp_path / MARK).touch()
+    (tmp_path / STOP_REQUEST).touch()
     before = signal.getsignal(signal.SIGTERM)
-    with Preemption(tmp_path) as leave:
+    with Preemption(tmp_path) as request:
         assert signal.getsignal(signal.SIGTERM) is before
-        leave.look()
-        assert not leave.asked
-        assert leave.shared is None
+        request.look()
+        assert not request.requested
+        assert request.shared is None
 
 
 @pytest.mark.parametrize("how", ["mark", "SIGTERM", "SIGUSR1", "orphan"])
 def test_each_way_of_asking_is_heard(how: str, tmp_path: Path, in_job: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Preemption(tmp_path) as leave:
-        leave.look()
-        assert not leave.asked
+    with Preemption(tmp_path) as request:
+        request.look()
+        assert not request.requested
         if how == "mark":
-            (tmp_path / MARK).write_text("11.0\n")
-            leave.look()
-            assert not leave.asked  # of an earlier job
-            (tmp_path / MARK).write_text("12.0\n")
+            (tmp_path / STOP_REQUEST).write_text("11.0\n")
+            request.look()
+            assert not request.requested  # of an earlier job
+            (tmp_path / STOP_REQUEST).write_text("12.0\n")
         elif how == "orphan":
             monkeypatch.setattr(os, "getppid", lambda: 1)
         else:
             os.kill(os.getpid(), signal.Signals[how])
-        leave.look()
-        assert leave.asked
-        assert leave.shared[0] == 1
-        assert leave.reason
+        request.look()
+        assert request.requested
+        assert request.shared[0] == 1
+        assert request.reason
 
 
 NOW = datetime.now()
@@ -66,28 +66,28 @@ NOW = datetime.now()
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({}, "SLURM asked the job to leave"),
+        ({}, "SLURM requested a stop"),
         ({"PreemptTime": "2026-01-01T00:00:00"}, "higher priority"),
         ({"EndTime": (NOW + timedelta(seconds=90)).isoformat(timespec="seconds")}, r"time limit \(00:10:00\) is near"),
-        ({"EndTime": (NOW + timedelta(hours=9)).isoformat(timespec="seconds")}, "SLURM asked the job to leave"),
+        ({"EndTime": (NOW + timedelta(hours=9)).isoformat(timespec="seconds")}, "SLURM requested a stop"),
         ({"JobState": "COMPLETING", "Restarts": "1"}, "starts it again"),
         ({"JobState": "COMPLETING", "Reason": "TimeLimit"}, r"time limit \(00:10:00\) is reached"),
     ],
 )
 def test_the_reason_is_slurms(said: dict[str, str], reason: str, tmp_path: Path, in_job: dict[str, str]) -> None:
     in_job |= said
-    (tmp_path / MARK).write_text("12.0\n")
-    with Preemption(tmp_path) as leave:
-        leave.look()
-        assert leave.asked
-        assert re.search(reason, leave.reason)
+    (tmp_path / STOP_REQUEST).write_text("12.0\n")
+    with Preemption(tmp_path) as request:
+        request.look()
+        assert request.requested
+        assert re.search(reason, request.reason)
 
 
 def test_scancel_is_an_interrupt(tmp_path: Path, in_job: dict[str, str]) -> None:
     in_job |= {"JobState": "COMPLETING"}
-    (tmp_path / MARK).write_text("12.0\n")
-    with Preemption(tmp_path) as leave, pytest.raises(Interrupted, match="scancel"):
-        leave.look()
+    (tmp_path / STOP_REQUEST).write_text("12.0\n")
+    with Preemption(tmp_path) as request, pytest.raises(Interrupted, match="scancel"):
+        request.look()
 
 
 QUEUE = {
@@ -110,11 +110,11 @@ def test_what_slurm_says_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "slurm", answer)
     found = jobs(["12_0", "12_1", "12_2", "12_9", "13", "14", "12_7"])
     assert found == {
-        "12_0": Job("RUNNING", "", "node1"),
-        "12_1": Job("PENDING", "JobArrayTaskLimit", ""),
-        "12_2": Job("TIMEOUT", "TimeLimit", "node2"),
-        "12_9": Job("FAILED", "", ""),
-        "13": Job("COMPLETED", "", "node[1-2]"),
-        "14": Job("CANCELLED", "by 1000", "node1"),
+        "12_0": SlurmJob("RUNNING", "", "node1"),
+        "12_1": SlurmJob("PENDING", "JobArrayTaskLimit", ""),
+        "12_2": SlurmJob("TIMEOUT", "TimeLimit", "node2"),
+        "12_9": SlurmJob("FAILED", "", ""),
+        "13": SlurmJob("COMPLETED", "", "node[1-2]"),
+        "14": SlurmJob("CANCELLED", "by 1000", "node1"),
     }
     assert str(found["12_1"]) == "PENDING (JobArrayTaskLimit)"

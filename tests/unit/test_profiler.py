@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.option import ConfigError
-from runner.experiment import Incompatible, fit
-from runner.profiler.base import WindowSession
-from runner.summary import summarise
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.experiment import Incompatible, fit
+from meshrunner.runner.profiler.base import WindowSession
+from meshrunner.runner.rundir.summary import summarise
 from tests.composed import experiment
 
 
@@ -112,9 +112,9 @@ def test_profiled_steps_do_not_count_for_throughput() -> None:
 def test_without_a_profiler_none_is_imported() -> None:
     program = (
         "import sys; from tests.composed import experiment; from pathlib import Path; "
-        "chosen = experiment(); session = chosen.profiler.session(chosen, Path('.'), None); import runner.meter; "
+        "chosen = experiment(); session = chosen.profiler.session(chosen, Path('.'), None); import meshrunner.runner.measure.meter; "
         "assert not session.recording and session.step_done(1) is None; "
-        "found = {'runner.profiler.' + name for name in ('trace', 'memory', 'live', 'overlap')} & set(sys.modules); "
+        "found = {'meshrunner.runner.profiler.' + name for name in ('trace', 'memory', 'live', 'overlap')} & set(sys.modules); "
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

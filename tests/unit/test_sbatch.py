@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from recipes.option import ConfigError
-from runner.slurm.queue import Job
-from runner.slurm.script import for_run, for_sweep
-from runner.slurm.settings import Slurm, seconds
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.slurm.client import SlurmJob
+from meshrunner.runner.slurm.script import for_run, for_sweep
+from meshrunner.runner.slurm.settings import Slurm, seconds
 
 GOLDEN = Path(__file__).with_name("sbatch")
 SHIPPED = Path(__file__).parents[2] / "slurm"
@@ -81,7 +81,7 @@ def test_notice_before_a_job_has_begun_is_refused() -> None:
     ("state", "lives"), [("RUNNING", True), ("PENDING", True), ("COMPLETING", True), ("TIMEOUT", False)]
 )
 def test_which_jobs_live(state: str, lives: bool) -> None:
-    assert Job(state, "", "").lives is lives
+    assert SlurmJob(state, "", "").lives is lives
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.rundir import write_json
+from meshrunner.runner.rundir.files import write_json
 
 SHIPPED = Path(__file__).parents[2] / "slurm"
 JOB = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.lr_schedule import WSD, Constant, WarmupCosine, WarmupLinear
+from meshrunner.recipes.lr_schedule import WSD, Constant, WarmupCosine, WarmupLinear
 
 SHAPE = {"total_steps": 100, "warmup_steps": 10, "final": 0.1}
 

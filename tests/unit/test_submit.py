@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from recipes.option import ConfigError
-from runner import cli
-from runner.rundir import read_json, read_status, update_status, write_json
-from runner.slurm import launcher, queue, submit
-from runner.slurm.queue import Job
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import cli
+from meshrunner.runner.rundir.files import read_json, write_json
+from meshrunner.runner.rundir.states import read_status, update_status
+from meshrunner.runner.slurm import client as queue
+from meshrunner.runner.slurm import submit
+from meshrunner.runner.slurm.client import SlurmJob
+from meshrunner.runner.verbs import cancel
 from tests.e2e.command import TINY
 
 
@@ -20,7 +23,7 @@ class Fake:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, SlurmJob] = {}
         self.refuses = ""
 
     def slurm(self, *command: str, timeout: float = 0) -> str:
@@ -29,14 +32,14 @@ class Fake:
             raise ConfigError(self.refuses)
         return "12\n"
 
-    def known(self, ids: object) -> dict[str, Job]:
+    def known(self, ids: object) -> dict[str, SlurmJob]:
         return self.jobs
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     fake = Fake()
-    for module in (queue, submit, launcher):
+    for module in (queue, submit, cancel):
         monkeypatch.setattr(module, "slurm", fake.slurm)
         monkeypatch.setattr(module, "jobs", fake.known)
     monkeypatch.chdir(tmp_path)
@@ -134,7 +137,7 @@ def test_a_login_node_without_gpus_places_runs_for_nodes_that_have_them(fake: Fa
 
 
 def test_cancel_leaves_alone_what_has_ended(sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.jobs = {"12_0": Job("COMPLETED", "", ""), "12_1": Job("RUNNING", "", "node1")}
+    fake.jobs = {"12_0": SlurmJob("COMPLETED", "", ""), "12_1": SlurmJob("RUNNING", "", "node1")}
     for number, run_dir in enumerate(sorted(sweep.glob("0*"))):
         write_json(run_dir / "slurm.json", {"job_id": f"12_{number}"})  # the third is forgotten
     capsys.readouterr()
@@ -151,11 +154,11 @@ def test_waiting_outlives_a_controller_that_is_away(
     write_json(run_dir / "slurm.json", {"job_id": "12_0"})
     answers = [
         ConfigError("SLURM did not answer"),
-        {"12_0": Job("RUNNING", "", "")},
-        {"12_0": Job("COMPLETED", "", "")},
+        {"12_0": SlurmJob("RUNNING", "", "")},
+        {"12_0": SlurmJob("COMPLETED", "", "")},
     ]
 
-    def ask(ids: object) -> dict[str, Job]:
+    def ask(ids: object) -> dict[str, SlurmJob]:
         answer = answers.pop(0)
         if isinstance(answer, ConfigError):
             raise answer

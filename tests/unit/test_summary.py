@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.events import Tail, read_events
-from runner.summary import summarise
-from runner.table import columns
+from meshrunner.runner.figures import columns
+from meshrunner.runner.rundir.events import Tail, read_events
+from meshrunner.runner.rundir.summary import summarise
 
 
 def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> dict[str, object]:

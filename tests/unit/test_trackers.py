@@ -12,11 +12,13 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from runner.events import read_events
-from runner.rundir import claim, place, update_status
-from runner.trackers import processes
-from runner.trackers.base import RunRecord, Tracker, tracker_of
-from runner.trackers.follow import Rows, guarded
+from meshrunner.runner.process import tree as processes
+from meshrunner.runner.rundir.events import read_events
+from meshrunner.runner.rundir.owner import claim
+from meshrunner.runner.rundir.run import place
+from meshrunner.runner.rundir.states import update_status
+from meshrunner.runner.trackers.base import RunRecord, Tracker, tracker_of
+from meshrunner.runner.trackers.process import Rows, guarded
 
 
 def append(run_dir: Path, attempt: int, *steps: int) -> None:
@@ -34,7 +36,7 @@ def placed(run_dir: Path, **tracker: Any) -> Path:
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "none"])
 def test_the_yaml_lists_every_key_with_its_default(name: str) -> None:
-    keys = yaml.safe_load(files("conf").joinpath("tracker", f"{name}.yaml").read_text())
+    keys = yaml.safe_load(files("meshrunner.conf").joinpath("tracker", f"{name}.yaml").read_text())
     option = Tracker.resolve(keys["kind"])
     assert set(keys) == set(option.model_fields)
     assert option.model_validate(keys) == option(kind=name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.model.network import Network
-from recipes.option import ConfigError
-from recipes.parallelism.base import Passes
-from recipes.parallelism.plan import frozen_waste, local_parameters, unit_parameters
-from runner.experiment import remarks
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.parallelism.base import Passes
+from meshrunner.recipes.parallelism.wrap_plan import frozen_waste, local_parameters, unit_parameters
+from meshrunner.runner.config.experiment import remarks
 from tests.composed import SMALL, experiment
 
 BLOCKS = ["layers.0", "layers.1", "layers.2"]

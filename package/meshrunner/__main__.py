@@ -1,0 +1,3 @@
+from meshrunner.runner.cli import main
+
+main()

@@ -1,0 +1,16 @@
+"""In which keys two configurations differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(key, old value, new value) for every key in which two configurations differ; `...` stands for no such key."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        deeper = [
+            differences(old.get(key, ...), new.get(key, ...), f"{path}.{key}" if path else str(key)) for key in keys
+        ]
+        return [each for found in deeper for each in found]
+    return [] if old == new else [(path, old, new)]

@@ -1,0 +1,1 @@
+"""Command line and YAML -> a checked `Experiment`, and what this node offers it."""

@@ -1,0 +1,156 @@
+"""Command line and `conf/` -> one configuration, by Hydra. The only room that touches Hydra's internals.
+
+`@hydra.main` would create the run directory before the configuration is checked and swallow errors; the public compose
+API knows no sweepers, `--cfg` or tab completion. So the `Hydra` object is driven directly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import setup_globals
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from meshrunner.recipes.errors import ConfigError
+
+CONFIG = "run"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A configuration and where it came from."""
+
+    config: dict[str, Any]
+    """Resolved, without Hydra's own part."""
+    run_dir: Path
+    overrides: dict[str, Any]
+    """What the user typed (`task`), and which option of each group was chosen (`choices`)."""
+    launcher: dict[str, Any] = field(default_factory=dict)
+    """`hydra.launcher`, resolved."""
+
+    @property
+    def submits(self) -> bool:
+        """Whether the launcher hands runs over to SLURM."""
+        return str(self.launcher.get("_target_")).endswith(".SlurmLauncher")
+
+
+def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
+    """Hydra's command line: overrides and its own flags."""
+    parser = get_args_parser()
+    parser.prog = f"meshrunner {verb}"
+    args: argparse.Namespace = parser.parse_intermixed_args(arguments)  # flags may stand between overrides
+    args.parser = parser
+    # The environment is open: a variable that is not in the configuration yet needs no plus sign.
+    args.overrides = [f"++{o}" if o.startswith("launch.env.") else o for o in args.overrides]
+    return args
+
+
+class Composer:
+    """Hydra, set up for one command line. Raises ConfigError and Hydra's own exceptions for wrong overrides."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        version.setbase("1.3")
+        if args.config_path:
+            raise ConfigError("--config-path would replace meshrunner's own options; --config-dir adds yours")
+        self.args = args
+        self.name = args.config_name or CONFIG
+        path = create_config_search_path("pkg://meshrunner.conf")
+        if args.config_dir is not None:
+            folder = Path(args.config_dir).absolute()
+            if not folder.is_dir():
+                raise ConfigError(f"--config-dir: there is no folder {folder}")
+            path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
+        OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+        OmegaConf.register_new_resolver("pick", _pick, replace=True)
+        GlobalHydra.instance().clear()
+        self.hydra = Hydra.create_main_hydra2("meshrunner", path)
+
+    def answer(self) -> bool:
+        """Answer what Hydra answers itself (--help, --cfg, --info, tab completion); False when nothing was asked."""
+        args, hydra = self.args, self.hydra
+        query: dict[str, Any] = {"config_name": self.name, "overrides": args.overrides}
+        if args.help or args.hydra_help:
+            show = hydra.app_help if args.help else hydra.hydra_help
+            show(config_name=self.name, args_parser=args.parser, args=args)
+        elif args.cfg:
+            hydra.show_cfg(**query, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+        elif args.shell_completion:
+            hydra.shell_completion(**query)
+        elif args.info:
+            hydra.show_info(args.info, **query)
+        else:
+            return False
+        return True
+
+    def one(self) -> Composed | None:
+        """The configuration of a single run; None when a sweep is asked for (`-m`, or `hydra.mode: MULTIRUN` in a file)."""
+        if self.args.multirun:
+            return None
+        config = self.hydra.compose_config(
+            config_name=self.name, overrides=self.args.overrides, run_mode=RunMode.RUN, with_log_configuration=False
+        )
+        _check_launcher(config)
+        return None if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN else resolved(config, None)
+
+    def sweep(self, ended: Callable[[Any], object]) -> None:
+        """Hand the sweep to the sweeper, which hands its jobs to the launcher, which calls `ended` after each batch."""
+        config = self.hydra.compose_config(
+            config_name=self.name,
+            overrides=self.args.overrides,
+            run_mode=RunMode.MULTIRUN,
+            with_log_configuration=False,
+        )
+        _check_launcher(config)
+        self.hydra.multirun(
+            config_name=self.name,
+            task_function=ended,
+            overrides=self.args.overrides,
+            with_log_configuration=False,
+        )
+
+
+def _pick(key: Any, table: DictConfig, otherwise: Any = None) -> Any:
+    """`${pick:${parallelism.kind},{fsdp1:always},except_last}`: the table's value for a key, or what stands last."""
+    return table.get(key, otherwise)
+
+
+def _check_launcher(config: DictConfig) -> None:
+    """Another launcher would call an empty function for every job, and say that all went well."""
+    launcher = str(OmegaConf.select(config, "hydra.launcher._target_"))
+    if not launcher.startswith("hydra_plugins.meshrunner."):
+        raise ConfigError(f"hydra/launcher: {launcher} starts no workers; use hydra/launcher=local")
+
+
+def resolved(config: DictConfig, run_dir: Path | None) -> Composed:
+    """Take Hydra's part out of a composed configuration and resolve the rest. run_dir None: `hydra.run.dir`."""
+    setup_globals()
+    HydraConfig.instance().set_config(config)
+    task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    if missing := sorted(OmegaConf.missing_keys(task)):
+        raise ConfigError("These keys have no value yet (???): " + ", ".join(missing))
+    plain = OmegaConf.to_container(task, resolve=True)
+    assert isinstance(plain, dict)
+    choices = OmegaConf.to_container(config.hydra.runtime.choices)
+    launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(choices, dict) and isinstance(launcher, dict)
+    return Composed(
+        config={str(key): value for key, value in plain.items()},
+        run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
+        overrides={
+            "task": list(config.hydra.overrides.task),
+            "choices": {group: choice for group, choice in choices.items() if not str(group).startswith("hydra/")},
+        },
+        launcher={str(key): value for key, value in launcher.items()},
+    )

@@ -1,0 +1,77 @@
+"""What this node offers, found without importing torch where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshrunner.recipes.errors import ConfigError, Incompatible
+
+if TYPE_CHECKING:
+    from meshrunner.runner.config.experiment import Experiment
+
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+"""Device files of the NVIDIA and the AMD driver."""
+CPU_WORKERS = 2
+"""Workers where there is no GPU: enough that everything is really distributed."""
+
+
+class NodeDevices(NamedTuple):
+    """What the workers of a run use on one node."""
+
+    type: str
+    """`cuda` or `cpu`."""
+    workers: int
+    """Workers on the node, one for each device."""
+    threads: int
+    """CPU threads of each worker."""
+
+
+def gpu_count() -> int:
+    """GPUs that torch can use here. Without a driver's device file the answer is 0 and torch is not asked."""
+    if not any(driver.exists() for driver in DRIVERS):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux reports it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return "CPU"
+
+
+def node_devices(experiment: Experiment) -> NodeDevices:
+    """
+    The devices of this node that an experiment uses, `auto` resolved.
+
+    Raises:
+        Incompatible: more workers than GPUs, or the devices cannot compute in the precision.
+        ConfigError: a GPU is asked for where there is none.
+    """
+    launch, hardware = experiment.launch, experiment.hardware
+    gpus = 0 if hardware.kind == "cpu" else gpu_count()
+    if hardware.kind not in ("cpu", "auto") and not gpus:
+        raise ConfigError(
+            f"hardware: this node has no GPU that torch can use, but the hardware is of kind '{hardware.kind}'; "
+            "`meshrunner doctor` says what is here, hardware=auto takes it"
+        )
+    workers = (gpus or CPU_WORKERS) if launch.workers == "auto" else launch.workers
+    if gpus and workers > gpus:
+        raise Incompatible(
+            f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; hardware=cpu runs without them"
+        )
+    device_type = "cuda" if gpus else "cpu"
+    if reason := experiment.precision.unsupported(device_type):
+        raise Incompatible(reason)
+    threads = max(1, cores() // workers) if launch.threads == "auto" else launch.threads
+    return NodeDevices(device_type, workers, threads)

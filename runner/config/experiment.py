@@ -1,0 +1,151 @@
+"""A configuration, checked: plain dict -> `Experiment`. All problems are reported at once, and torch is not imported."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
+
+from meshrunner.recipes import compatibility
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.recipes.option import AutoCount, Count, Option, Section, chosen, whole
+from meshrunner.recipes.recipe import Recipe
+from meshrunner.runner.config.hardware import Hardware
+from meshrunner.runner.config.validation import invalid, listed
+from meshrunner.runner.profiler.base import ProfiledRun, Profiler
+from meshrunner.runner.trackers.base import Tracker
+
+
+def _as_text(value: Any) -> Any:
+    """What YAML reads as a number or a bool was meant as text: the environment knows nothing else."""
+    return json.dumps(value) if isinstance(value, int | float) else value
+
+
+class Launch(Section):
+    """How the workers of a run are started."""
+
+    nodes: Count
+    """Machines."""
+    workers: AutoCount
+    """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
+    threads: AutoCount
+    """Threads of a worker's CPU operations; auto: the node's cores / workers."""
+    env: dict[str, Annotated[str, BeforeValidator(_as_text)]]
+    """Environment variables of the workers: allocator, NCCL, CUDA settings."""
+    port: Annotated[int | None, whole(None)]
+    """TCP port of the rendezvous on the first node; null: one that is free."""
+    host_memory_gib: float | None = Field(gt=0)
+    """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
+    start_timeout_minutes: float = Field(gt=0)
+    """Until the first step is done, compilation included."""
+    timeout_minutes: float = Field(gt=0)
+    """Without a completed step, after the first."""
+
+
+class Sweep(Section):
+    """How the runs of a sweep are treated."""
+
+    exclude: list[str]
+    """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
+    baseline: str | None
+    """What the rows of the table at the end are compared with: `parallelism=fsdp1`."""
+    repeat: Count
+    """Runs of every combination, interleaved: what differs between them is noise."""
+    seeds: Count
+    """Seeds of every combination, from `seed` on: what differs between them is the noise of seeds."""
+    retry: Annotated[int, whole(at_least=0)]
+    """How often a run that failed or timed out is executed again."""
+    rerun: list[Literal["completed", "oom", "skipped"]]
+    """Results that do not count: such runs are executed again when a sweep is resumed."""
+    devices: AutoCount
+    """Devices of this node that runs share: several run at once where they fit; auto: its GPUs, without any one at a time."""
+    fail_fast: bool
+    """Stop at the first run that is not completed."""
+
+
+class Experiment(Recipe):
+    """A recipe and everything around it: one run, or one row of a sweep."""
+
+    hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
+    tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
+    profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
+    launch: Launch
+    sweep: Sweep
+    log_every: Count
+    """Steps between two read-outs. Every step has its row; reading out synchronises the device and gathers from all ranks."""
+    measure_after: Annotated[int, whole(at_least=0)]
+    """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
+    objective: str
+    """The key of summary.json that a sweeper optimises."""
+
+    @property
+    def profiled(self) -> ProfiledRun:
+        """What a profiler is told."""
+        return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
+
+
+def check(config: dict[str, Any]) -> Experiment:
+    """
+    A configuration as a frozen `Experiment`, every part right by itself; `fit` checks the combination.
+
+    Raises:
+        ConfigError: lists every part that is wrong.
+    """
+    try:
+        return Experiment.model_validate(config)
+    except ValidationError as error:
+        raise invalid(error, lambda path: _fields_at(path, config)) from None
+
+
+def fit(experiment: Experiment, workers: int) -> None:
+    """Check the parts against each other and against the devices; raises Incompatible with all that does not fit."""
+    found = experiment.model.tensor_problems(experiment.parallelism.tensor)
+    found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
+    found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
+    try:
+        degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
+        experiment.accumulation(degrees.data)
+    except ConfigError as error:
+        found.append(str(error))
+    else:
+        found += compatibility.problems(experiment, degrees)
+    if not found:
+        try:
+            remarks(experiment)
+        except ConfigError as error:
+            found.append(str(error))
+    if found:
+        raise Incompatible(listed("These settings do not go together:", found))
+
+
+def remarks(experiment: Experiment) -> list[str]:
+    """
+    What works, but is perhaps not what was meant.
+
+    Where names of parameters and modules matter the model is built, on meta: only then torch is imported.
+
+    Raises:
+        ConfigError: the names are not those of the model.
+    """
+    if not (experiment.model.freeze or experiment.wrap.by_name):
+        return []
+    import torch
+
+    from meshrunner.recipes.parallelism import wrap_plan
+
+    with torch.device("meta"):
+        network = experiment.model.build(experiment.seq_len)
+    units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
+    return wrap_plan.remarks(experiment, network, units)
+
+
+def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
+    """The keys known at a configuration path, for the nearest name."""
+    here: Any = Experiment
+    for part in loc:
+        field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None
+        here = field.annotation if field else None
+        if isinstance(here, type) and issubclass(here, Option):
+            here = here.resolve(config[str(part)]["kind"])
+    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []

@@ -1,0 +1,85 @@
+"""The `hardware` group: what a device can do. MFU and memory percentages are measured against it."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import ClassVar
+
+from pydantic import Field
+
+from meshrunner.recipes.option import Count, Option, Section
+
+
+class PeakFlops(Section):
+    """Dense matrix-product rates in TFLOP/s, without structured sparsity; null: unknown or not supported."""
+
+    fp32: float | None = Field(gt=0)
+    tf32: float | None = Field(gt=0)
+    bf16: float | None = Field(gt=0)
+    fp8: float | None = Field(gt=0)
+
+
+class Hardware(Option):
+    """A device."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "auto": "meshrunner.runner.config.hardware:AutoHardware",
+        "cpu": "meshrunner.runner.config.hardware:CPU",
+        "gpu": "meshrunner.runner.config.hardware:GPU",
+    }
+
+    def found(self, device_name: str, memory_gib: float) -> Hardware | None:
+        """The option that describes a device; None when its peak is unknown."""
+        return self
+
+    def peak_tflops(self, rate: str) -> float | None:
+        """Peak TFLOP/s of one device at a rate of `PeakFlops`; None when unknown."""
+        return None
+
+
+class GPU(Hardware):
+    """An accelerator, from its data sheet."""
+
+    name: str
+    """As a table shows it."""
+    match: str
+    """Regular expression over the name the driver reports."""
+    memory_gib: float = Field(gt=0)
+    """Device memory in GiB, as torch reports it or the data sheet's GB converted."""
+    peak: PeakFlops
+    memory_bandwidth: float = Field(gt=0)
+    """GB/s of device memory."""
+    link_bandwidth: float = Field(gt=0)
+    """GB/s between two devices of a node, one direction."""
+    network_bandwidth: float = Field(gt=0)
+    """GB/s of a device to other nodes, one direction."""
+    devices_per_node: Count
+
+    def peak_tflops(self, rate: str) -> float | None:
+        value = getattr(self.peak, rate)
+        return None if value is None else float(value)
+
+
+class CPU(Hardware):
+    """The processor. Its peak is not looked up but measured, by a matrix product with the run's own threads."""
+
+
+class AutoHardware(Hardware):
+    """Found out where the run starts."""
+
+    def found(self, device_name: str, memory_gib: float) -> Hardware | None:
+        known = [gpu for gpu in known_gpus() if re.search(gpu.match, device_name, re.IGNORECASE)]
+        # One name may stand for sizes of one device (H100 80 GB and 96 GB): the nearest in memory.
+        return min(known, key=lambda gpu: abs(gpu.memory_gib - memory_gib), default=None)
+
+
+def known_gpus() -> list[GPU]:
+    """The shipped `conf/hardware` files that describe a GPU."""
+    from omegaconf import OmegaConf  # here: the workers need this module, seldom this
+
+    folder = files("meshrunner.conf") / "hardware"
+    loaded = [
+        OmegaConf.to_container(OmegaConf.create(f.read_text())) for f in folder.iterdir() if f.name.endswith(".yaml")
+    ]
+    return [GPU.model_validate(c) for c in loaded if isinstance(c, dict) and c.get("kind") == "gpu"]

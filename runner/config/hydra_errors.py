@@ -1,0 +1,70 @@
+"""Hydra's errors, as a user reads them: what is wrong, where, and the nearest name that exists."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from meshrunner.recipes.option import did_you_mean
+
+
+def explain(error: BaseException, overrides: list[str]) -> str:
+    """
+    One screen for an exception of Hydra, OmegaConf, YAML or Hydra's override parser.
+
+    Args:
+        overrides: the command line, to name the override that a message leaves out.
+    """
+    text = str(error).strip()
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing_option(error)
+    if found := re.search(r"Could not override '(?P<key>[^']+)'", text):
+        return _missing_key(found["key"], error)
+    lines = [line for line in text.splitlines() if line and not line.startswith(("Set the environment", "See https"))]
+    cause = error.__cause__
+    if cause is not None and str(cause) not in text:
+        lines.append(str(cause).splitlines()[0])
+    suspects = [getattr(error, "override", None) or _suspect(overrides)]
+    where = [f"in '{suspect}':" for suspect in suspects if suspect and f"'{suspect}'" not in text]
+    return "\n".join(["The configuration is wrong:", *(f"  {line}" for line in [*where, *lines])])
+
+
+def _suspect(overrides: list[str]) -> str | None:
+    """The first override that does not parse, or that gives a group something else than a name."""
+    parser = OverridesParser.create()
+    groups = {path.name for path in files("meshrunner.conf").iterdir() if path.is_dir()}
+    for override in overrides:
+        try:
+            parsed = parser.parse_override(override)
+        except HydraException:
+            return override
+        if not parsed.key_or_group or (parsed.key_or_group in groups and not isinstance(parsed.value(), str)):
+            return override
+    return None
+
+
+def _missing_option(error: MissingConfigException) -> str:
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    known = [str(name) for name in error.options or []]
+    if not known:
+        return f"The configuration is wrong:\n  {str(error).splitlines()[0]}"
+    return f"{group}: unknown option '{option}'.{did_you_mean(option, known)} Known: {', '.join(sorted(known))}"
+
+
+def _missing_key(key: str, error: BaseException) -> str:
+    cause: Any = error.__cause__
+    parent, _, name = key.rpartition(".")
+    node = getattr(cause, "parent_node", None) if isinstance(cause, OmegaConfBaseException) else None
+    known = [str(k) for k in node] if isinstance(node, DictConfig) and not OmegaConf.is_missing(node, "") else []
+    reason = f"{key}: unknown key.{did_you_mean(name, known)}"
+    if known:
+        reason += f" Keys of {parent or 'the configuration'}: {', '.join(sorted(k for k in known if k != 'hydra'))}"
+    elif cause is not None:
+        reason += f" {str(cause).splitlines()[0]}"
+    return reason

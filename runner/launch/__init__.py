@@ -1,0 +1,1 @@
+"""One run directory executed: data, workers, nodes, preemption, the first failure, the report."""

@@ -1,0 +1,50 @@
+"""environment.json: the versions, devices and variables that a run was executed with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from meshrunner.runner.config.devices import NodeDevices
+
+PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
+RECORDED = ("NCCL_", "CUDA_", "TORCH", "PYTORCH_", "OMP_", "SLURM_")
+"""Beginnings of the environment variables that may change what is measured."""
+
+
+def environment(devices: NodeDevices, launch_env: dict[str, str]) -> dict[str, Any]:
+    """The content of environment.json; `launch_env` is the configuration's `launch.env`."""
+    return {
+        "host": socket.gethostname(),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "git_commit": _git_commit(),
+        "device_type": devices.type,
+        "workers": devices.workers,
+        "threads": devices.threads,
+        "launch.env": launch_env,
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED)},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit checked out in the current directory; None outside a repository."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,90 @@
+"""Which rank ended a run, and why, from exit codes and what the ranks have written."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.rundir.files import ERROR, rank_error, rank_log, read_json, write_json
+from meshrunner.runner.rundir.logs import last_stack
+
+COLLATERAL = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection (refused|closed)|remote (worker|process)|timed out waiting|"
+    r"NCCL.*(abort|remote)|Failed to recv|Socket",
+    re.IGNORECASE,
+)
+"""What a rank says when another one has gone."""
+
+
+def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
+    """
+    The rank that hangs. The others of its step wait for it in a collective, as the stacks in their logs show.
+
+    Args:
+        first: rank of this node's first worker.
+        steps: last completed step of each of the node's workers.
+        minutes: that were waited.
+    """
+    key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
+    behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
+    alone = [rank for rank in behind if "torch/distributed" not in last_stack(rank_log(run_dir, rank))]
+    ranks = alone if len(alone) == 1 else behind
+    who = f"rank {ranks[0]} hangs" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} hang"
+    reason = f"no step was completed within launch.{key}({minutes:g}): {who} in step {min(steps) + 1}"
+    return Outcome("timeout", reason, ranks[0], collateral=not alone)
+
+
+def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
+    """
+    The rank that failed first, and why: a signal before an error, the cause before its victims, then by time.
+
+    Args:
+        codes: exit codes of the ranks that failed.
+        killed_by_kernel: whether the kernel has killed a process for memory meanwhile.
+    """
+    errors = {rank: read_json(rank_error(run_dir, rank)) for rank in codes}
+
+    def order(rank: int) -> int:
+        code, error = codes[rank], errors[rank]
+        # A signal is a cause, but for SIGABRT: that is also how a communication library ends a victim.
+        if code < 0:
+            return 2 if code == -signal.SIGABRT else 0
+        return 3 if error and COLLATERAL.search(error["message"]) else 1
+
+    rank = min(codes, key=lambda rank: (order(rank), errors[rank].get("time", float("inf"))))
+    code, error = codes[rank], errors[rank]
+    if error:
+        state = "oom" if error["oom"] else "failed"
+        reason = _first_line(error["message"]) if error["plain"] else f"rank {rank}: {_first_line(error['message'])}"
+    elif code == -signal.SIGKILL and killed_by_kernel:
+        state, reason = "oom", f"rank {rank} was killed by the kernel: out of host memory"
+    elif code < 0:
+        state, reason = "failed", f"rank {rank} was killed by signal {signal.Signals(-code).name}"
+    elif code == 255:
+        state, reason = "failed", "the process that starts the workers was killed"
+    else:
+        state, reason = "failed", f"rank {rank} ended with exit code {code}"
+    return Outcome(state, reason, rank, exit_code=code, collateral=order(rank) > 1)
+
+
+def write_error(run_dir: Path, outcome: Outcome) -> None:
+    """Write error.json: what is known of the rank that failed first. Nothing where none did."""
+    if outcome.rank is None or outcome.state == "timeout":
+        return
+    error = read_json(rank_error(run_dir, outcome.rank))
+    found = {"rank": outcome.rank, "exit_code": outcome.exit_code, "state": outcome.state, "reason": outcome.reason}
+    with suppress(OSError):  # on a full disk the reason is still said
+        write_json(run_dir / ERROR, found | error)
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0][:300]
+
+
+def oom_kills() -> int:
+    """How often the kernel killed a process for memory since boot; 0 where it does not say."""
+    found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -1,0 +1,127 @@
+"""How a run shows itself while it trains: one live line on a terminal, plain lines when piped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from statistics import median
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.text import Text
+
+from meshrunner.runner.console import console, duration
+from meshrunner.runner.figures import UNKNOWN
+
+if TYPE_CHECKING:
+    from meshrunner.runner.rundir.events import StepRow
+
+PROGRESS = ("state", "step", "WPS per device", "memory", "left")
+"""Columns of a run that may be going on."""
+RECENT = 20
+"""Last steps that the time left is judged by."""
+LINE_EVERY_S = 1.0
+"""Least time between two plain lines; the first and the last step always have theirs."""
+
+
+class ProgressLine:
+    """Shows the newest row. Use as a context manager."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.console = console()
+        self.live = (
+            Live(
+                console=self.console,
+                refresh_per_second=5,
+                transient=True,
+                redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, and there it is to stay
+            )
+            if self.console.is_terminal
+            else None
+        )
+        self.printed = 0.0
+        self.waiting: str | None = None
+        self.recent: list[float] = []
+
+    def __enter__(self) -> ProgressLine:
+        if self.live:
+            self.live.start()
+            self.live.update(Text("starting the workers"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+        if self.waiting is not None:
+            self._print(self.waiting)
+
+    def show(self, rows: list[StepRow]) -> None:
+        """Show rows that are new since the last call."""
+        if not rows:
+            return
+        self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-20:]
+        line = self._line(rows[-1])
+        if self.live:
+            self.live.update(Text(line))
+            return
+        now = time.monotonic()
+        if now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps:
+            self._print(line)
+            self.printed, self.waiting = now, None
+        else:
+            self.waiting = line
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # nobody listens any more; the run goes on
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+    def _line(self, row: StepRow) -> str:
+        left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])
+        parts = [
+            f"step {row['step']}/{self.steps}",
+            f"loss {_number(row['train/loss'], '.4f')}",
+            f"grad norm {_number(row['train/grad_norm'], '.3f')}",
+            f"{_number(row['perf/wps'], ',.0f')} WPS",
+            f"MFU {_number(row['perf/mfu'], '.1f')}%" if row["perf/mfu"] is not None else "MFU unknown",
+            memory_text(row),
+            f"{duration(left)} left" if row["step"] < self.steps else "done",
+        ]
+        return "  ".join(parts)
+
+
+def memory_text(row: StepRow) -> str:
+    """Peak memory as a line shows it: reserved on a GPU, resident on a CPU."""
+    if row.get("memory/peak_reserved_gib") is not None:
+        return f"{row['memory/peak_reserved_gib']:.2f} GiB ({_number(row['memory/peak_reserved_pct'], '.1f')}%)"
+    return f"{_number(row.get('memory/peak_rss_gib'), '.2f')} GiB host"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "?" if value is None else format(value, form)
+
+
+def progress_cells(state: str, steps: object, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
+    """
+    The cells of PROGRESS after the state: what the newest step was like.
+
+    Args:
+        steps: as configured; anything but a number where that cannot be known.
+        rows: the newest steps, RECENT of them or more.
+    """
+    if not rows:
+        return f"0/{steps}" if steps else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
+    last = rows[-1]
+    times = [row["perf/step_time_s"] for row in rows[-RECENT:] if row.get("perf/step_time_s")]
+    left = UNKNOWN
+    if state == "running" and isinstance(steps, int) and times:
+        left = duration(median(times) * (steps - last["step"]))
+    wps = last.get("perf/wps")
+    return f"{last['step']}/{steps}", UNKNOWN if wps is None else f"{wps:,.0f}", memory_text(last), left

@@ -1,0 +1,196 @@
+"""Run directory -> N workers on this node, watched until they end. Needs no torch in this process.
+
+torch elastic is not used: once ranks are coupled by collectives it names a victim as the cause ("connection closed by
+peer"), and an out-of-memory rank is reported as a network error.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshrunner.recipes.cache_dir import cache_dir
+from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
+from meshrunner.runner.launch import worker
+from meshrunner.runner.launch.failure import first_failure, hang, oom_kills
+from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.launch.worker import STOPPED_EARLY
+from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.tree import started_at
+from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.rundir.files import rank_error
+
+if TYPE_CHECKING:
+    from meshrunner.runner.config.devices import NodeDevices
+    from meshrunner.runner.config.experiment import Experiment
+    from meshrunner.runner.launch.nodes import Peers
+    from meshrunner.runner.launch.preemption import Preemption
+
+GRACE_S = 2.0
+"""After the first failure the other ranks may still say what they saw."""
+END_S = 5.0
+"""From the signal that writes a stack to SIGKILL."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One execution of a run directory, on one node."""
+
+    run_dir: Path
+    experiment: Experiment
+    """As configured; the workers find out by themselves whether they continue from a checkpoint."""
+    devices: NodeDevices
+    number: int
+    """Executions of the run directory so far, this one included."""
+    peers: Peers
+    preemption: Preemption
+
+    @property
+    def first_rank(self) -> int:
+        """Rank of this node's first worker."""
+        return self.peers.node.rank * self.devices.workers
+
+
+def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object], poll: Callable[[], None]) -> Outcome:
+    """
+    Start this node's workers and wait for their end, or for trouble on another node.
+
+    Args:
+        started: called once with the workers, each {"rank", "pid"}.
+        poll: called a few times a second, to show progress.
+
+    Returns:
+        How the run ended, as far as this node can know.
+
+    Raises:
+        Interrupted: after the workers were ended.
+    """
+    run_dir, first = attempt.run_dir, attempt.first_rank
+    steps = forkserver.shared_integers(attempt.devices.workers)
+    processes = _processes(attempt, steps)
+    kills = oom_kills()
+    try:
+        try:
+            for process in processes:
+                process.start()
+        except (OSError, EOFError) as error:
+            return Outcome("failed", f"the workers could not be started: {error}")
+        started([{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)])
+        waited = _watch(attempt, processes, steps, poll)
+        codes = [process.exitcode for process in processes]  # before this process ends any of them
+    finally:
+        _end(processes)
+    if waited is not None:
+        return hang(run_dir, first, list(steps), waited)
+    failed = {first + i: code for i, code in enumerate(codes) if code not in (0, STOPPED_EARLY, None)}
+    if failed:
+        return first_failure(
+            run_dir, {rank: code for rank, code in failed.items() if code}, killed_by_kernel=oom_kills() > kills
+        )
+    if not any(code is None or code == STOPPED_EARLY for code in codes):
+        return Outcome("completed", "")
+    if attempt.preemption.requested:
+        return Outcome("preempted", attempt.preemption.reason)
+    return Outcome("failed", "workers on another node have ended", collateral=True)
+
+
+def _processes(attempt: Attempt, steps: Any) -> list[BaseProcess]:
+    devices, node, launch = attempt.devices, attempt.peers.node, attempt.experiment.launch
+    port = forkserver.shared_integers(1)
+    port[0] = launch.port or node.port
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"),  # compiled code is shared by all runs
+        **launch.env,
+    }
+    pickled = pickle.dumps(attempt.experiment)
+    processes: list[BaseProcess] = []
+    for local_rank in range(devices.workers):
+        context = WorkerContext(
+            rank=attempt.first_rank + local_rank,
+            local_rank=local_rank,
+            workers=devices.workers,
+            node=node,
+            device_type=devices.type,
+            threads=devices.threads,
+            attempt=attempt.number,
+            port=port,
+            steps=steps,
+            stop_requested=attempt.preemption.shared,
+        )
+        rank_error(attempt.run_dir, context.rank).unlink(missing_ok=True)
+        arguments = (str(attempt.run_dir), pickled, context, environment | context.environment, sys.path)
+        processes.append(forkserver.context.Process(target=worker.main, args=arguments))
+    return processes
+
+
+def _watch(attempt: Attempt, processes: list[BaseProcess], steps: Any, poll: Callable[[], None]) -> float | None:
+    """
+    Wait until all workers have ended, one here or on another node has failed (plus some grace), no step was completed for
+    too long, or the run is requested to stop before its first step.
+
+    Returns:
+        The minutes that were waited for a step; None in the other cases.
+    """
+    settings, preemption = attempt.experiment.launch, attempt.preemption
+    seen, since, saved = list(steps), time.monotonic(), 0
+    failed_at: float | None = None
+    while alive := [p for p in processes if p.exitcode is None]:
+        wait([p.sentinel for p in alive], timeout=POLL_S)
+        poll()
+        preemption.look()
+        now = time.monotonic()
+        if failed_at is None and (
+            any(p.exitcode not in (0, STOPPED_EARLY, None) for p in processes) or attempt.peers.trouble()
+        ):
+            failed_at = now
+        if failed_at is not None and now - failed_at > GRACE_S:
+            break
+        if preemption.requested and not any(steps):
+            break  # nothing is lost, and the first step may be long in coming
+        if list(steps) != seen:
+            seen, since = list(steps), now
+        minutes = settings.timeout_minutes if min(seen) else settings.start_timeout_minutes
+        if failed_at is None and now - since > 60 * minutes:
+            if (size := _being_saved(attempt.run_dir)) == saved:
+                return minutes
+            saved, since = size, now  # slow, but it continues
+    poll()
+    return None
+
+
+def _being_saved(run_dir: Path) -> int:
+    """Bytes so far of the checkpoint that is being written."""
+    size = 0
+    for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    """End what still runs, and wait until it is gone. Processes are addressed by id: the forkserver may be gone, too."""
+    for name in (forkserver.END, signal.SIGKILL):
+        for process in processes:
+            if process.pid is not None and _exists(process):
+                os.kill(process.pid, name)
+        deadline = time.monotonic() + END_S
+        while any(_exists(p) for p in processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _exists(process: BaseProcess) -> bool:
+    if process.pid is None or (process.exitcode is not None and process.exitcode != 255):
+        return False  # 255 also means that the forkserver, which reports exit codes, has gone
+    return started_at(process.pid) is not None

@@ -1,0 +1,269 @@
+"""The meter: measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
+
+A step's values stay on the device until a read-out, every `log_every` steps; then the ranks' figures are gathered and the
+rows are written and flushed. What a read-out costs is not counted as part of a step.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshrunner.recipes.errors import NotRecorded
+from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
+from meshrunner.runner.measure.memory import Memory, memory_of
+from meshrunner.runner.measure.peak_flops import peak_flops
+from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
+
+if TYPE_CHECKING:
+    from meshrunner.runner.config.experiment import Experiment
+    from meshrunner.runner.process.worker_context import WorkerContext
+
+COLLECT_EVERY = 50
+"""Steps between two runs of Python's garbage collector, which is off inside a step."""
+
+
+FIGURES = 5
+"""Of a rank in a step: what `_row` is given."""
+
+
+@dataclass
+class _Step:
+    """A step that is not read out yet."""
+
+    number: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+    tokens: int
+    data_time: float
+    cpu_time: float
+    compile_time: float
+    profiled: bool
+    begin: Any
+    end: Any
+    finished: float
+
+
+class RunMeter:
+    """Implements `meshrunner.recipes.meter.Meter`."""
+
+    def __init__(self, experiment: Experiment, run_dir: Path, context: WorkerContext) -> None:
+        self.experiment, self.run_dir, self.context = experiment, run_dir, context
+        self.pending: list[_Step] = []
+        self.data_time = 0.0
+        self.tokens = 0
+        self.resumed_at = 0
+        self.compiled = 0.0
+        self.recompiles = 0
+        self.late: list[dict[str, Any]] = []
+        self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
+        self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
+
+    def started(
+        self, *, device: torch.device, params: int, flops_per_token: int, attention_flops_per_token: int
+    ) -> None:
+        self.device = device
+        self.memory: Memory = memory_of(device)
+        self.flops, self.attention_flops = flops_per_token, attention_flops_per_token
+        self.peak, facts = peak_flops(self.experiment, device, self.context)
+        if self.context.rank == 0:
+            facts |= {
+                "model/params": params,
+                "model/flops_per_token": flops_per_token,
+                "world_size": self.context.world_size,
+                "device_memory_gib": self.memory.total_gib,
+            }
+            self._note(facts)
+        self.profiler.started(device, self.resumed_at)
+        self._begin_step()
+
+    def resumed(self, step: int, tokens: int) -> None:
+        self.resumed_at, self.tokens = step, tokens
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        since = time.perf_counter()
+        yield
+        self.data_time += time.perf_counter() - since
+
+    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
+        end, cpu_time = self._now(), time.process_time() - self.cpu_begin
+        before, self.compiled = self.compiled, compile_seconds()
+        compiled = self.compiled - before
+        times, profiled = (self.data_time, cpu_time, compiled), self.profiler.recording
+        self.pending.append(_Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end, time.time()))
+        figures = self.profiler.step_done(step)
+        if figures is not None:
+            self._end_profile(figures)
+        self.data_time = 0.0
+        if compiled and step > self.resumed_at + self.experiment.measure_after:
+            self._recompiled(step)
+        self.context.steps[self.context.local_rank] = step
+        # The first step is read out at once: it ends the start-up, whatever log_every is.
+        if step == self.resumed_at + 1 or step % self.experiment.log_every == 0 or step == self.experiment.steps:
+            self._read_out()
+        if step == self.resumed_at + self.experiment.measure_after:
+            self._begin_measuring()
+        if step % COLLECT_EVERY == 0:
+            gc.collect(1)
+        self._begin_step()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        self.profiler.pause()
+        # First of all the rows: a checkpoint that is ahead of them would leave a hole where the run is resumed.
+        if self.pending:
+            self._read_out()
+        if self.events is not None:
+            os.fsync(self.events.fileno())
+        yield
+        self._begin_step()
+
+    def out_of_memory(self) -> None:
+        """The run ends for want of memory."""
+        self.profiler.out_of_memory()
+
+    def _begin_step(self) -> None:
+        self.profiler.step_begins()
+        self.begin, self.cpu_begin = self._now(), time.process_time()
+
+    def _end_profile(self, figures: list[float]) -> None:
+        everyone = self._gather(figures).tolist()
+        if self.context.rank == 0:
+            self._note(self.profiler.summary(everyone))
+
+    def _now(self) -> Any:
+        """A point in the device's time: an event where work is queued, else the clock."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _seconds(self, step: _Step) -> float:
+        if self.device.type != "cuda":
+            return float(step.end - step.begin)
+        return float(step.begin.elapsed_time(step.end)) / 1e3
+
+    def _begin_measuring(self) -> None:
+        """The measured window starts: report the start-up's memory peak apart and reset it."""
+        startup = self._gather([self.memory.read()[key] or 0.0 for key in self.memory.keys])
+        if self.context.rank == 0:
+            peaks = dict(zip(self.memory.keys, startup.amax(0).tolist(), strict=True))
+            self._note({key.replace("memory/", "memory/startup_"): peaks[key] for key in peaks if "_gib" in key})
+        self.memory.reset()
+        self.recompiles = len(recompile_reasons())
+
+    def _recompiled(self, step: int) -> None:
+        """Compilation inside the measured window is not expected: the reason goes into the record at once."""
+        reasons = recompile_reasons()
+        self.late += [{"step": step, "reason": reason} for reason in reasons[self.recompiles :]]
+        self.recompiles = len(reasons)
+        if self.context.rank == 0:
+            self._note({"compile/late_recompiles": self.late})
+
+    def _note(self, facts: dict[str, Any]) -> None:
+        """Add to summary.json what does not follow from the rows."""
+        path = self.run_dir / SUMMARY
+        write_json(path, read_json(path) | facts)
+
+    def _gather(self, values: list[float]) -> Tensor:
+        """Every rank's values, [ranks, values], fp64, in host memory."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(self.context.world_size)]
+        dist.all_gather(everyone, mine)
+        return torch.stack(everyone)
+
+    def _read_out(self) -> None:
+        steps, self.pending = self.pending, []
+        on_device = torch.stack([value.float() for s in steps for value in (s.loss, s.grad_norm)])
+        losses_and_norms = on_device.tolist()  # the one synchronisation
+        losses, norms = losses_and_norms[::2], losses_and_norms[1::2]
+        per_step = [
+            [loss, self._seconds(s), s.data_time, s.cpu_time, s.compile_time]
+            for loss, s in zip(losses, steps, strict=True)
+        ]
+        memory = self.memory.read()
+        everyone = self._gather(
+            [*(value for values in per_step for value in values), *(memory[key] or 0.0 for key in self.memory.keys)]
+        )
+        ranks_steps, ranks_memory = torch.split(everyone, [FIGURES * len(steps), len(self.memory.keys)], dim=1)
+        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), FIGURES)
+        if self.context.rank == 0:
+            peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
+            if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
+                self._note(compile_facts() if self.compiled else {})
+            for i, step in enumerate(steps):
+                profiled = {"profiled": True} if step.profiled else {}
+                self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks) | profiled)
+        self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
+
+    def _row(self, step: _Step, grad_norm: float, ranks: Tensor) -> dict[str, Any]:
+        """
+        One row of events.jsonl.
+
+        WPS = tokens of the step / (seconds x devices); MFU = WPS x FLOPs per token / peak FLOP/s of the device.
+
+        Args:
+            ranks: every rank's loss, seconds, seconds of waiting for data, CPU seconds, seconds of compiling:
+                [ranks, FIGURES].
+        """
+        loss, cpu = ranks[:, 0].mean().item(), ranks[:, 3].sum().item()
+        seconds, waited = ranks[:, 1:3].amax(0).tolist()  # the slowest rank's
+        self.tokens += step.tokens
+        wps = step.tokens / (seconds * self.context.world_size)
+        causal = self.flops - self.attention_flops / 2
+        return {
+            "step": step.number,
+            "attempt": self.context.attempt,
+            "time": step.finished,
+            "train/loss": loss,
+            "train/grad_norm": grad_norm,
+            "train/lr": step.lr,
+            "train/tokens": self.tokens,
+            "perf/wps": wps,
+            "perf/mfu": 100 * wps * self.flops / self.peak if self.peak else None,
+            "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
+            "perf/tflops": wps * self.flops / 1e12,
+            "perf/step_time_s": seconds,
+            "perf/data_time_s": waited,
+            "perf/cpu_time_s": cpu,
+            "perf/compile_time_s": ranks[:, 4].max().item(),
+        }
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self.events is not None
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        try:
+            self.events.write(json.dumps(finite, allow_nan=False) + "\n")
+            self.events.flush()
+        except OSError as error:
+            raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
+
+    def _stop_if_not_finite(self, steps: list[_Step], rank_losses: Tensor, norms: list[float]) -> None:
+        """Every rank sees the same figures here and so all stop at the same step."""
+        for i, step in enumerate(steps):
+            wrong = (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist()
+            if wrong:
+                raise FloatingPointError(
+                    f"step {step.number}: the loss is {rank_losses[wrong[0], i].item()} on rank {wrong[0]}; "
+                    "the update of this step was left out and the run stops"
+                )
+            if not math.isfinite(norms[i]):
+                raise FloatingPointError(
+                    f"step {step.number}: the gradient norm is {norms[i]} though the loss is finite; "
+                    "the update of this step was left out and the run stops"
+                )

@@ -1,0 +1,66 @@
+"""The peak FLOP/s that MFU is divided by: from the data sheet of a GPU, measured for a CPU."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from meshrunner.recipes.cache_dir import cache_dir
+from meshrunner.runner.config.devices import cpu_name
+from meshrunner.runner.rundir.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from meshrunner.runner.config.experiment import Experiment
+    from meshrunner.runner.process.worker_context import WorkerContext
+
+SIZE = 1024
+REPEATS = 12
+
+
+def peak_flops(
+    experiment: Experiment, device: torch.device, context: WorkerContext
+) -> tuple[float | None, dict[str, Any]]:
+    """
+    FLOP/s of one device for the run's compute dtype, None when unknown, and what a summary says about the device.
+
+    Called by all ranks: on a CPU rank 0 measures, if it has not before, while the others wait.
+    """
+    rate = experiment.precision.compute
+    if device.type == "cuda":
+        if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
+            rate = "tf32"
+        name = torch.cuda.get_device_name(device)
+        total = torch.cuda.get_device_properties(device).total_memory / 2**30
+        found = experiment.hardware.found(name, total)
+        tflops = found.peak_tflops(rate) if found else None
+        peak = None if tflops is None else tflops * 1e12
+    else:
+        name = cpu_name()
+        box: list[float | None] = [_measured(name, rate, context.threads) if context.rank == 0 else None]
+        dist.broadcast_object_list(box, src=0)
+        peak = box[0]
+    return peak, {"device": name, "peak_tflops": peak and peak / 1e12, "peak_rate": rate}
+
+
+def _measured(cpu: str, rate: str, threads: int) -> float:
+    """The best of some matrix products, from the cache when this processor was measured before with as many threads."""
+    path = cache_dir() / "cpu_peak.json"
+    key = f"{cpu}, {threads} threads, {rate}, torch {torch.__version__}"
+    known = read_json(path)
+    if key not in known:
+        known[key] = _measure(torch.bfloat16 if rate == "bf16" else torch.float32)
+        write_json(path, known)
+    return float(known[key])
+
+
+def _measure(dtype: torch.dtype) -> float:
+    a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
+    best = float("inf")
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - begin)
+    return 2 * SIZE**3 / best

@@ -1,0 +1,1 @@
+"""The processes of a command: one warm forkserver, signals, process trees."""

@@ -1,0 +1,46 @@
+"""Reading `events.jsonl`: one JSON object per step, appended while a run trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from meshrunner.runner.rundir.files import EVENTS
+
+StepRow = dict[str, Any]
+
+
+class Tail:
+    """Reads what was appended since the last call. A half-written last line waits for its end; a damaged one is skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+
+    def read(self) -> list[StepRow]:
+        """The rows that were completed since the last call, oldest first; [] while there is no file."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        return [row for line in lines if (row := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> StepRow | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def read_events(run_dir: Path) -> list[StepRow]:
+    """One row per step, ordered by step: the last one written wins (a resumed run repeats steps after its checkpoint)."""
+    rows = Tail(run_dir / EVENTS).read()
+    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]

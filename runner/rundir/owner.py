@@ -1,0 +1,94 @@
+"""Who executes a run directory: no two processes ever do.
+
+The owner is named in `status.json` and keeps its heartbeat fresh; an owner that is gone may be replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from meshrunner.recipes.errors import AlreadyRunning
+from meshrunner.runner.process.tree import started_at
+from meshrunner.runner.rundir.files import LOGS, STATUS, write_json
+from meshrunner.runner.rundir.states import read_status, status_lock, update_status
+
+HEARTBEAT_S = 10.0
+STALE_S = 120.0
+"""Age of a heartbeat after which an owner on another host counts as gone."""
+
+
+def this_process() -> dict[str, Any]:
+    """The `owner` entry that names this process beyond reuse of its process id."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "pid_started": started_at(os.getpid()),
+        "boot_id": _boot_id(),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "slurm_restart": os.environ.get("SLURM_RESTART_COUNT", "0"),
+    }
+
+
+def owner_is_alive(status: dict[str, Any]) -> bool:
+    """Whether the process that `status.json` names still executes the run."""
+    owner = status.get("owner") or {}
+    if status.get("state") != "running" or not owner:
+        return False
+    job, restart = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
+    if job is not None and owner.get("slurm_job_id") == job and owner.get("slurm_restart") != restart:
+        return False  # SLURM has started the job again, perhaps because the node with the owner has died
+    if owner.get("host") == socket.gethostname():
+        same_boot = owner.get("boot_id") == _boot_id()
+        return same_boot and started_at(int(owner["pid"])) == owner.get("pid_started") is not None
+    return time.time() - float(status.get("heartbeat") or 0) < STALE_S
+
+
+def owned_by(status: dict[str, Any]) -> str:
+    """The sentence that names a living owner."""
+    return f"is being executed by process {status['owner']['pid']} on {status['owner']['host']}"
+
+
+def claim(run_dir: Path) -> dict[str, Any]:
+    """Make this process the owner of a run: state `running`, `attempt` + 1; raises AlreadyRunning if it has a living owner."""
+    (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may hold config.yaml alone
+    with status_lock(run_dir):
+        status = read_status(run_dir)
+        if owner_is_alive(status):
+            raise AlreadyRunning(f"{run_dir} {owned_by(status)}")
+        now = time.time()
+        status |= {"state": "running", "reason": "", "started": now, "ended": None, "heartbeat": now}
+        status |= {"attempt": int(status.get("attempt") or 0) + 1, "owner": this_process(), "workers": []}
+        write_json(run_dir / STATUS, status)
+    return status
+
+
+@contextmanager
+def heartbeat(run_dir: Path) -> Iterator[None]:
+    """Refresh the owner's heartbeat in the background. A full disk must not end the run, so a failure is ignored."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            try:
+                update_status(run_dir, heartbeat=time.time())
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=beat, daemon=True, name="heartbeat")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,91 @@
+"""A run directory: placing a new one, and reading what it was placed with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, STATUS, is_run, write_json
+
+
+def place(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> None:
+    """
+    Write a new run directory, state `pending`.
+
+    Args:
+        config: the resolved configuration, `auto` values as they are.
+        overrides: what the user typed and which options Hydra chose.
+
+    Raises:
+        ConfigError: the directory holds a run already, or cannot be written.
+    """
+    from omegaconf import OmegaConf  # here: the workers use this module, too, and start faster without it
+
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if is_run(run_dir):
+            raise ConfigError(
+                f"{run_dir} holds a run already. `meshrunner resume {run_dir}` continues it; for a new run choose another "
+                "hydra.run.dir"
+            )
+        (run_dir / LOGS).mkdir(exist_ok=True)
+        (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
+        write_json(run_dir / STATUS, {"state": "pending", "reason": "", "attempt": 0})
+        (run_dir / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))  # last: now it is a run
+    except OSError as error:
+        raise ConfigError(f"cannot write the run directory {run_dir}: {error.strerror}") from None
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The configuration a run directory holds; raises ConfigError when there is none or it is no YAML mapping."""
+    import yaml
+    from omegaconf import OmegaConf
+
+    path = run_dir / CONFIG
+    try:
+        text = path.read_text()
+        # OmegaConf would take a sentence for a key without a value.
+        loaded = (
+            OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+            if isinstance(yaml.safe_load(text), dict)
+            else None
+        )
+    except FileNotFoundError:
+        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} is not a mapping")
+    return {str(key): value for key, value in loaded.items()}
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What overrides.yaml says."""
+
+    choices: dict[str, str]
+    """Group -> name of the chosen option, without groups that are left empty."""
+    task: tuple[str, ...]
+    """The overrides that the user typed."""
+
+
+def read_overrides(run_dir: Path) -> Overrides:
+    """What the user typed and chose; empty where the file is missing or damaged."""
+    import yaml
+
+    try:
+        loaded = yaml.load((run_dir / OVERRIDES).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError):
+        loaded = None
+    found = loaded if isinstance(loaded, dict) else {}
+    choices, task = found.get("choices"), found.get("task")
+    return Overrides(
+        {
+            str(group): str(option)
+            for group, option in (choices.items() if isinstance(choices, dict) else ())
+            if option is not None and not str(group).startswith("hydra/")
+        },
+        tuple(map(str, task)) if isinstance(task, list) else (),
+    )

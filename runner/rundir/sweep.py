@@ -1,0 +1,36 @@
+"""A sweep directory: its jobs in sweep.json and runs.txt, each a run directory below it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, read_json, write_json
+
+
+def run_names(sweep_dir: Path) -> list[str]:
+    """The names of a sweep's run directories, in the order of sweep.json; [] where there is none or it is damaged."""
+    jobs = read_json(sweep_dir / SWEEP).get("jobs")
+    names = [job.get("name") for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
+    """
+    Record runs of a sweep that are placed. Sweepers that decide as they go place them batch by batch, and a sweep that is
+    started again has its runs already.
+
+    Args:
+        added: (name of the run directory, its overrides), in the order in which they are executed.
+    """
+    known = read_json(sweep_dir / SWEEP).get("jobs", [])
+    jobs = [{"name": name, "overrides": overrides} for name, overrides in added]
+    write_json(sweep_dir / SWEEP, {"command": sys.argv, "jobs": known + [job for job in jobs if job not in known]})
+    write_run_list(sweep_dir)
+
+
+def write_run_list(sweep_dir: Path) -> None:
+    """Write runs.txt anew from sweep.json."""
+    names = dict.fromkeys(run_names(sweep_dir))
+    (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in names))

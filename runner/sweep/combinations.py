@@ -1,0 +1,229 @@
+"""The jobs that a sweeper hands over -> run directories: all are composed and checked before the first is placed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.config.compose import Composed, resolved
+from meshrunner.runner.config.devices import node_devices
+from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.from_checkpoint import fit_continuing
+from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.launch.nodes import only_this_node
+from meshrunner.runner.rundir.files import is_run
+from meshrunner.runner.rundir.run import place, read_config
+from meshrunner.runner.rundir.states import read_status, update_status
+from meshrunner.runner.rundir.sweep import add_runs, run_names
+from meshrunner.runner.sweep.exclude import excluding
+
+if TYPE_CHECKING:
+    from meshrunner.runner.config.experiment import Experiment, Sweep
+
+NAME_LENGTH = 100
+SHOWN = 5
+"""Problems, and jobs of a problem, that are listed."""
+
+
+class Target(Protocol):
+    """Where the runs will be executed."""
+
+    def adapt(self, composed: Composed) -> Composed:
+        """A configuration as it is there; raises ConfigError."""
+
+    def workers(self, experiment: Experiment) -> int:
+        """Workers on a node, `auto` resolved; raises Incompatible or ConfigError."""
+
+
+class ConfiguredTarget:
+    """The machine that the configuration names; this one may have no GPU."""
+
+    def adapt(self, composed: Composed) -> Composed:
+        return composed
+
+    def workers(self, experiment: Experiment) -> int:
+        if experiment.launch.workers != "auto":
+            return experiment.launch.workers
+        hardware = experiment.hardware
+        return hardware.devices_per_node if isinstance(hardware, GPU) else node_devices(experiment).workers
+
+
+class LocalTarget(ConfiguredTarget):
+    """This machine, alone."""
+
+    def workers(self, experiment: Experiment) -> int:
+        only_this_node(experiment.launch.nodes)
+        return node_devices(experiment).workers
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run directory to be."""
+
+    composed: Composed
+    reason: str
+    """Why it cannot work; empty when it can."""
+
+    @property
+    def run_dir(self) -> Path:
+        return self.composed.run_dir
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One combination of a sweep: a run, or several that differ in their seed or in nothing."""
+
+    overrides: list[str]
+    hydra: DictConfig
+    experiment: Experiment
+    runs: list[PlannedRun]
+    """In the order of `sweep.repeat` x `sweep.seeds`."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs that are right, each by itself."""
+
+    sweep_dir: Path
+    jobs: list[Combination]
+
+    @property
+    def ordered(self) -> list[tuple[Combination, PlannedRun]]:
+        """Repeats are interleaved: what drifts on a machine meets every combination alike."""
+        return [
+            pair for one in zip(*([(job, run) for run in job.runs] for job in self.jobs), strict=True) for pair in one
+        ]
+
+    def names(self) -> list[str]:
+        """The names of all run directories of the sweep in order, those placed earlier included."""
+        return list(dict.fromkeys([*run_names(self.sweep_dir), *(run.run_dir.name for _, run in self.ordered)]))
+
+    def place(self) -> list[Path]:
+        """Write the run directories; returns them in the order in which they are to be executed."""
+        for _, run in self.ordered:
+            _place(run)
+        add_runs(self.sweep_dir, [(run.run_dir.name, job.overrides) for job, run in self.ordered])
+        return [run.run_dir for _, run in self.ordered]
+
+
+def checked(
+    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
+) -> Batch:
+    """Compose and check what a sweeper hands over; raises ConfigError that lists all jobs that are wrong."""
+    sweep_dir = Path(config.hydra.sweep.dir).absolute()
+    jobs: list[Combination] = []
+    wrong: dict[str, list[str]] = {}
+    varying = _varying(job_overrides) - set(config.hydra.overrides.task)
+    for number, overrides in enumerate(job_overrides, first):
+        own = [override for override in overrides if override in varying]
+        try:
+            job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, own), target)
+            for run in job.runs:
+                _check_place(run)
+            jobs.append(job)
+        except ConfigError as error:
+            wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(own)})")
+    if wrong:
+        remove_empty(sweep_dir)
+        raise ConfigError("\n".join(_wrong_jobs(wrong)))
+    return Batch(sweep_dir, jobs)
+
+
+def _compose_job(
+    loader: Any, config: DictConfig, overrides: list[str], number: int, run_dir: Path, target: Target
+) -> Combination:
+    composed_config = loader.load_sweep_config(config, overrides)
+    with open_dict(composed_config):
+        composed_config.hydra.job.id, composed_config.hydra.job.num = str(number), number
+    composed = target.adapt(resolved(composed_config, run_dir))
+    hydra = OmegaConf.masked_copy(composed_config, ["hydra"])
+    experiment, reason = check(composed.config), ""
+    try:
+        if rule := excluding(experiment.sweep.exclude, composed):
+            raise Incompatible(f"sweep.exclude: {rule}")
+        fit_continuing(experiment, run_dir, target.workers(experiment))
+    except Incompatible as error:
+        reason = str(error)
+    return Combination(overrides, hydra, experiment, _repeated(composed, run_dir, reason, experiment.sweep))
+
+
+def _repeated(composed: Composed, run_dir: Path, reason: str, sweep: Sweep) -> list[PlannedRun]:
+    runs = []
+    for repeat in range(1, sweep.repeat + 1):
+        for seed in range(composed.config["seed"], composed.config["seed"] + sweep.seeds):
+            name = run_dir.name
+            name += f"_seed-{seed}" if sweep.seeds > 1 else ""
+            name += f"_repeat-{repeat}" if sweep.repeat > 1 else ""
+            own = replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir.with_name(name))
+            runs.append(PlannedRun(own, reason))
+    return runs
+
+
+def _check_place(run: PlannedRun) -> None:
+    """A run directory of an earlier start of the sweep is used only when it is of the same run."""
+    if not is_run(run.run_dir):
+        return
+    there, here = (
+        {k: v for k, v in c.items() if k != "sweep"} for c in (read_config(run.run_dir), run.composed.config)
+    )
+    changed = [f"  {key}: {old!r} there, {new!r} now" for key, old, new in differences(there, here)]
+    if changed:
+        lines = "\n".join(changed)
+        raise ConfigError(f"{run.run_dir} holds another run; choose another hydra.sweep.dir:\n{lines}")
+
+
+def _place(run: PlannedRun) -> None:
+    if not is_run(run.run_dir):
+        place(run.composed.config, run.run_dir, run.composed.overrides)
+    state = read_status(run.run_dir).get("state")
+    if run.reason and state == "pending":
+        update_status(run.run_dir, state="skipped", reason=run.reason)
+    elif state == "skipped" and not run.reason:
+        update_status(run.run_dir, state="pending", reason="")
+
+
+def _wrong_jobs(wrong: dict[str, list[str]]) -> Iterator[str]:
+    """One paragraph for each problem, however many jobs have it."""
+    for problem, names in list(wrong.items())[:SHOWN]:
+        more = f" and {len(names) - SHOWN} more jobs" if len(names) > SHOWN else ""
+        yield f"{', '.join(names[:SHOWN])}{more}: {problem}"
+    if len(wrong) > SHOWN:
+        yield f"... and {len(wrong) - SHOWN} more problems"
+
+
+def remove_empty(sweep_dir: Path) -> None:
+    """Hydra's sweeper has made the folder and a file in it; of a sweep that was refused nothing is to be left."""
+    if {path.name for path in sweep_dir.iterdir()} != {"multirun.yaml"}:
+        return
+    (sweep_dir / "multirun.yaml").unlink()
+    for folder in (sweep_dir, *sweep_dir.parents):
+        if folder == Path.cwd() or any(folder.iterdir()):
+            return
+        folder.rmdir()
+
+
+def _varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
+    """The overrides that not all jobs have in common; all of them when there is only one job, of many perhaps."""
+    sets = [set(overrides) for overrides in job_overrides]
+    shared = set.intersection(*sets) if len(sets) > 1 else set()
+    return set.union(*sets) - shared
+
+
+def job_name(number: int, overrides: list[str]) -> str:
+    """`003_parallelism-fsdp2_shard-2`: number and what varies, at most NAME_LENGTH characters, then a hash."""
+    parts = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        parts.append(f"{key.rpartition('.')[2]}-{value}")
+    name = "_".join([f"{number:03}", *(re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-") for part in parts)])
+    if len(name) <= NAME_LENGTH:
+        return name
+    return f"{name[:NAME_LENGTH]}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

@@ -1,0 +1,58 @@
+"""`sweep.exclude`: rules that name combinations of a sweep which are not to be run.
+
+A rule is a line of conditions, `activation_checkpoint=full micro_batch=8,16`: it holds where all of them do. A condition
+names a group and options of it, or a key and values of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import did_you_mean
+
+if TYPE_CHECKING:
+    from meshrunner.runner.config.compose import Composed
+
+
+def excluding(rules: list[str], composed: Composed) -> str | None:
+    """
+    The first rule that a combination falls under; None when there is none.
+
+    Raises:
+        ConfigError: a rule is not a line of conditions, or names no key.
+    """
+    return next((rule for rule in rules if all(_holds(condition, composed) for condition in _conditions(rule))), None)
+
+
+def _conditions(rule: str) -> list[tuple[str, list[str]]]:
+    conditions = [word.partition("=") for word in rule.split()]
+    if not conditions or not all(key and equals and values for key, equals, values in conditions):
+        raise ConfigError(
+            f"sweep.exclude: '{rule}' is not a line of conditions; expected e.g. activation_checkpoint=full micro_batch=8,16"
+        )
+    return [(key, values.split(",")) for key, _, values in conditions]
+
+
+def _holds(condition: tuple[str, list[str]], composed: Composed) -> bool:
+    key, values = condition
+    chosen = composed.overrides["choices"].get(key)
+    if chosen is not None:
+        return str(chosen) in values
+    here: Any = composed.config
+    for depth, part in enumerate(key.split(".")):
+        if not isinstance(here, dict) or part not in here:
+            if depth == 0:
+                raise ConfigError(f"sweep.exclude: there is no key '{key}'.{did_you_mean(part, composed.config)}")
+            return False  # a key of another option of the group
+        here = here[part]
+    return _text(here) in values
+
+
+def _text(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if not isinstance(value, float)
+        else f"{value:g}"
+    )

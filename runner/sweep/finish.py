@@ -1,0 +1,47 @@
+"""What a sweep ends with: its table, the report page beside its runs, and the table at its tracker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshrunner.runner.compare.page import write_page
+from meshrunner.runner.compare.sweep import compare_sweep
+from meshrunner.runner.compare.table import print_table
+from meshrunner.runner.config.experiment import check
+from meshrunner.runner.console import shown, warn
+from meshrunner.runner.process.signals import interruptible
+from meshrunner.runner.rundir.files import REPORT
+from meshrunner.runner.rundir.run import read_config
+from meshrunner.runner.rundir.sweep import run_names
+from meshrunner.runner.trackers.handle import TrackerHandle
+
+
+def finish_sweep(sweep_dir: Path) -> None:
+    """Print and write all that; what cannot be written costs a warning. Raises Interrupted."""
+    with interruptible():
+        tracking = _tracking(sweep_dir)  # it loads its library while the page is written
+        try:
+            _answer(sweep_dir)
+        finally:
+            tracking.finish_or_warn("the sweep is complete")
+
+
+def _answer(sweep_dir: Path) -> None:
+    comparison, problem = compare_sweep(sweep_dir)
+    if problem is not None:
+        warn(problem)
+    print()
+    print_table(comparison)
+    page = sweep_dir / REPORT
+    try:
+        write_page(comparison, page)
+    except OSError as error:
+        warn(f"the report page could not be written: {error.strerror}")
+        return
+    print(f"\nsweep directory: {shown(sweep_dir)}\nreport page: {shown(page)}", flush=True)
+
+
+def _tracking(sweep_dir: Path) -> TrackerHandle:
+    """The tracker of the first run, for all: runs may have settings of their own, a table has one place."""
+    first = run_names(sweep_dir)[0]
+    return TrackerHandle.start(sweep_dir, check(read_config(sweep_dir / first)).tracker)

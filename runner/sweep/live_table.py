@@ -1,0 +1,136 @@
+"""All runs of a sweep as one live table on a terminal, fed from their directories. Piped, there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from meshrunner.runner.compare.runs import read_run
+from meshrunner.runner.console import console
+from meshrunner.runner.launch.progress import PROGRESS, RECENT, progress_cells
+from meshrunner.runner.rundir.events import StepRow, Tail
+from meshrunner.runner.rundir.files import EVENTS
+from meshrunner.runner.rundir.states import read_status
+
+REDRAW_S = 1.0
+"""A table is drawn in a few milliseconds, on a core that may be training."""
+AROUND = 5
+"""Lines of the screen that are not runs: title, rule, counts, and where the cursor stands."""
+STARTING = "starting"
+"""Shown from the start of a run's process until the run is claimed."""
+
+
+class _Running:
+    """A run that is being executed: its newest rows."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.steps = read_run(run_dir).config.get("steps")
+        self.tail = Tail(run_dir / EVENTS)
+        self.tail.read()  # of earlier attempts
+        self.rows: list[StepRow] = []
+
+    def cells(self) -> list[str]:
+        self.rows = [*self.rows, *self.tail.read()][-RECENT:]
+        state = "running" if read_status(self.run_dir).get("state") == "running" else STARTING
+        return [state, *progress_cells(state, self.steps, self.rows)]
+
+
+class LiveTable:
+    """
+    Use as a context manager, and say what becomes of each run.
+
+    Only what is running is read again: a sweep may have thousands of runs. Drawn by the caller's thread, because that
+    forks, and is interrupted by signals.
+    """
+
+    def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
+        """todo: those of the runs that will be executed, whatever became of them before."""
+        screen = console()
+        self.active = screen.is_terminal and not screen.is_dumb_terminal
+        self._screen = screen
+        self._live = Live(
+            console=screen,
+            auto_refresh=False,
+            transient=True,  # what stays is the comparison
+            vertical_overflow="crop",
+            redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, and there it is to stay
+        )
+        self._states: dict[Path, str] = {}
+        if self.active:
+            pending = set(todo)
+            for run_dir in run_dirs:
+                self._states[run_dir] = "pending" if run_dir in pending else str(read_status(run_dir).get("state"))
+        self._running: dict[Path, _Running] = {}
+        self._ended: dict[Path, list[str]] = {}
+        """In the order in which they ended, here."""
+        self._drawn = 0.0
+
+    def __enter__(self) -> LiveTable:
+        if self.active:
+            self._live.start()
+            self._draw()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.active:
+            self._live.stop()
+
+    def started(self, run_dir: Path) -> None:
+        """A run is being started."""
+        if self.active:
+            self._ended.pop(run_dir, None)
+            self._running[run_dir] = _Running(run_dir)
+            self._draw()
+
+    def ended(self, run_dir: Path) -> None:
+        """A run is no longer ours to execute."""
+        if self.active:
+            self._running.pop(run_dir, None)
+            run = read_run(run_dir)
+            self._states[run_dir] = run.state
+            self._ended[run_dir] = [run.state, *progress_cells(run.state, run.config.get("steps"), run.events)]
+            self._draw()
+
+    def refresh(self) -> None:
+        """Call it a few times a second."""
+        if self.active and time.monotonic() - self._drawn > REDRAW_S:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        live = {run_dir: running.cells() for run_dir, running in self._running.items()}
+        states = self._states | {run_dir: cells[0] for run_dir, cells in live.items()}
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for title in ("run", *PROGRESS):
+            table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1 if title == "run" else None)
+        unknown = [""] * (len(PROGRESS) - 1)
+        for run_dir in self._visible():
+            cells = live.get(run_dir) or self._ended.get(run_dir) or [states[run_dir], *unknown]
+            table.add_row(*map(Text, [run_dir.name, *cells]))
+        counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+        self._live.update(Group(table, Text(counts)), refresh=True)
+
+    def _visible(self) -> list[Path]:
+        """All runs; where the screen is too small, what ended last, what is running and what is next."""
+        room = max(self._screen.height - AROUND, 1)
+        if len(self._states) <= room:
+            return list(self._states)
+        running = list(self._running)[:room]
+        waiting = [run_dir for run_dir, state in self._states.items() if state == "pending" and run_dir not in running]
+        ended = list(self._ended)
+        room -= len(running)
+        before = min(len(ended), max(room // 2, room - len(waiting)))
+        return [*ended[len(ended) - before :], *running, *waiting[: room - before]]

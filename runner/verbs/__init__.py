@@ -1,0 +1,1 @@
+"""One file a verb: arguments in, exit status out."""

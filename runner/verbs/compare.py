@@ -1,0 +1,57 @@
+"""`meshrunner compare`: arguments in, table out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.rows import compare_runs
+from meshrunner.runner.compare.runs import read_runs
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"meshrunner compare: {message}\n{self.format_usage().rstrip()}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="meshrunner compare",
+        description="Which settings vary between runs, and what they change: one row per combination, repeats merged.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="run directories and sweep directories")
+    parser.add_argument(
+        "--baseline", metavar="KEY=VALUE", help="compare each row with the row that differs in KEY alone"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="the table as it is pasted into a pull request")
+    form.add_argument("--json", action="store_true", help="a list of rows with raw figures")
+    form.add_argument("--csv", action="store_true", help="the same, flat")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the table and charts, too")
+    return parser
+
+
+def compare(arguments: list[str]) -> int:
+    """Exit status 0; raises ConfigError for wrong arguments and directories without runs."""
+    given = _parser().parse_args(arguments)
+    comparison = compare_runs(read_runs(given.folders), given.baseline)
+    if given.html:
+        from meshrunner.runner.compare.page import write_page
+
+        write_page(comparison, given.html)
+        print(f"page: {given.html}", file=sys.stderr)
+    with suppress(BrokenPipeError):
+        if given.json or given.csv:
+            from meshrunner.runner.compare.export import as_csv, as_json
+
+            print(as_json(comparison) if given.json else as_csv(comparison))
+        else:
+            from meshrunner.runner.compare.table import markdown, print_table
+
+            print(markdown(comparison)) if given.markdown else print_table(comparison)
+    return 0

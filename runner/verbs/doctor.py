@@ -1,0 +1,99 @@
+"""`meshrunner doctor`: what this machine has, what is missing and why that matters."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.table import Table
+
+from meshrunner.recipes.cache_dir import cache_dir
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.devices import DRIVERS, cores, cpu_name
+from meshrunner.runner.console import console
+
+Finding = tuple[str, str, str]
+"""Subject, what was found, and why a lack matters ("" where nothing is missing)."""
+
+
+def doctor(arguments: list[str]) -> int:
+    """Print the findings; returns the exit status."""
+    if arguments:
+        raise ConfigError("usage: meshrunner doctor")
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "found", "what that means"):
+        table.add_column(title, overflow="fold")
+    for finding in findings():
+        table.add_row(*finding)
+    console().print(table)
+    return 0
+
+
+def findings() -> Iterator[Finding]:
+    """Everything a run depends on."""
+    import torch
+    import torch.distributed as dist
+
+    yield "Python", platform.python_version(), ""
+    for package in ("torch", "hydra-core", "pydantic", "datasets", "sentencepiece", "wandb"):
+        yield package, version(package), ""
+    yield "processor", f"{cpu_name()}, {cores()} cores", "" if cores() > 1 else "two workers will share one core"
+    yield from _gpus(
+        torch.cuda.device_count(), [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    )
+    for backend in ("gloo", "nccl", "mpi"):
+        usable = dist.is_backend_available(backend)
+        why = {"nccl": "GPUs need it", "gloo": "nothing runs without it", "mpi": "not used"}[backend]
+        yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
+    yield _compiler()
+    yield _slurm()
+    yield from _wandb()
+    yield _cache()
+
+
+def _gpus(count: int, names: list[str]) -> Iterator[Finding]:
+    if count:
+        yield "GPUs", f"{count} x {names[0]}", ""
+    elif any(driver.exists() for driver in DRIVERS):
+        yield "GPUs", "a driver, but torch sees no GPU", "is this torch a CPU build? CUDA_VISIBLE_DEVICES empty?"
+    else:
+        yield "GPUs", "none", "runs use the processor, with gloo; figures say nothing about a GPU"
+
+
+def _compiler() -> Finding:
+    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    return "C++ compiler", found or "none", "" if found else "compilation on a CPU needs one"
+
+
+def _slurm() -> Finding:
+    found = shutil.which("sbatch")
+    return "SLURM", found or "no sbatch", "" if found else "runs start on this machine only"
+
+
+def _wandb() -> Iterator[Finding]:
+    key = bool(os.environ.get("WANDB_API_KEY")) or "api.wandb.ai" in _text(Path.home() / ".netrc")
+    yield (
+        "W&B login",
+        "yes" if key else "no",
+        "" if key else "tracker.mode=online needs one; offline runs can be synced later",
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _cache() -> Finding:
+    try:
+        folder = cache_dir()
+    except ConfigError as error:
+        return "cache", "not writable", str(error)
+    free = shutil.disk_usage(folder).free / 2**30
+    return "cache", f"{folder}, {free:.0f} GiB free", "" if free > 5 else "packed tokens and compiled code may not fit"

@@ -1,0 +1,101 @@
+"""`meshrunner submit`: write run directories and hand them over to SLURM, or submit again what has no result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.compose import Composed, Composer, parse
+from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.from_checkpoint import fit_continuing
+from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run, read_json
+from meshrunner.runner.rundir.run import place
+from meshrunner.runner.rundir.states import EXIT_STATUS, read_state
+from meshrunner.runner.rundir.sweep import run_names, write_run_list
+from meshrunner.runner.slurm import script
+from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
+from meshrunner.runner.sweep.finish import finish_sweep
+from meshrunner.runner.sweep.launcher import run_sweep
+
+USAGE = "usage: meshrunner submit [OVERRIDES] [-m] or submit DIR [hydra.launcher.KEY=VALUE]"
+
+
+def submit(arguments: list[str]) -> int:
+    """The exit status; raises ConfigError for wrong arguments and with SLURM's reason for a refusal."""
+    dry = "--dry-run" in arguments
+    arguments = [argument for argument in arguments if argument != "--dry-run"]
+    given = parse("submit", arguments).overrides
+    folders = [each for each in given if "=" not in each and not each.startswith("~")]
+    if folders:
+        if len(folders) > 1 or len(given) < len(arguments):
+            raise ConfigError(USAGE)
+        if not Path(folders[0]).is_dir():
+            raise ConfigError(f"there is no folder {folders[0]}; {USAGE}")
+        rest = [each for each in given if each != folders[0]]
+        return submit_again(Path(folders[0]).absolute(), rest + ["hydra.launcher.dry_run=true"] * dry)
+    if {"hydra/launcher=local", "hydra/launcher=place"} & set(arguments):
+        raise ConfigError("hydra/launcher: `submit` hands runs over to SLURM; `run` and `place` are verbs of their own")
+    if not any(argument.startswith("hydra/launcher=") for argument in arguments):
+        arguments = [*arguments, "hydra/launcher=slurm"]
+    composer = Composer(parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))
+    if composer.answer():
+        return 0
+    composed = composer.one()
+    return run_sweep(composer) if composed is None else submit_one(composed)
+
+
+def submit_one(composed: Composed) -> int:
+    """`meshrunner submit` without -m; returns the exit status."""
+    settings = Slurm.read(composed.launcher)
+    composed = settings.adapt(composed)
+    experiment = check(composed.config)
+    fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
+    if settings.dry_run:
+        nodes, gpus = experiment.launch.nodes, settings.gpus(experiment)
+        print(script.for_run(composed.run_dir, settings, nodes=nodes, gpus=gpus), end="")
+        return 0
+    place(composed.config, composed.run_dir, composed.overrides)
+    submit_run(composed.run_dir, settings)
+    return _wait_for_one(composed.run_dir) if settings.wait else 0
+
+
+def submit_again(folder: Path, overrides: Sequence[str]) -> int:
+    """
+    Submit what of a run or sweep directory has no result, with the settings of the last time.
+
+    Args:
+        overrides: `hydra.launcher.KEY=VALUE`, of those settings.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    # Of a run of a sweep: those of the sweep, unless it was submitted by itself.
+    known = Slurm.shipped() | (read_json(folder / SLURM_SETTINGS) or read_json(folder.parent / SLURM_SETTINGS))
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        prefix, _, key = str(override.key_or_group).rpartition(".")
+        if prefix != "hydra.launcher":
+            raise ConfigError(
+                f"{override.key_or_group}: the runs are placed; only hydra.launcher.KEY=VALUE can be changed"
+            )
+        known[key] = override.value()
+    settings = Slurm.read(known)
+    if is_run(folder):
+        submit_run(folder, settings)
+        return _wait_for_one(folder) if settings.wait and not settings.dry_run else 0
+    names = run_names(folder)
+    if not names:
+        raise ConfigError(f"{folder} is neither a run directory nor a sweep's")
+    if not settings.dry_run:
+        write_run_list(folder)  # a sweep may have begun on this machine
+    submit_sweep(folder, names, settings)
+    if not settings.wait or settings.dry_run:
+        return 0
+    status = wait([folder / name for name in names])
+    finish_sweep(folder)
+    return status
+
+
+def _wait_for_one(run_dir: Path) -> int:
+    wait([run_dir])
+    return EXIT_STATUS.get(read_state(run_dir), 1)
