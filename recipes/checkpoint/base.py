@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Consumed(NamedTuple):
-    """The data of all steps so far."""
+    """How much data all steps so far have trained on."""
 
     sequences: int
     tokens: int
@@ -27,10 +27,10 @@ class Training(NamedTuple):
 
     recipe: Recipe
     model: nn.Module
-    """As the parallelism has wrapped it."""
+    """The network as the parallelism has wrapped it."""
     optimizer: torch.optim.Optimizer
     parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     global_batch: int
 
 

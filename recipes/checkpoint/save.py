@@ -21,13 +21,13 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, name_of, publish, write_record
+from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, publish, step_folder, write_record
 from meshrunner.recipes.checkpoint.state_dict import take
 from meshrunner.recipes.durable import checksum
 from meshrunner.recipes.errors import NotSaved
 
 PATIENCE = timedelta(days=1)
-"""Of the collectives of a save: the fastest rank waits for the slowest disk, and the launcher knows what hangs."""
+"""Time-out of a save's collectives: the fastest rank waits for the slowest disk, and the launcher knows what hangs."""
 
 
 class Written(list[WriteResult]):
@@ -84,7 +84,7 @@ class Blocking:
         return dict(take(self.training.model, self.training.optimizer))
 
     def _temporary(self, step: int) -> Path:
-        return self.folder / f"{TEMPORARY}{name_of(step)}"
+        return self.folder / f"{TEMPORARY}{step_folder(step)}"
 
     def _writer(self, step: int, consumed: Consumed) -> Writer:
         """Its last act, when the shards of all ranks are complete: record, final name, and what is too old goes."""
@@ -103,7 +103,7 @@ class Blocking:
 
         def complete(files: dict[str, tuple[int, int]]) -> None:
             write_record(temporary, replace(record, files=dict(sorted(files.items()))))
-            publish(temporary, self.folder / name_of(step), self.keep)
+            publish(temporary, self.folder / step_folder(step), self.keep)
 
         return Writer(temporary, complete)
 

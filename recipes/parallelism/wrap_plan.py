@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.parallelism.base import UnitParameters
 
 if TYPE_CHECKING:
     from meshrunner.recipes.recipe import Recipe
@@ -64,7 +65,7 @@ def shared_outside(network: Network) -> dict[str, list[str]]:
     return found
 
 
-def remarks(recipe: Recipe, network: Network, plan: WrapPlan) -> list[str]:
+def plan_remarks(recipe: Recipe, network: Network, plan: WrapPlan) -> list[str]:
     """What works, but is perhaps not what was meant."""
     found = []
     if recipe.parallelism.kind == "fsdp1":
@@ -97,11 +98,15 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
     return found
 
 
-def local_parameters(network: Network, parameters: dict[str, nn.Parameter], tensor: int) -> tuple[int, int]:
-    """(trained, frozen) parameters that a device holds of a unit after tensor parallelism, before sharding."""
+def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str, UnitParameters]:
+    """Unit -> what a device holds of it after tensor parallelism, before sharding."""
     styles = network.tensor_plan(sequence_parallel=True, loss_parallel=False) if tensor > 1 else {}
     split = {name for name, style in styles.items() if isinstance(style, ColwiseParallel | RowwiseParallel)}
-    counts = {True: 0, False: 0}
-    for name, parameter in parameters.items():
-        counts[parameter.requires_grad] += -(-parameter.numel() // (tensor if name.rpartition(".")[0] in split else 1))
-    return counts[True], counts[False]
+    found = {}
+    for unit, parameters in unit_parameters(network, plan).items():
+        counts = {True: 0, False: 0}
+        for name, parameter in parameters.items():
+            parts = tensor if name.rpartition(".")[0] in split else 1
+            counts[parameter.requires_grad] += -(-parameter.numel() // parts)
+        found[unit] = UnitParameters(counts[True], counts[False], plan[unit].reshard_after_forward)
+    return found

@@ -137,7 +137,7 @@ def remarks(experiment: Experiment) -> list[str]:
     with torch.device("meta"):
         network = experiment.model.build(experiment.seq_len)
     units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
-    return wrap_plan.remarks(experiment, network, units)
+    return wrap_plan.plan_remarks(experiment, network, units)
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:

@@ -7,9 +7,7 @@ import torch
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.parallelism.base import Passes
 from meshrunner.recipes.parallelism.wrap_plan import frozen_waste, local_parameters, unit_parameters
-from meshrunner.runner.config.experiment import remarks
 from tests.composed import SMALL, experiment
 
 BLOCKS = ["layers.0", "layers.1", "layers.2"]
@@ -115,12 +113,14 @@ def test_frozen_parameters_beside_trained_ones_waste_gradients() -> None:
 
 
 def test_what_is_perhaps_not_meant_is_said() -> None:
-    assert remarks(experiment(*SMALL)) == remarks(experiment(*SMALL, "wrap=rules")) == []
+    assert plan_remarks(experiment(*SMALL)) == plan_remarks(experiment(*SMALL, "wrap=rules")) == []
     frozen = (*SMALL, "model.freeze=[layers.1.attention.*]")
-    assert remarks(experiment(*frozen)) == []
-    (remark,) = remarks(experiment(*frozen, "parallelism=fsdp1"))
+    assert plan_remarks(experiment(*frozen)) == []
+    (remark,) = plan_remarks(experiment(*frozen, "parallelism=fsdp1"))
     assert "'layers.1' mixes frozen and trained" in remark
-    (remark,) = remarks(experiment(*SMALL, "wrap=rules", "wrap.rules=[{match: layers.0}, {match: layers.1.ffn_norm}]"))
+    (remark,) = plan_remarks(
+        experiment(*SMALL, "wrap=rules", "wrap.rules=[{match: layers.0}, {match: layers.1.ffn_norm}]")
+    )
     attention = ", ".join(f"layers.1.attention.w{each}" for each in "qkvo")
     assert f"no rule matches tok_embeddings, layers.1.attention_norm, {attention}, layers.1.feed_forward.w1" in remark
 
@@ -144,10 +144,9 @@ def test_what_a_block_gathers_and_reduces(layout: str, workers: int, gathered: f
     degrees = recipe.parallelism.degrees(1, workers)
     network = recipe.model.build(recipe.seq_len)
     parameters = dict(network.get_submodule("layers.0").named_parameters("layers.0"))
-    trained, frozen = local_parameters(network, parameters, degrees.tensor)
-    reshard = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)["layers.0"].reshard_after_forward
-    passes = Passes(recipe.accumulation(degrees.data)[1], degrees)
-    traffic = recipe.parallelism.traffic(trained, frozen, reshard, recipe.precision, passes)
+    plan = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)
+    unit = local_parameters(network, plan, degrees.tensor)["layers.0"]
+    traffic = recipe.parallelism.traffic(unit, recipe.precision, degrees, recipe.accumulation(degrees.data)[1])
     whole = 4 * sum(p.numel() for p in parameters.values())
     assert traffic.gathered / whole == pytest.approx(gathered, rel=5e-3)
     assert traffic.reduced / whole == pytest.approx(reduced, rel=5e-3)
