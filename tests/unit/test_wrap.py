@@ -8,6 +8,7 @@ import torch
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.parallelism.wrap_plan import frozen_waste, local_parameters, unit_parameters
+from meshrunner.runner.config.experiment import remarks
 from tests.composed import SMALL, experiment
 
 BLOCKS = ["layers.0", "layers.1", "layers.2"]
@@ -113,12 +114,12 @@ def test_frozen_parameters_beside_trained_ones_waste_gradients() -> None:
 
 
 def test_what_is_perhaps_not_meant_is_said() -> None:
-    assert plan_remarks(experiment(*SMALL)) == plan_remarks(experiment(*SMALL, "wrap=rules")) == []
+    assert remarks(experiment(*SMALL)) == remarks(experiment(*SMALL, "wrap=rules")) == []
     frozen = (*SMALL, "model.freeze=[layers.1.attention.*]")
-    assert plan_remarks(experiment(*frozen)) == []
-    (remark,) = plan_remarks(experiment(*frozen, "parallelism=fsdp1"))
+    assert remarks(experiment(*frozen)) == []
+    (remark,) = remarks(experiment(*frozen, "parallelism=fsdp1"))
     assert "'layers.1' mixes frozen and trained" in remark
-    (remark,) = plan_remarks(
+    (remark,) = remarks(
         experiment(*SMALL, "wrap=rules", "wrap.rules=[{match: layers.0}, {match: layers.1.ffn_norm}]")
     )
     attention = ", ".join(f"layers.1.attention.w{each}" for each in "qkvo")
