@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from meshrunner.runner.profiler.memory import CATEGORIES
+from meshrunner.runner.profiler.base import CATEGORIES
 
 PERSISTENT = ("parameters", "gradients", "optimizer")
 
