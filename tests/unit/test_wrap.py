@@ -119,9 +119,7 @@ def test_what_is_perhaps_not_meant_is_said() -> None:
     assert remarks(experiment(*frozen)) == []
     (remark,) = remarks(experiment(*frozen, "parallelism=fsdp1"))
     assert "'layers.1' mixes frozen and trained" in remark
-    (remark,) = remarks(
-        experiment(*SMALL, "wrap=rules", "wrap.rules=[{match: layers.0}, {match: layers.1.ffn_norm}]")
-    )
+    (remark,) = remarks(experiment(*SMALL, "wrap=rules", "wrap.rules=[{match: layers.0}, {match: layers.1.ffn_norm}]"))
     attention = ", ".join(f"layers.1.attention.w{each}" for each in "qkvo")
     assert f"no rule matches tok_embeddings, layers.1.attention_norm, {attention}, layers.1.feed_forward.w1" in remark
 
