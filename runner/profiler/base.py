@@ -34,7 +34,7 @@ class Session:
 
     @property
     def recording(self) -> bool:
-        """Whether the profiler slows the step that goes on: such a step does not count for throughput."""
+        """Whether the profiler slows the current step: such a step does not count for throughput."""
         return False
 
     def started(self, device: torch.device, done: int) -> None:
