@@ -14,7 +14,7 @@ from meshrunner.recipes.errors import ConfigError, Interrupted
 from meshrunner.runner.launch import preemption
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.rundir.files import STOP_REQUEST
-from meshrunner.runner.slurm import client as queue
+from meshrunner.runner.slurm import client
 from meshrunner.runner.slurm.client import SlurmJob, jobs
 
 
@@ -107,7 +107,7 @@ def test_what_slurm_says_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "--jobs=12,14" in command
         return "14|CANCELLED by 1000|node1\n12_9|FAILED|None assigned\n"
 
-    monkeypatch.setattr(queue, "slurm", answer)
+    monkeypatch.setattr(client, "slurm", answer)
     found = jobs(["12_0", "12_1", "12_2", "12_9", "13", "14", "12_7"])
     assert found == {
         "12_0": SlurmJob("RUNNING", "", "node1"),

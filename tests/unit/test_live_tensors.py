@@ -8,7 +8,8 @@ from torch import Tensor, UntypedStorage, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from meshrunner.runner.profiler.live_tensors import CATEGORIES, LiveTensors
+from meshrunner.runner.profiler.live_tensors import LiveTensors
+from meshrunner.runner.profiler.memory import CATEGORIES
 
 KIB = 256
 """fp32 elements of a KiB."""
