@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from meshrunner.recipes.data import sequences as sequences_module
-from meshrunner.recipes.data.base import DataSpec
-from meshrunner.recipes.data.random import Random
+from meshrunner.recipes.data.base import DataSpec, Random
 from meshrunner.recipes.data.sequences import PackedSequences
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress
 from meshrunner.recipes.errors import ConfigError

@@ -11,9 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.base import DataSpec, RandomSequences
 from meshrunner.recipes.data.loader import Loader
-from meshrunner.recipes.data.random import RandomSequences
 
 SPEC = DataSpec(1000, 8, 0)
 CPU = torch.device("cpu")
