@@ -1,4 +1,4 @@
-# make demo: a real sweep of distributed runs.  make test: the tests.  make check: format, lint, types.
+# make demo: a real sweep of distributed runs.  make test: the tests.  make check: format, lint, types, imports.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
@@ -27,6 +27,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench

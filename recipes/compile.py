@@ -13,7 +13,7 @@ from meshrunner.recipes.option import Option, did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
-KNOWN = ("inductor", "aot_eager", "eager")
+BACKENDS = ("inductor", "aot_eager", "eager")
 """Backends of every torch: for others torch is imported and asked."""
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -90,7 +90,7 @@ class Compiling(Compile):
         return self.backend not in ("eager", "aot_eager")
 
     def problems(self) -> list[str]:
-        if self.backend in KNOWN:
+        if self.backend in BACKENDS:
             return []
         import torch
 

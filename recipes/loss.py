@@ -51,7 +51,7 @@ class Chunked(Loss):
     """The logits of some tokens at a time; backward computes them again, so the whole is never in memory."""
 
     tokens: Count
-    """Of one chunk on one device, at least one position of every sequence."""
+    """Tokens of one chunk on one device, at least one position of every sequence."""
 
     def function(self, summed: Summed) -> LossFunction:
         import torch

@@ -18,13 +18,13 @@ class Meter(Protocol):
         """The model stands and the first step is about to begin. Counts are of the whole model, not of a shard."""
 
     def resumed(self, step: int, tokens: int) -> None:
-        """Before `started`: the run continues after a step, with so many tokens seen."""
+        """The run continues after a step, with so many tokens consumed. Called before `started`."""
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
-        """Around the wait for the next batch."""
+        """A context around the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Around what is done between two steps and belongs to neither. Inside, every step so far has its row."""
+        """A context around what is done between two steps and belongs to neither. Inside, every step so far has its row."""
 
     def step_done(self, step: int, *, loss: torch.Tensor, grad_norm: torch.Tensor, lr: float, tokens: int) -> None:
         """

@@ -46,12 +46,12 @@ class Precision(Option):
 
     @property
     def param_bytes(self) -> int:
-        """Of a parameter as it is gathered."""
+        """Bytes of a parameter as it is gathered."""
         return 4 if self.compute == "fp32" else 2
 
     @property
     def reduce_bytes(self) -> int:
-        """Of a gradient as it is reduced."""
+        """Bytes of a gradient as it is reduced."""
         return 4
 
 

@@ -51,14 +51,20 @@ class Assembled(NamedTuple):
     trained: list[Trained]
     """The parameters that are not frozen, and how each is sharded."""
     parameters: int
-    """Of the whole model, frozen ones included."""
+    """Number of parameters of the whole model, frozen ones included."""
 
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assembled:
-    """Built on meta, split over the tensor dimension, then spread over the data dimensions and initialised."""
+    """
+    Build the network on meta, spread it over the devices and give it its initial values.
+
+    The order is the only one that is right. Each step changes what the next one sees:
+    """
+    # 1. On meta, where no size is too large. Float8 exchanges linear layers, before anything refers to them.
     with torch.device("meta"):
         network = recipe.model.build(recipe.seq_len)
     recipe.precision.convert(network)
+    # 2. Tensor parallelism, while parameters and modules have their own names: its plan is made of those names.
     layout = recipe.parallelism
     if layout.tensor > 1:
         split_over_tensor(
@@ -69,8 +75,13 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
         )
     split_by_tensor = split_parameters(network)
     parameters = sum(parameter.numel() for parameter in network.parameters())
+    # 3. The wrap plan names modules, so it is made before wrappers of recomputation change the names.
     plan = recipe.wrap.plan(network, layout.reshard_after_forward)
+    # 4. Recomputation and compilation inside the units of data parallelism: gathering and freeing parameters must happen
+    # around the compiled and recomputed code, not in it.
     recompute_and_compile(recipe, network, plan)
+    # 5. Data parallelism shards what tensor parallelism has left, and only then memory is taken: a device never holds
+    # more than its part. The initial values do not depend on the layout.
     model = layout.apply(network, mesh, plan, recipe.precision, Initial(network, recipe.seed, device))
     trained = []
     for name, parameter in model.named_parameters():
@@ -183,7 +194,8 @@ def train(
         meter.resumed(done, consumed.tokens)
     saver = None
     if checkpoints is not None:
-        training = Training(as_configured, model, optimizer, parameters, global_batch)
+        config = as_configured.model_dump(mode="json")
+        training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
         saver = recipe.checkpoint.saver(checkpoints, training)
     loader = Loader(
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),

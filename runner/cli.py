@@ -58,8 +58,8 @@ def _exit(code: int) -> NoReturn:
     """Nothing that still runs in the background may delay or change the end."""
     # A signal may come while the module is being imported: then there is no forkserver to end.
     forkserver = sys.modules.get("meshrunner.runner.process.forkserver")
-    leave: Callable[[int], NoReturn] = getattr(forkserver, "leave", os._exit)
-    leave(code)
+    end: Callable[[int], NoReturn] = getattr(forkserver, "exit_now", os._exit)
+    end(code)
 
 
 def _dispatch(arguments: list[str]) -> int:

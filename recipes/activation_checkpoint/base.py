@@ -84,14 +84,14 @@ class Recompute(ActivationCheckpoint):
 
 
 class Full(Recompute):
-    """Of every block only the input is kept: the least memory, and one more forward."""
+    """Only the input of every block is kept: the least memory, and one more forward."""
 
 
 class SelectiveLayer(Recompute):
     """Every k-th block is recomputed as a whole, the others keep everything: a trade in steps of one block."""
 
     every: Count
-    """Of so many consecutive blocks the first is recomputed; 1: all of them."""
+    """Length of a group of consecutive blocks of which the first is recomputed; 1: all blocks."""
 
     def recomputes(self, block: int) -> bool:
         return block % self.every == 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
 
 
-KNOWN = frozenset(
+OPERATORS = frozenset(
     {
         "_c10d_functional.all_to_all_single",
         "_c10d_functional.reduce_scatter_tensor",
@@ -35,7 +35,7 @@ class Saved(Section):
     op: str
     """Name below torch.ops, without overload: `aten.mm`."""
     every: Count = 1
-    """Of so many consecutive ones in a block the first is kept; 1: all of them. torchtitan keeps every second product."""
+    """Length of a group of consecutive calls in a block of which the first is kept; 1: all. torchtitan keeps every second."""
 
 
 class SelectiveOp(Recompute):
@@ -53,7 +53,7 @@ class SelectiveOp(Recompute):
     def problems(self) -> list[str]:
         found = []
         for number, saved in enumerate(self.save):
-            if saved.op in KNOWN:
+            if saved.op in OPERATORS:
                 continue
             try:
                 _packet(saved.op)

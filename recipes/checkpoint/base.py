@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from meshrunner.recipes.option import Option
 
@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from meshrunner.recipes.recipe import Recipe
-
 
 class Consumed(NamedTuple):
-    """The data of all steps so far."""
+    """How much data all steps so far have trained on."""
 
     sequences: int
     tokens: int
@@ -25,12 +23,15 @@ class Consumed(NamedTuple):
 class Training(NamedTuple):
     """What is saved, and what a checkpoint's record says about it."""
 
-    recipe: Recipe
+    config: dict[str, Any]
+    """The checked configuration."""
+    steps: int
+    seed: int
     model: nn.Module
-    """As the parallelism has wrapped it."""
+    """The network as the parallelism has wrapped it."""
     optimizer: torch.optim.Optimizer
     parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     global_batch: int
 
 

@@ -39,7 +39,7 @@ def agreed(load: str | None, own: Path | None) -> Stored | None:
         damaged = [name for names in everyone for name in names]
         if not damaged:
             return candidate
-        _warn(f"the checkpoint {candidate.path} is passed over: not what was written: {', '.join(damaged)}")
+        _warn(f"the checkpoint {candidate.path} is skipped: not what was written: {', '.join(damaged)}")
     if listed and load is not None:
         raise ConfigError(f"checkpoint.load: no checkpoint in '{load}' is as it was written")
     return None

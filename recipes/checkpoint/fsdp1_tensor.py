@@ -35,7 +35,7 @@ def applies(model: nn.Module) -> bool:
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """As `state.take`."""
+    """What `state_dict.take` does elsewhere."""
     trained = _trained(model, optimizer)
     _initialise(optimizer)
     of_optimizer: dict[str, dict[str, Any]] = {name: {} for name in trained}
@@ -56,7 +56,7 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[s
 
 
 def put(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Any]]) -> None:
-    """As `state.put`."""
+    """What `state_dict.put` does elsewhere."""
     trained = _trained(model, optimizer)
     scalars, tensors = _keys(optimizer)
     for key in tensors:

@@ -24,7 +24,7 @@ from meshrunner.recipes.errors import ConfigError
 RECORD = "checkpoint.json"
 METADATA = ".metadata"
 FOLDER = "checkpoints"
-"""Of a run directory: what holds its checkpoints."""
+"""The folder of a run directory that holds its checkpoints."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -39,15 +39,15 @@ class Record:
 
     step: int
     tokens: int
-    """Seen in all steps up to this one."""
+    """Tokens consumed in all steps up to this one."""
     sequences: int
-    """Of the data, seen in all steps up to this one: the next step begins with the one of this index."""
+    """Sequences consumed in all steps up to this one: the next step begins with the one of this index."""
     global_batch: int
     """Sequences of this step."""
     seed: int
     world_size: int
     parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     config: dict[str, Any]
     """The checked configuration it was written with."""
     files: dict[str, tuple[int, int]]
@@ -66,8 +66,8 @@ class Stored:
         return [name for name in names if checksum(self.path / name) != tuple(self.record.files[name])]
 
 
-def name_of(step: int) -> str:
-    """The folder of a step's checkpoint."""
+def step_folder(step: int) -> str:
+    """Name of the folder of a step's checkpoint."""
     return f"step-{step:08}"
 
 
@@ -122,13 +122,13 @@ def good(folder: Path) -> tuple[list[Stored], list[str]]:
         try:
             found.append(read(path))
         except Damaged as error:
-            warnings.append(f"the checkpoint {path} is passed over: {error}")
+            warnings.append(f"the checkpoint {path} is skipped: {error}")
     return found, warnings
 
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[Stored], list[str]]:
     """
-    What a run may continue from, best first, and warnings about what is passed over.
+    What a run may continue from, best first, and warnings about what is skipped.
 
     Args:
         load: `checkpoint.load`, a run directory or one checkpoint.
@@ -152,7 +152,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[Stored], list[s
     if not elsewhere:
         why = (
             "".join(f"\n  {warning}" for warning in more)
-            or f"; there is no '{path}/{FOLDER}/{name_of(10)}' or the like"
+            or f"; there is no '{path}/{FOLDER}/{step_folder(10)}' or the like"
         )
         raise ConfigError(f"checkpoint.load: '{path}' holds no checkpoint that can be used{why}")
     return elsewhere, warnings + more

@@ -21,13 +21,13 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, name_of, publish, write_record
+from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, publish, step_folder, write_record
 from meshrunner.recipes.checkpoint.state_dict import take
 from meshrunner.recipes.durable import checksum
 from meshrunner.recipes.errors import NotSaved
 
 PATIENCE = timedelta(days=1)
-"""Of the collectives of a save: the fastest rank waits for the slowest disk, and the launcher knows what hangs."""
+"""Time-out of a save's collectives: the fastest rank waits for the slowest disk, and the launcher knows what hangs."""
 
 
 class Written(list[WriteResult]):
@@ -71,7 +71,7 @@ class Blocking:
         folder.mkdir(exist_ok=True)
 
     def due(self, step: int) -> bool:
-        return step % self.every == 0 or step == self.training.recipe.steps
+        return step % self.every == 0 or step == self.training.steps
 
     def save(self, step: int, consumed: Consumed) -> None:
         with self._explained(step):
@@ -84,7 +84,7 @@ class Blocking:
         return dict(take(self.training.model, self.training.optimizer))
 
     def _temporary(self, step: int) -> Path:
-        return self.folder / f"{TEMPORARY}{name_of(step)}"
+        return self.folder / f"{TEMPORARY}{step_folder(step)}"
 
     def _writer(self, step: int, consumed: Consumed) -> Writer:
         """Its last act, when the shards of all ranks are complete: record, final name, and what is too old goes."""
@@ -94,16 +94,16 @@ class Blocking:
             tokens=consumed.tokens,
             sequences=consumed.sequences,
             global_batch=training.global_batch,
-            seed=training.recipe.seed,
+            seed=training.seed,
             world_size=dist.get_world_size(),
             parameters=training.parameters,
-            config=training.recipe.model_dump(mode="json"),
+            config=training.config,
             files={},
         )
 
         def complete(files: dict[str, tuple[int, int]]) -> None:
             write_record(temporary, replace(record, files=dict(sorted(files.items()))))
-            publish(temporary, self.folder / name_of(step), self.keep)
+            publish(temporary, self.folder / step_folder(step), self.keep)
 
         return Writer(temporary, complete)
 

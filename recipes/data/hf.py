@@ -22,7 +22,7 @@ class HuggingFace(PackedText):
     """Reads a split of a hub data set in its order; what was read stays in the cache and is not asked for again."""
 
     name: str
-    """As on the hub, such as `allenai/c4`; or a local folder that `datasets` can load."""
+    """Name on the hub, such as `allenai/c4`; or a local folder that `datasets` can load."""
     subset: str | None
     """The data set's configuration, such as `en`; null where it has only one."""
     split: str

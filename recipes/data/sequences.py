@@ -80,7 +80,7 @@ class PackedSequences:
         return np.random.default_rng([self.spec.seed % 2**64, epoch, block]).permutation(size)
 
     def _wait(self, tokens: int | None) -> None:
-        """Until so many tokens (None: all) are there; then map what is there."""
+        """Wait until so many tokens (None: all) are there; then map what is there."""
         for progress in progress_until_dead(self.entry):
             if progress.complete or (tokens is not None and progress.tokens >= tokens):
                 break
@@ -90,7 +90,7 @@ class PackedSequences:
 
 
 def progress_until_dead(entry: CacheEntry) -> Iterator[PackProgress]:
-    """The record, again and again; raises RuntimeError when nobody goes on with it."""
+    """The record, again and again; raises RuntimeError when nobody continues it."""
     idle_since: float | None = None
     while True:
         produced = entry.is_written()  # asked before reading: who writes the last record holds the lock

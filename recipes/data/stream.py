@@ -1,4 +1,4 @@
-"""Texts out of a `datasets.IterableDataset`: one column, read row by row, which can be taken up again exactly."""
+"""Texts out of a `datasets.IterableDataset`: one column, read row by row, which can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StreamedDocuments:
-    """The rows of one column, in order; rows that are null or empty are passed over."""
+    """The rows of one column, in order; rows that are null or empty are skipped."""
 
     def __init__(
         self, load: Callable[[], IterableDataset], field: str, explain: Callable[[Exception], ConfigError | None]

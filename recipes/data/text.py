@@ -31,7 +31,7 @@ class PackedText(Data):
     tokenizer: str | None
     """A sentencepiece .model file; null: a BPE tokenizer is trained on the text itself."""
     vocab_size: AutoCount
-    """Of the tokenizer that is trained; auto: the model's, at most 32000, at most what the text can carry."""
+    """Vocabulary of the tokenizer that is trained; auto: the model's, at most 32000, at most what the text can carry."""
     shuffle: Annotated[int | None, whole(None)]
     """Blocks of so many sequences are shuffled within themselves; 1: file order; null: all of the data, all at once."""
 

@@ -28,7 +28,7 @@ from meshrunner.recipes.errors import ConfigError
 FORMAT = 1
 """Part of every entry's key: raised when the same source would be packed in another way."""
 CHECKED_BYTES = 64 << 20
-"""tokens.bin is read through by `verify` up to this size (30 ms); a longer one when a producer goes on with it."""
+"""tokens.bin is read through by `verify` up to this size (30 ms); a longer one when a producer continues it."""
 
 
 @dataclass(frozen=True)

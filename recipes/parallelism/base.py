@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.init_weights import Initial
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
     Groups = tuple[ProcessGroup, ...]
@@ -38,13 +38,6 @@ class Degrees(NamedTuple):
     def data(self) -> int:
         """Data-parallel ranks: each sees its own part of the global batch."""
         return self.replicate * self.shard
-
-
-class Passes(NamedTuple):
-    """How often a step goes through a unit."""
-
-    micro_batches: int
-    degrees: Degrees
 
 
 class Traffic(NamedTuple):
@@ -74,9 +67,9 @@ class Parallelism(Option):
     tensor: Count
     """Devices that split each matrix product."""
     sequence_parallel: bool
-    """With `tensor` above 1: between the matrix products each of its devices holds a part of the sequence, not all of it."""
+    """Between the matrix products each of the `tensor` devices holds a part of the sequence, not all of it."""
     loss_parallel: bool
-    """With `tensor` above 1: logits stay split over the vocabulary, and so does the cross entropy."""
+    """The logits stay split over the vocabulary on the `tensor` devices, and so does the cross entropy."""
     reshard_after_forward: Reshard
     """Free a block's gathered parameters after its forward and gather them again in backward: always, never, except_last
     (the last block's are needed at once), or the number of devices to keep them sharded over meanwhile."""
@@ -124,18 +117,11 @@ class Parallelism(Option):
         """
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of a micro batch: ranks exchange gradients in the last one of a step only."""
+        """A context around forward and backward of a micro batch: ranks exchange gradients in the last one of a step only."""
         return nullcontext()
 
-    def traffic(self, trained: int, frozen: int, reshard: bool | int, precision: Precision, passes: Passes) -> Traffic:
-        """
-        Bytes of a unit's parameters that data parallelism gathers, and of its gradients that it reduces, in one step.
-
-        Args:
-            trained, frozen: a device's parameters of the unit after tensor parallelism, before sharding.
-            reshard: the unit's `reshard_after_forward`; False for the root.
-            passes: micro batches of a step, and devices that share the unit.
-        """
+    def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
+        """Bytes of a unit's parameters that data parallelism gathers, and of its gradients that it reduces, in one step."""
         return Traffic(0, 0)
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
@@ -155,10 +141,10 @@ class Parallelism(Option):
         return tuple(own.get_group(dim) for dim, part in enumerate(parameter.placements) if not part.is_replicate())
 
 
-def sharded_traffic(trained: int, frozen: int, reshard: bool | int, precision: Precision, passes: Passes) -> Traffic:
-    """Of fully sharded data parallelism: gathered in forward, and once more in backward where it was freed meanwhile;
+def sharded_traffic(unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
+    """Traffic of fully sharded data parallelism: gathered in forward, and once more in backward where it was freed meanwhile;
     reduced once, in the last micro batch."""
-    if passes.degrees.shard == 1:
-        return Traffic(0, 0) if passes.degrees.replicate == 1 else Traffic(0, precision.reduce_bytes * trained)
-    times = passes.micro_batches * (2 if reshard else 1)
-    return Traffic(times * precision.param_bytes * (trained + frozen), precision.reduce_bytes * trained)
+    if degrees.shard == 1:
+        return Traffic(0, 0) if degrees.replicate == 1 else Traffic(0, precision.reduce_bytes * unit.trained)
+    times = micro_batches * (2 if unit.reshard_after_forward else 1)
+    return Traffic(times * precision.param_bytes * (unit.trained + unit.frozen), precision.reduce_bytes * unit.trained)

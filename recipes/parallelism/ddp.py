@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Passes, Traffic
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.init_weights import Initial
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
@@ -49,8 +49,8 @@ class DDP(Parallelism):
             init_sync=False,  # the copies are equal by construction
         )
 
-    def traffic(self, trained: int, frozen: int, reshard: bool | int, precision: Precision, passes: Passes) -> Traffic:
-        return Traffic(0, precision.reduce_bytes * trained if passes.degrees.replicate > 1 else 0)
+    def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
+        return Traffic(0, precision.reduce_bytes * unit.trained if degrees.replicate > 1 else 0)
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         from torch.nn.parallel import DistributedDataParallel

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from meshrunner.recipes.parallelism.base import Parallelism, Passes, Traffic, sharded_traffic
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, sharded_traffic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.init_weights import Initial
     from meshrunner.recipes.parallelism.base import Groups
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
@@ -74,8 +74,8 @@ class FSDP1(Parallelism):
         tensor = (mesh.get_group("tensor"),) if name in split else ()
         return (mesh.get_group("shard"), *tensor)
 
-    def traffic(self, trained: int, frozen: int, reshard: bool | int, precision: Precision, passes: Passes) -> Traffic:
-        return sharded_traffic(trained, frozen, reshard, precision, passes)
+    def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
+        return sharded_traffic(unit, precision, degrees, micro_batches)
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         from torch.distributed.fsdp import FullyShardedDataParallel

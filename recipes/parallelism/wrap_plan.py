@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -64,20 +61,6 @@ def shared_outside(network: Network) -> dict[str, list[str]]:
     return found
 
 
-def remarks(recipe: Recipe, network: Network, plan: WrapPlan) -> list[str]:
-    """What works, but is perhaps not what was meant."""
-    found = []
-    if recipe.parallelism.kind == "fsdp1":
-        for name, wasted in frozen_waste(network, plan).items():
-            size = f"{wasted / 2**20:,.2f} MiB"
-            found.append(
-                f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {size} of gradients in vain"
-            )
-    if names := recipe.wrap.unmentioned(network):
-        found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
-    return found
-
-
 def frozen_waste(network: Network, plan: WrapPlan) -> dict[str, int]:
     """Unit -> bytes of gradients (fp32) that FSDP1 reserves for frozen parameters which share a unit with trained ones."""
     found = {}
@@ -97,11 +80,24 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
     return found
 
 
-def local_parameters(network: Network, parameters: dict[str, nn.Parameter], tensor: int) -> tuple[int, int]:
-    """(trained, frozen) parameters that a device holds of a unit after tensor parallelism, before sharding."""
+class UnitParameters(NamedTuple):
+    """A device's parameters of one unit after tensor parallelism, before sharding."""
+
+    trained: int
+    frozen: int
+    reshard_after_forward: bool | int
+    """False for the root."""
+
+
+def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str, UnitParameters]:
+    """Unit -> what a device holds of it after tensor parallelism, before sharding."""
     styles = network.tensor_plan(sequence_parallel=True, loss_parallel=False) if tensor > 1 else {}
     split = {name for name, style in styles.items() if isinstance(style, ColwiseParallel | RowwiseParallel)}
-    counts = {True: 0, False: 0}
-    for name, parameter in parameters.items():
-        counts[parameter.requires_grad] += -(-parameter.numel() // (tensor if name.rpartition(".")[0] in split else 1))
-    return counts[True], counts[False]
+    found = {}
+    for unit, parameters in unit_parameters(network, plan).items():
+        counts = {True: 0, False: 0}
+        for name, parameter in parameters.items():
+            parts = tensor if name.rpartition(".")[0] in split else 1
+            counts[parameter.requires_grad] += -(-parameter.numel() // parts)
+        found[unit] = UnitParameters(counts[True], counts[False], plan[unit].reshard_after_forward)
+    return found

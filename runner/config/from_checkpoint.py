@@ -100,7 +100,7 @@ def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
         return False
     if not good(run_dir / FOLDER)[0]:
         raise ConfigError(
-            f"{run_dir} is completed with {trained} steps and holds no good checkpoint to go on from up to step "
+            f"{run_dir} is completed with {trained} steps and holds no good checkpoint to continue from up to step "
             f"{experiment.steps}; for a new run choose another hydra.run.dir"
         )
     return True

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 NOTICE_S = 3.0
-"""After so long a person is told what is waited for."""
+"""Seconds after which a person is told what is waited for."""
 GRACE_S = 2.0
 
 

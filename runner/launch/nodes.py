@@ -20,9 +20,9 @@ from meshrunner.runner.rundir.files import node_file, read_json, write_json
 
 BEAT_S = 3.0
 LOST_S = 30.0
-"""A node that has not been heard of for so long is gone."""
+"""Seconds without a sign of life after which a node counts as gone."""
 SPEAK_S = 5.0
-"""After the first failure the others have this long to say what they saw."""
+"""Seconds that the others have after the first failure to say what they saw."""
 POLL_S = 0.2
 
 
@@ -83,7 +83,7 @@ class Peers:
         }
         self.others = [rank for rank in range(node.count) if rank != node.rank]
         self.heard: dict[int, tuple[dict[str, Any], float]] = {}
-        self.lock, self.left = threading.Lock(), threading.Event()
+        self.lock, self.done = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._beat, daemon=True, name="beat")
 
     def __enter__(self) -> Peers:
@@ -96,7 +96,7 @@ class Peers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.others:
-            self.left.set()
+            self.done.set()
             self.thread.join()
             self._write(gone=True)
 
@@ -147,21 +147,18 @@ class Peers:
             self._listen()
 
     def _beat(self) -> None:
-        while not self.left.wait(BEAT_S):
+        while not self.done.wait(BEAT_S):
             self._write(beat=self.mine["beat"] + 1)
 
     def _write(self, **news: Any) -> None:
-        with (
-            self.lock,
-            suppress(OSError),
-        ):  # a full disk: the others take this node for lost, which ends the run as well
+        with self.lock, suppress(OSError):  # on a full disk the others take this node for lost, which ends the run, too
             self.mine |= news
-            write_json(self._file(self.node.rank), self.mine)
+            write_json(node_file(self.run_dir, self.node.rank), self.mine)
 
     def _listen(self) -> None:
         now = time.monotonic()
         for rank in self.others:
-            found = read_json(self._file(rank))
+            found = read_json(node_file(self.run_dir, rank))
             known = self.heard.get(rank)
             if found.get("rendezvous") == self.node.rendezvous and (known is None or known[0] != found):
                 self.heard[rank] = found, now
@@ -177,6 +174,3 @@ class Peers:
             for rank, (found, when) in self.heard.items()
             if now - when > LOST_S and (silent or found.get("outcome") is None)
         ]
-
-    def _file(self, rank: int) -> Path:
-        return node_file(self.run_dir, rank)

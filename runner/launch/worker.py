@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import pickle
 import resource
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
 from meshrunner.runner.process import forkserver
-from meshrunner.runner.rundir.files import rank_error, rank_log
+from meshrunner.runner.rundir.files import rank_error, rank_log, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from meshrunner.runner.process.worker_context import WorkerContext
 
 GIB = 2**30
-
-
 _until_exit: list[Any] = []
 """The model stays referenced until the process ends: DDP destroyed before its process group may hang."""
 STOPPED_EARLY = 75
@@ -55,7 +52,7 @@ def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: d
 
 
 def _work(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
-    """Returns the exit code."""
+    """Train as this rank; returns the exit code."""
     import torch
     import torch.distributed as dist
 
@@ -166,7 +163,7 @@ def _report(run_dir: Path, rank: int, error: BaseException) -> None:
     sys.stderr.write(f"{message}\n" if _is_plain(error) else trace)
     sys.stderr.flush()
     with suppress(OSError):  # on a full disk the exit code has to do
-        rank_error(run_dir, rank).write_text(json.dumps(record))
+        write_json(rank_error(run_dir, rank), record)
 
 
 def _is_plain(error: BaseException) -> bool:

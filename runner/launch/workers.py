@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from meshrunner.runner.launch.preemption import Preemption
 
 GRACE_S = 2.0
-"""After the first failure the other ranks may still say what they saw."""
+"""Seconds that the other ranks have after the first failure to say what they saw."""
 END_S = 5.0
-"""From the signal that writes a stack to SIGKILL."""
+"""Seconds from the signal that writes a stack to SIGKILL."""
 POLL_S = 0.1
 
 
@@ -49,7 +49,7 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """As configured; the workers find out by themselves whether they continue from a checkpoint."""
+    """The configured one; the workers find out by themselves whether they continue from a checkpoint."""
     devices: NodeDevices
     number: int
     """Executions of the run directory so far, this one included."""

@@ -36,7 +36,7 @@ COLLECT_EVERY = 50
 
 
 FIGURES = 5
-"""Of a rank in a step: what `_row` is given."""
+"""Number of figures of a rank in a step that `_row` is given."""
 
 
 @dataclass

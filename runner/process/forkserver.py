@@ -47,7 +47,7 @@ def shared_integers(count: int) -> Any:
 
 
 def warm() -> None:
-    """Start the forkserver, which imports torch while this process goes on. Takes milliseconds."""
+    """Start the forkserver, which imports torch while this process continues. Takes milliseconds."""
     multiprocessing.set_forkserver_preload(PRELOAD)
     # Inherited: Ctrl-C belongs to the command line alone. Here it is only held back until the forkserver is started.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -69,7 +69,7 @@ def warm() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process at once, without what multiprocessing would leave behind: the forkserver, which may still be
     importing torch, and its folder for sockets."""
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)

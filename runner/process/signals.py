@@ -30,7 +30,7 @@ STOP_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIGTERM,)))
 """What interrupts a run at once."""
 IGNORE_S = 15.0
-"""After an interrupt the workers have this long to end before another one is heard."""
+"""Seconds after an interrupt in which no other is heard: the workers are being ended."""
 
 
 def hold_stop_requests() -> None:

@@ -1,1 +1,1 @@
-"""Looking into some of the measured steps: where their time goes, or what holds memory."""
+"""Profiling some of the measured steps: where their time goes, or what holds memory."""

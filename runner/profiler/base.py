@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from meshrunner.runner.process.worker_context import WorkerContext
 
 
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")
+"""What live tensors are for."""
+
+
 class ProfiledRun(NamedTuple):
     """What a profiler is told of the run it is part of."""
 
@@ -34,7 +38,7 @@ class Session:
 
     @property
     def recording(self) -> bool:
-        """Whether the profiler slows the step that goes on: such a step does not count for throughput."""
+        """Whether the profiler slows the current step: such a step does not count for throughput."""
         return False
 
     def started(self, device: torch.device, done: int) -> None:

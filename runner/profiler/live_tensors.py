@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from meshrunner.runner.profiler.memory import CATEGORIES
+from meshrunner.runner.profiler.base import CATEGORIES
 
 PERSISTENT = ("parameters", "gradients", "optimizer")
 
@@ -67,7 +67,7 @@ class LiveTensors(TorchDispatchMode):
     an operator here is given them. **Compiled code is not seen at all**: inductor's allocates behind every dispatch mode, and
     under a mode dynamo does not compile in the first place. So do not account for a compiled model.
 
-    It may be entered again and goes on; between, only deaths are noticed. A parameter, gradient or optimizer state that is older
+    It may be entered again and continues; between, only deaths are noticed. A parameter, gradient or optimizer state that is older
     than the mode has been there since the beginning; any other storage counts from its first use on.
     """
 
@@ -115,7 +115,7 @@ class LiveTensors(TorchDispatchMode):
 
     @property
     def peak(self) -> Peak:
-        """Of all that has been seen so far."""
+        """The peak of all that has been seen so far."""
         changes: list[tuple[int, int]] = []
         for life in self._lives:
             changes.append((self._since(life), life.nbytes))
@@ -165,7 +165,7 @@ class LiveTensors(TorchDispatchMode):
                 self._see(part.untyped_storage(), category, made=made)
 
     def _is(self, value: Any, category: str) -> None:
-        """From now on it is known what the tensor is for."""
+        """Note what a tensor is for, from now on."""
         if isinstance(value, Tensor):
             for part in _parts(value):
                 life = self._see(part.untyped_storage(), category, made=False)

@@ -1,7 +1,7 @@
 """Where the time of the profiled steps went: interval arithmetic over the events of a Chrome trace.
 
-Every moment of a step is one of three: *compute* (something is computed, whatever else goes on), *exposed communication*
-(a collective goes on and nothing is computed), *idle* (neither). They add up to the step.
+Every moment of a step is one of three: *compute* (something is computed, whatever else happens), *exposed communication*
+(a collective runs and nothing is computed), *idle* (neither). They add up to the step.
 
 On CUDA the device's own events count: NCCL's kernels are communication, every other kernel, copy and fill on any stream
 is compute. A NCCL kernel runs from its launch on, so waiting for a slower rank is communication.
@@ -13,7 +13,7 @@ On a CPU there are no streams, only operators on threads (looked up in traces of
   the copies inside them.
 - Other operators (`aten::*`, `fsdp::*`, a user's own) and inductor's graphs are compute. Backward runs on the training thread.
 - `work.wait()` has no event, and what autograd and modules put around operators (`autograd::*`, `MmBackward0`,
-  `FSDP::pre_forward`) may enclose such a wait: it does not count. The wait shows as the collective that goes on meanwhile.
+  `FSDP::pre_forward`) may enclose such a wait: it does not count. The wait shows as the collective that runs meanwhile.
 - So idle is Python between two operators, and waiting for data.
 """
 

@@ -66,17 +66,17 @@ def node_file(run_dir: Path, node: int) -> Path:
 
 
 def data_log(run_dir: Path) -> Path:
-    """Of the process that reads and tokenises data in the background."""
+    """Output of the process that reads and tokenises data in the background."""
     return run_dir / LOGS / "data.log"
 
 
 def tracker_log(folder: Path) -> Path:
-    """Of the tracker's process, in a run or sweep directory."""
+    """Output of the tracker's process, in a run or sweep directory."""
     return folder / LOGS / "tracker.log"
 
 
 def launcher_log(run_dir: Path) -> Path:
-    """Of a run's own process, where several runs of a sweep are executed at once."""
+    """Output of a run's own process, where several runs of a sweep are executed at once."""
     return run_dir / LOGS / "launcher.log"
 
 

@@ -26,7 +26,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
 
 
 def read_state(run_dir: Path) -> str:
-    """The state that `status.json` records; `None` as text where there is none."""
+    """The state that `status.json` records; "None" where there is none."""
     return str(read_status(run_dir).get("state"))
 
 

@@ -21,7 +21,7 @@ from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import is_run
 from meshrunner.runner.rundir.run import place, read_config
-from meshrunner.runner.rundir.states import read_status, update_status
+from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
 from meshrunner.runner.sweep.exclude import excluding
 
@@ -89,17 +89,19 @@ class Combination:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Jobs that are right, each by itself."""
+class SweepBatch:
+    """What a sweeper hands over at once, every combination right by itself."""
 
     sweep_dir: Path
-    jobs: list[Combination]
+    combinations: list[Combination]
 
     @property
     def ordered(self) -> list[tuple[Combination, PlannedRun]]:
         """Repeats are interleaved: what drifts on a machine meets every combination alike."""
         return [
-            pair for one in zip(*([(job, run) for run in job.runs] for job in self.jobs), strict=True) for pair in one
+            pair
+            for one in zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
+            for pair in one
         ]
 
     def names(self) -> list[str]:
@@ -114,9 +116,9 @@ class Batch:
         return [run.run_dir for _, run in self.ordered]
 
 
-def checked(
+def check_batch(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
-) -> Batch:
+) -> SweepBatch:
     """Compose and check what a sweeper hands over; raises ConfigError that lists all jobs that are wrong."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
@@ -134,7 +136,7 @@ def checked(
     if wrong:
         remove_empty(sweep_dir)
         raise ConfigError("\n".join(_wrong_jobs(wrong)))
-    return Batch(sweep_dir, jobs)
+    return SweepBatch(sweep_dir, jobs)
 
 
 def _compose_job(
@@ -183,7 +185,7 @@ def _check_place(run: PlannedRun) -> None:
 def _place(run: PlannedRun) -> None:
     if not is_run(run.run_dir):
         place(run.composed.config, run.run_dir, run.composed.overrides)
-    state = read_status(run.run_dir).get("state")
+    state = read_state(run.run_dir)
     if run.reason and state == "pending":
         update_status(run.run_dir, state="skipped", reason=run.reason)
     elif state == "skipped" and not run.reason:

@@ -1,4 +1,4 @@
-"""Executing the run directories of a sweep that have no result yet: one after another, or several on disjoint devices."""
+"""Executing the unfinished runs of a sweep: one after another, or several on disjoint devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from meshrunner.runner.rundir.files import launcher_log
 from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.owner import owned_by, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_status, update_status
+from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
 from meshrunner.runner.sweep.live_table import LiveTable
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 
 
-def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
+def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     """
-    Execute what has no result.
+    Execute the unfinished runs of a sweep.
 
     A run that another living process executes is left to it. After an interrupt the rest stays `pending`.
 
@@ -46,10 +46,10 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     Raises:
         Interrupted: by the user.
     """
-    todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _wanted(run_dir, settings)}
+    todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _unfinished(run_dir, settings)}
     for run_dir in run_dirs:
         if run_dir not in todo:
-            print(f"\n{run_dir.name}\n{_has(run_dir)}", flush=True)
+            print(f"\n{run_dir.name}\n{_progress(run_dir)}", flush=True)
     devices = gpu_count() if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))).workers for run_dir in todo} if devices > 1 else {}
     several = len(needs) > 1 and devices >= 2 * min(needs.values())
@@ -59,7 +59,7 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     except Interrupted as error:
         how = str(error).partition(";")[0]  # a run names itself as what is continued
         raise Interrupted(f"{how}; `meshrunner resume {run_dirs[0].parent}` continues the sweep") from None
-    states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
+    states = [read_state(run_dir) for run_dir in run_dirs]
     # What another process executes is its concern.
     if preemption.requested or "preempted" in states:
         return 75, True
@@ -67,7 +67,7 @@ def run_jobs(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     return code, any(_stops(run_dir, settings) for run_dir in todo)
 
 
-def _wanted(run_dir: Path, settings: Sweep) -> bool:
+def _unfinished(run_dir: Path, settings: Sweep) -> bool:
     status = read_status(run_dir)
     state = status.get("state")
     return not owner_is_alive(status) and (state not in RESULTS or state in settings.rerun)
@@ -78,7 +78,7 @@ def _attempts(run_dir: Path) -> int:
     return int(read_status(run_dir).get("attempt") or 0)
 
 
-def _has(run_dir: Path) -> str:
+def _progress(run_dir: Path) -> str:
     status = read_status(run_dir)
     if owner_is_alive(status):
         return owned_by(status)
@@ -87,7 +87,7 @@ def _has(run_dir: Path) -> str:
 
 
 def _stops(run_dir: Path, settings: Sweep) -> bool:
-    return settings.fail_fast and read_status(run_dir).get("state") in (*CRASHED, "oom")
+    return settings.fail_fast and read_state(run_dir) in (*CRASHED, "oom")
 
 
 def _one_by_one(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
@@ -97,7 +97,7 @@ def _one_by_one(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemp
         if preemption.requested:
             return
         if _attempts(run_dir) != attempts:
-            print(f"\n{run_dir.name}\n{_has(run_dir)}", flush=True)
+            print(f"\n{run_dir.name}\n{_progress(run_dir)}", flush=True)
             table.ended(run_dir)
             continue
         for attempt in range(1 + settings.retry):
@@ -114,9 +114,9 @@ def _one_by_one(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemp
                 print(error, file=sys.stderr)
             finally:
                 table.ended(run_dir)
-            if read_status(run_dir).get("state") not in CRASHED:
+            if read_state(run_dir) not in CRASHED:
                 break
-        preempted = read_status(run_dir).get("state") == "preempted"  # so is the job that this sweep is part of
+        preempted = read_state(run_dir) == "preempted"  # so is the job that this sweep is part of
         if preempted or _stops(run_dir, settings):
             why = (
                 "a stop was requested during the run before it"
@@ -152,14 +152,14 @@ class _Packed:
                 while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
                     run_dir = queue.pop(0)
                     if run_dir not in self.tried and _attempts(run_dir) != todo[run_dir]:
-                        print(f"{run_dir.name}: {_has(run_dir)}", flush=True)
+                        print(f"{run_dir.name}: {_progress(run_dir)}", flush=True)
                         table.ended(run_dir)
                         continue
                     table.started(run_dir)
                     self._start(run_dir)
                 for run_dir in self._ended():
                     table.ended(run_dir)
-                    if read_status(run_dir).get("state") in CRASHED and self.tried[run_dir] <= settings.retry:
+                    if read_state(run_dir) in CRASHED and self.tried[run_dir] <= settings.retry:
                         queue.insert(0, run_dir)
                     elif _stops(run_dir, settings):
                         queue.clear()
@@ -171,7 +171,7 @@ class _Packed:
     def _start(self, run_dir: Path) -> None:
         own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
         self.tried[run_dir] = self.tried.get(run_dir, 0) + 1
-        if read_status(run_dir).get("state") in FINAL:  # it says nothing of this execution
+        if read_state(run_dir) in FINAL:  # it says nothing of this execution
             update_status(run_dir, state="pending", reason="")
         with launcher_log(run_dir).open("ab") as log:
             process = subprocess.Popen(

@@ -21,19 +21,19 @@ from meshrunner.runner.config.experiment import check
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import SUMMARY, is_run, read_json
 from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import RESULTS, read_status
+from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import arrays, print_arrays, submit_sweep, wait, wanted
 from meshrunner.runner.sweep.combinations import (
-    Batch,
     Combination,
     ConfiguredTarget,
     LocalTarget,
-    checked,
+    SweepBatch,
+    check_batch,
     remove_empty,
 )
-from meshrunner.runner.sweep.execute_all import run_jobs
+from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.finish import finish_sweep
 
 if TYPE_CHECKING:
@@ -44,23 +44,23 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedBatch:
     """The jobs that a sweeper has handed over at once have ended."""
 
     sweep_dir: Path
     exit_status: int
 
 
-class Stopped(Exception):
+class StopSweep(Exception):
     """By `sweep.fail_fast`: the sweeper is not to hand over more jobs."""
 
 
 def run_sweep(composer: Composer) -> int:
     """Run a sweep from the command line; exit status 1 when a run failed, crashed or timed out."""
     # What the sweeper returns says nothing: some return nothing at all.
-    batches: list[Ended] = []
+    batches: list[EndedBatch] = []
     try:
-        with suppress(Stopped):
+        with suppress(StopSweep):
             composer.sweep(batches.append)
     except OSError as error:
         raise ConfigError(f"the sweep directory cannot be written: {error}") from None
@@ -74,14 +74,14 @@ def run_sweep(composer: Composer) -> int:
 
 
 def resume_sweep(sweep_dir: Path) -> int:
-    """Execute what of a sweep on disk has no result; returns its exit status."""
+    """Execute the unfinished runs of a sweep on disk; returns its exit status."""
     run_dirs = [sweep_dir / name for name in run_names(sweep_dir) if is_run(sweep_dir / name)]
     if not run_dirs:
         raise ConfigError(f"{sweep_dir} holds no run of a sweep")
     for run_dir in run_dirs:
-        if read_status(run_dir).get("state") not in RESULTS:
+        if read_state(run_dir) not in RESULTS:
             only_this_node(read_config(run_dir)["launch"]["nodes"])
-    status, _ = run_jobs(run_dirs, check(read_config(run_dirs[0])).sweep)
+    status, _ = execute_all(run_dirs, check(read_config(run_dirs[0])).sweep)
     finish_sweep(sweep_dir)
     return status
 
@@ -91,14 +91,14 @@ def launch_local(
     config: DictConfig,
     job_overrides: Sequence[Sequence[str]],
     first: int,
-    ended: Callable[[Ended], object],
+    ended: Callable[[EndedBatch], object],
 ) -> list[JobReturn]:
     """What Hydra's sweeper calls: all combinations of a batch at once. Raises ConfigError that lists all wrong ones."""
-    batch = checked(loader, config, job_overrides, first, LocalTarget())
-    status, stop = run_jobs(batch.place(), batch.jobs[0].experiment.sweep)
-    ended(Ended(batch.sweep_dir, status))
+    batch = check_batch(loader, config, job_overrides, first, LocalTarget())
+    status, stop = execute_all(batch.place(), batch.combinations[0].experiment.sweep)
+    ended(EndedBatch(batch.sweep_dir, status))
     if stop:
-        raise Stopped
+        raise StopSweep
     return returned(batch, config)
 
 
@@ -107,7 +107,7 @@ def launch_slurm(
     config: DictConfig,
     job_overrides: Sequence[Sequence[str]],
     first: int,
-    ended: Callable[[Ended], object],
+    ended: Callable[[EndedBatch], object],
 ) -> list[JobReturn]:
     """What Hydra's sweeper calls under hydra/launcher=slurm: all combinations of a batch at once."""
     try:
@@ -117,10 +117,10 @@ def launch_slurm(
     except ConfigError:
         remove_empty(Path(config.hydra.sweep.dir).absolute())
         raise
-    batch = checked(loader, config, job_overrides, first, settings)
+    batch = check_batch(loader, config, job_overrides, first, settings)
     if settings.dry_run:
         runs = [(run.run_dir, job.experiment) for job, run in batch.ordered if not run.reason]
-        todo = wanted([run_dir for run_dir, _ in runs], batch.jobs[0].experiment.sweep.rerun, quiet=True)
+        todo = wanted([run_dir for run_dir, _ in runs], batch.combinations[0].experiment.sweep.rerun, quiet=True)
         groups = arrays([(run_dir, experiment) for run_dir, experiment in runs if run_dir in todo], settings)
         print_arrays(batch.sweep_dir, batch.names(), groups, settings)
         remove_empty(batch.sweep_dir)
@@ -129,7 +129,7 @@ def launch_slurm(
     submit_sweep(batch.sweep_dir, batch.names(), settings)
     if not settings.wait:
         return []
-    ended(Ended(batch.sweep_dir, wait(run_dirs)))
+    ended(EndedBatch(batch.sweep_dir, wait(run_dirs)))
     return returned(batch, config)
 
 
@@ -137,16 +137,16 @@ def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
     """What Hydra's sweeper calls for `meshrunner place -m`."""
-    batch = checked(loader, config, job_overrides, first, ConfiguredTarget())
+    batch = check_batch(loader, config, job_overrides, first, ConfiguredTarget())
     batch.place()
     print(f"sweep directory: {batch.sweep_dir}")
     return []
 
 
-def returned(batch: Batch, config: DictConfig) -> list[JobReturn]:
+def returned(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
     """What the sweeper is told of the jobs of a batch that has ended."""
     worst = math.inf if minimizes(config) else -math.inf
-    return [_returned(job, worst) for job in batch.jobs]
+    return [_returned(job, worst) for job in batch.combinations]
 
 
 def minimizes(config: DictConfig) -> bool:

@@ -20,7 +20,7 @@ from meshrunner.runner.console import console
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, progress_cells
 from meshrunner.runner.rundir.events import StepRow, Tail
 from meshrunner.runner.rundir.files import EVENTS
-from meshrunner.runner.rundir.states import read_status
+from meshrunner.runner.rundir.states import read_state
 
 REDRAW_S = 1.0
 """A table is drawn in a few milliseconds, on a core that may be training."""
@@ -42,7 +42,7 @@ class _Running:
 
     def cells(self) -> list[str]:
         self.rows = [*self.rows, *self.tail.read()][-RECENT:]
-        state = "running" if read_status(self.run_dir).get("state") == "running" else STARTING
+        state = "running" if read_state(self.run_dir) == "running" else STARTING
         return [state, *progress_cells(state, self.steps, self.rows)]
 
 
@@ -70,7 +70,7 @@ class LiveTable:
         if self.active:
             pending = set(todo)
             for run_dir in run_dirs:
-                self._states[run_dir] = "pending" if run_dir in pending else str(read_status(run_dir).get("state"))
+                self._states[run_dir] = "pending" if run_dir in pending else read_state(run_dir)
         self._running: dict[Path, _Running] = {}
         self._ended: dict[Path, list[str]] = {}
         """In the order in which they ended, here."""

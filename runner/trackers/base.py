@@ -63,9 +63,9 @@ class SweepRecord:
     config: dict[str, Any]
     """The resolved configuration of its first run."""
     rows: list[dict[str, Any]]
-    """Of its table, as `meshrunner compare --json` prints them."""
+    """Rows of its table, as `meshrunner compare --json` prints them."""
     run_id: str
-    """For the entry that shows the table: the same however often the sweep is taken up."""
+    """Id of the entry that shows the table: the same however often the sweep is resumed."""
 
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:

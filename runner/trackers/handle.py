@@ -18,7 +18,7 @@ from meshrunner.runner.trackers import process as tracker_process
 from meshrunner.runner.trackers.base import Tracker, read_tracking, update_tracking
 
 GRACE_S = 2.0
-"""From the signal that writes the stack of a hung tracker to its log, to SIGKILL."""
+"""Seconds from the signal that writes the stack of a hung tracker to its log, to SIGKILL."""
 
 
 class TrackerHandle:

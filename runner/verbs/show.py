@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.tree import Tree
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.parallelism.base import Passes
 from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, check, fit
@@ -50,12 +49,12 @@ def _show(composed: Composed) -> None:
     screen.print()
     screen.print(_facts(experiment, network, degrees))
     micro_batches = experiment.accumulation(degrees.data)[1]
-    screen.print(_plan_tree(experiment, network, plan, Passes(micro_batches, degrees)))
+    screen.print(_plan_tree(experiment, network, plan, degrees, micro_batches))
     screen.print(_recompute(experiment, len(network.block_names())), markup=False)
 
 
 def _workers(experiment: Experiment) -> int:
-    """As given; only `auto` has to look at this node, so that a laptop can show what a cluster will run."""
+    """Workers per node as given; only `auto` has to look at this node: a laptop can show what a cluster will run."""
     given = experiment.launch.workers
     return node_devices(experiment).workers if given == "auto" else given
 
@@ -81,20 +80,18 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     return table
 
 
-def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, passes: Passes) -> Tree:
+def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, degrees: Degrees, micro_batches: int) -> Tree:
     """Units with their own parameters (those that no unit below has taken), and what a device communicates of them."""
-    from meshrunner.recipes.parallelism.wrap_plan import local_parameters, remarks, unit_parameters
+    from meshrunner.recipes.parallelism.wrap_plan import local_parameters, unit_parameters
 
-    layout = experiment.parallelism
-    texts, gathered, reduced = {}, 0, 0
-    for name, parameters in unit_parameters(network, plan).items():
-        trained, frozen = local_parameters(network, parameters, passes.degrees.tensor)
-        reshard = plan[name].reshard_after_forward
-        traffic = layout.traffic(trained, frozen, reshard, experiment.precision, passes)
+    whole, texts, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
+    for name, unit in local_parameters(network, plan, degrees.tensor).items():
+        traffic = experiment.parallelism.traffic(unit, experiment.precision, degrees, micro_batches)
         gathered, reduced = gathered + traffic.gathered, reduced + traffic.reduced
-        size = f"{sum(p.numel() for p in parameters.values()):,} parameters, {_bytes(4 * (trained + frozen))} in fp32"
         texts[name] = (
-            f"{size}, {_reshard(reshard)}; per step gathers {_bytes(traffic.gathered)}, reduces {_bytes(traffic.reduced)}"
+            f"{sum(p.numel() for p in whole[name].values()):,} parameters, {_bytes(4 * (unit.trained + unit.frozen))} in "
+            f"fp32, {_reshard(unit.reshard_after_forward)}; per step gathers {_bytes(traffic.gathered)}, "
+            f"reduces {_bytes(traffic.reduced)}"
         )
     tree = Tree(f"wrap plan: {len(plan)} units; a device's step gathers {_bytes(gathered)}, reduces {_bytes(reduced)}")
     for text, alike in groupby(plan, key=texts.__getitem__):  # neighbours that are alike share a line
@@ -102,7 +99,7 @@ def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, passes:
         tree.add(
             f"{names[0]}: {text}" if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each {text}"
         )
-    for remark in remarks(experiment, network, plan):
+    for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         tree.add(f"warning: {remark}")
     return tree
 
@@ -115,7 +112,12 @@ def _recompute(experiment: Experiment, blocks: int) -> str:
         return title
     from meshrunner.recipes.activation_checkpoint.saved_tensors import saved_by_block
 
-    whole, kept = saved_by_block(experiment)
+    whole, kept = saved_by_block(
+        option,
+        lambda: experiment.model.build(experiment.seq_len),
+        (experiment.micro_batch, experiment.seq_len),
+        experiment.precision.param_dtype,
+    )
     if kept == whole:
         return f"{title}; the compiler decides what of a block's {_bytes(whole.nbytes)} is kept for backward"
     operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())

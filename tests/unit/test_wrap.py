@@ -7,7 +7,6 @@ import torch
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.parallelism.base import Passes
 from meshrunner.recipes.parallelism.wrap_plan import frozen_waste, local_parameters, unit_parameters
 from meshrunner.runner.config.experiment import remarks
 from tests.composed import SMALL, experiment
@@ -144,10 +143,9 @@ def test_what_a_block_gathers_and_reduces(layout: str, workers: int, gathered: f
     degrees = recipe.parallelism.degrees(1, workers)
     network = recipe.model.build(recipe.seq_len)
     parameters = dict(network.get_submodule("layers.0").named_parameters("layers.0"))
-    trained, frozen = local_parameters(network, parameters, degrees.tensor)
-    reshard = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)["layers.0"].reshard_after_forward
-    passes = Passes(recipe.accumulation(degrees.data)[1], degrees)
-    traffic = recipe.parallelism.traffic(trained, frozen, reshard, recipe.precision, passes)
+    plan = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)
+    unit = local_parameters(network, plan, degrees.tensor)["layers.0"]
+    traffic = recipe.parallelism.traffic(unit, recipe.precision, degrees, recipe.accumulation(degrees.data)[1])
     whole = 4 * sum(p.numel() for p in parameters.values())
     assert traffic.gathered / whole == pytest.approx(gathered, rel=5e-3)
     assert traffic.reduced / whole == pytest.approx(reduced, rel=5e-3)
