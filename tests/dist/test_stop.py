@@ -1,4 +1,4 @@
-"""Asked to leave, the ranks leave together, saved, and the run goes on as if nothing had been."""
+"""Requested to stop, the ranks stop together, saved, and the run continues as if nothing had been."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from meshrunner.recipes.checkpoint.on_disk import steps
 from meshrunner.recipes.pretrain import train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
-from tests.dist.test_checkpoint import CPU, Recorder
+from tests.dist.test_layouts import CPU, Recorder
 
-KEPT: list[nn.Module] = []
+MODELS: list[nn.Module] = []
 """Models of this process: DDP must not be destroyed before its process group."""
 
 
-def asked_at(folder: Path, asked: tuple[int, int] | None, overrides: tuple[str, ...]) -> tuple[int, list[float]]:
-    """(last step, losses) of a run of which one rank is asked to leave after a step."""
+def requested_at(folder: Path, request: tuple[int, int] | None, overrides: tuple[str, ...]) -> tuple[int, list[float]]:
+    """(last step, losses) of a run of which one rank is requested to stop after a step."""
     recorder = Recorder()
 
-    def leave() -> bool:
-        assert asked is not None
-        rank, step = asked
+    def requested() -> bool:
+        assert request is not None
+        rank, step = request
         return dist.get_rank() == rank and len(recorder.losses) >= step
 
     result = train(
@@ -34,30 +34,30 @@ def asked_at(folder: Path, asked: tuple[int, int] | None, overrides: tuple[str, 
         nodes=1,
         workers=dist.get_world_size(),
         checkpoints=folder,
-        asked=leave if asked is not None else None,
+        stop_requested=requested if request is not None else None,
     )
-    KEPT.append(result.model)
+    MODELS.append(result.model)
     return result.step, recorder.losses
 
 
 @pytest.mark.parametrize(("rank", "kind"), [(0, "dcp"), (2, "dcp_async")])
-def test_all_leave_one_step_after_one_was_asked(rank: int, kind: str, tmp_path: Path) -> None:
+def test_all_stop_one_step_after_one_was_requested_to(rank: int, kind: str, tmp_path: Path) -> None:
     saved = ("parallelism=fsdp2", f"checkpoint={kind}", "checkpoint.every=1000")
-    left = on_ranks(3, asked_at, tmp_path / "left", (rank, 3), saved)
-    assert [step for step, _ in left] == [4, 4, 4]
-    assert list(steps(tmp_path / "left")) == [4]
-    rest = on_ranks(3, asked_at, tmp_path / "left", None, saved)
-    straight = on_ranks(3, asked_at, tmp_path / "straight", None, saved)
-    for (_, first), (last, second), (_, whole) in zip(left, rest, straight, strict=True):
+    stopped = on_ranks(3, requested_at, tmp_path / "stopped", (rank, 3), saved)
+    assert [step for step, _ in stopped] == [4, 4, 4]
+    assert list(steps(tmp_path / "stopped")) == [4]
+    rest = on_ranks(3, requested_at, tmp_path / "stopped", None, saved)
+    straight = on_ranks(3, requested_at, tmp_path / "straight", None, saved)
+    for (_, first), (last, second), (_, whole) in zip(stopped, rest, straight, strict=True):
         assert last == 8
         assert first + second == whole
 
 
 def test_without_checkpoints_it_just_ends(tmp_path: Path) -> None:
-    left = on_ranks(2, asked_at, tmp_path, (1, 1), ("parallelism=ddp",))
-    assert [step for step, _ in left] == [2, 2]
+    stopped = on_ranks(2, requested_at, tmp_path, (1, 1), ("parallelism=ddp",))
+    assert [step for step, _ in stopped] == [2, 2]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_asked_in_the_last_step_it_completes(tmp_path: Path) -> None:
-    assert [step for step, _ in on_ranks(2, asked_at, tmp_path, (1, 7), ("parallelism=ddp",))] == [8, 8]
+def test_requested_in_the_last_step_it_completes(tmp_path: Path) -> None:
+    assert [step for step, _ in on_ranks(2, requested_at, tmp_path, (1, 7), ("parallelism=ddp",))] == [8, 8]

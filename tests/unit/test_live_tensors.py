@@ -75,7 +75,7 @@ def test_categories() -> None:
             torch.zeros(100 * KIB)
         optimizer.step()
     assert kib(live) == {"parameters": 1, "gradients": 1, "other": 104}
-    with live:  # goes on where it stopped
+    with live:  # continues where it stopped
         optimizer.zero_grad()
         with torch.no_grad():
             torch.zeros(200 * KIB)
