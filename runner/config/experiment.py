@@ -128,7 +128,7 @@ def remarks(experiment: Experiment) -> list[str]:
     Raises:
         ConfigError: the names are not those of the model.
     """
-    if not (experiment.model.freeze or experiment.wrap.by_name):
+    if not (experiment.model.freeze or experiment.wrap.needs_network):
         return []
     import torch
 
