@@ -20,6 +20,9 @@ IRRELEVANT = (
 )
 """Keys, or sections, that do not change what is measured. Runs that differ in these alone are repeats of each other."""
 
+FOLLOWS = {"optimizer.lr": "model"}
+"""Keys whose default comes with an option of another group; they count as keys of that group."""
+
 FACTS: dict[str, Callable[[Run], Any]] = {
     "device": lambda run: run.summary.get("device"),
     "world_size": lambda run: run.summary.get("world_size"),
@@ -79,8 +82,9 @@ class Keys:
         typed = set[str]().union(*(run.typed for run in known))
         shown = []
         for name in differing:
-            group = name.partition(".")[0]
-            if group not in self.groups:
+            around = (name.partition(".")[0], FOLLOWS.get(name))
+            group = next((group for group in groups if group in around), None)
+            if group is None:
                 shown.append(name)
                 continue
             if group not in shown:

@@ -67,7 +67,7 @@ class LiveTensors(TorchDispatchMode):
     an operator here is given them. **Compiled code is not seen at all**: inductor's allocates behind every dispatch mode, and
     under a mode dynamo does not compile in the first place. So do not account for a compiled model.
 
-    It may be entered again and continues; between, only deaths are noticed. A parameter, gradient or optimizer state that is older
+    It may be entered again and continues; between, only deaths are noticed. A parameter, gradient or optimizer state older
     than the mode has been there since the beginning; any other storage counts from its first use on.
     """
 

@@ -233,7 +233,8 @@ def test_hardware_is_recognised_or_unknown(name: str, gib: float, expected: str 
 
 def test_checking_imports_no_torch() -> None:
     program = (
-        "import sys; from tests.composed import experiment; experiment(); from meshrunner.runner import cli, execute, sweep; "
+        "import sys; from tests.composed import experiment; experiment(); from meshrunner.runner import cli; "
+        "from meshrunner.runner.launch import execute; from meshrunner.runner.sweep import combinations, execute_all, launcher; "
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=CONF.parent)

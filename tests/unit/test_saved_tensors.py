@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from meshrunner.recipes.activation_checkpoint.saved_tensors import SavedTensors, saved_by_block
+from meshrunner.runner.config.experiment import Experiment
 from tests.composed import SMALL, experiment
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
