@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
@@ -92,9 +91,7 @@ class Peers:
             self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.others:
             self.done.set()
             self.thread.join()

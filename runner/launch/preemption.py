@@ -13,7 +13,7 @@ import socket
 import time
 from datetime import datetime
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from meshrunner.recipes.errors import Interrupted
@@ -51,9 +51,7 @@ class Preemption:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_REQUESTS)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, handler in self._before.items():
             signal.signal(name, handler)
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from statistics import median
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.live import Live
@@ -54,9 +53,7 @@ class ProgressLine:
             self.live.update(Text("starting the workers"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live:
             self.live.stop()
         if self.waiting is not None:
