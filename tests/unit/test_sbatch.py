@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.rundir.files import CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS
+from meshrunner.runner.rundir.owner import this_process
 from meshrunner.runner.slurm.client import SlurmJob
 from meshrunner.runner.slurm.script import for_run, for_sweep
 from meshrunner.runner.slurm.settings import Slurm, seconds
@@ -48,6 +51,12 @@ def test_the_shell_finds_no_fault(checker: tuple[str, ...], path: Path) -> None:
         pytest.skip(f"{checker[0]} is not installed")
     done = subprocess.run([*checker, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_script_names_files_and_keys_as_the_run_directory_does() -> None:
+    text = (SHIPPED / "run.sbatch").read_text()
+    assert set(re.findall(r"\$(?:run_dir|given)/([\w.]+)", text)) == {CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS}
+    assert set(re.findall(r"\b(slurm_\w+)", text)) == {key for key in this_process() if key.startswith("slurm_")}
 
 
 def test_all_wrong_settings_are_listed() -> None:
