@@ -28,11 +28,19 @@ class LRSchedule(Option):
         """The factor at a step, which counts from 1."""
 
 
+def rise(step: int, warmup_steps: int) -> float:
+    """The factor of a linear warm-up: 1 from step `warmup_steps` on."""
+    return step / warmup_steps if step < warmup_steps else 1.0
+
+
 class Constant(LRSchedule):
-    """The same learning rate in every step."""
+    """Rises linearly for `warmup_steps`, then stays the same."""
+
+    warmup_steps: Steps = 0  # configurations on disk that are older than the key had none
+    """Steps of linear rise; the last of them is the first at the full rate."""
 
     def factor(self, step: int) -> float:
-        return 1.0
+        return rise(step, self.warmup_steps)
 
 
 class Warmup(LRSchedule):
@@ -51,7 +59,7 @@ class Warmup(LRSchedule):
 
     def factor(self, step: int) -> float:
         if step < self.warmup_steps:
-            return step / self.warmup_steps
+            return rise(step, self.warmup_steps)
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         return self.final + (1 - self.final) * self.fall(progress)
 

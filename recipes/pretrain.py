@@ -194,7 +194,8 @@ def train(
         meter.resumed(done, consumed.tokens)
     saver = None
     if checkpoints is not None:
-        training = Training(as_configured, model, optimizer, parameters, global_batch)
+        config = as_configured.model_dump(mode="json")
+        training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
         saver = recipe.checkpoint.saver(checkpoints, training)
     loader = Loader(
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),

@@ -13,7 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.recipe import Recipe
+    from collections.abc import Callable
+
+    from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
+    from meshrunner.recipes.model.network import Network
 
 
 class SavedTensors(NamedTuple):
@@ -24,23 +27,29 @@ class SavedTensors(NamedTuple):
     """Operator -> (results that are kept, results that there are), for those of which some are kept."""
 
 
-def saved_by_block(recipe: Recipe) -> tuple[SavedTensors, SavedTensors]:
+def saved_by_block(
+    option: ActivationCheckpoint, build: Callable[[], Network], shape: tuple[int, int], dtype: torch.dtype | None
+) -> tuple[SavedTensors, SavedTensors]:
     """
-    (without recomputing, as `activation_checkpoint` has it) for a micro batch on one device, before tensor parallelism.
+    (without recomputing, as the option has it) for a micro batch on one device, before tensor parallelism.
 
     The second is of the first block that recomputes anything. Computed as a CPU would, eagerly: a compiler may keep less.
+
+    Args:
+        build: makes the network, on fake tensors.
+        shape: of a micro batch of tokens, (batch, seq).
+        dtype: the parameters' in compute; None: as they are built.
     """
-    option = recipe.activation_checkpoint
     with FakeTensorMode():
-        network = recipe.model.build(recipe.seq_len)
+        network = build()
         names = network.block_names()
         chosen = next((name for number, name in enumerate(names) if option.recomputes(number)), names[0])
-        if recipe.precision.param_dtype is not None:
+        if dtype is not None:
             for module in network.modules():
                 for name, parameter in list(module.named_parameters(recurse=False)):
-                    setattr(module, name, nn.Parameter(parameter.to(recipe.precision.param_dtype)))
+                    setattr(module, name, nn.Parameter(parameter.to(dtype)))
         block = network.get_submodule(chosen)
-        given = _input_of(block, network, torch.zeros(recipe.micro_batch, recipe.seq_len, dtype=torch.long))
+        given = _input_of(block, network, torch.zeros(shape, dtype=torch.long))
         return _forward(block, given), _forward(option.wrap(block, draws=network.draws), given)
 
 

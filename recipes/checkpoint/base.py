@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from meshrunner.recipes.option import Option
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
-
-    from meshrunner.recipes.recipe import Recipe
 
 
 class Consumed(NamedTuple):
@@ -25,7 +23,10 @@ class Consumed(NamedTuple):
 class Training(NamedTuple):
     """What is saved, and what a checkpoint's record says about it."""
 
-    recipe: Recipe
+    config: dict[str, Any]
+    """The checked configuration."""
+    steps: int
+    seed: int
     model: nn.Module
     """The network as the parallelism has wrapped it."""
     optimizer: torch.optim.Optimizer

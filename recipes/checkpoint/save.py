@@ -71,7 +71,7 @@ class Blocking:
         folder.mkdir(exist_ok=True)
 
     def due(self, step: int) -> bool:
-        return step % self.every == 0 or step == self.training.recipe.steps
+        return step % self.every == 0 or step == self.training.steps
 
     def save(self, step: int, consumed: Consumed) -> None:
         with self._explained(step):
@@ -94,10 +94,10 @@ class Blocking:
             tokens=consumed.tokens,
             sequences=consumed.sequences,
             global_batch=training.global_batch,
-            seed=training.recipe.seed,
+            seed=training.seed,
             world_size=dist.get_world_size(),
             parameters=training.parameters,
-            config=training.recipe.model_dump(mode="json"),
+            config=training.config,
             files={},
         )
 

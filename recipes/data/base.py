@@ -1,4 +1,4 @@
-"""The data group: what a run trains on, as endless sequences of tokens that are addressed by a global index."""
+"""The `data` group: what a run trains on, as endless sequences of tokens that are addressed by a global index; `random`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Data(Option):
 
     kinds: ClassVar[dict[str, str]] = {
         "stdlib": "meshrunner.recipes.data.stdlib:Stdlib",
-        "jsonl": "meshrunner.recipes.data.jsonl:Jsonl",
-        "parquet": "meshrunner.recipes.data.parquet:Parquet",
+        "jsonl": "meshrunner.recipes.data.local:Jsonl",
+        "parquet": "meshrunner.recipes.data.local:Parquet",
         "hf": "meshrunner.recipes.data.hf:HuggingFace",
-        "random": "meshrunner.recipes.data.random:Random",
+        "random": "meshrunner.recipes.data.base:Random",
     }
 
     def prepare(self, spec: DataSpec) -> bool:
@@ -74,3 +74,32 @@ class Data(Option):
     def open(self, spec: DataSpec) -> Sequences:
         """The sequences, in a worker, after `prepare`."""
         raise NotImplementedError
+
+
+class Random(Data):
+    """Uniformly distributed tokens, without text: for pure speed runs. The loss stays at log(vocab_size)."""
+
+    def prepare(self, spec: DataSpec) -> bool:
+        return False
+
+    def open(self, spec: DataSpec) -> Sequences:
+        return RandomSequences(spec)
+
+
+class RandomSequences:
+    """Each sequence has a random stream of its own, keyed by (seed, index)."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+
+    def rows(self, first: int, count: int) -> NDArray[np.int64]:
+        import numpy as np
+
+        rows = np.empty((count, self.spec.seq_len + 1), dtype=np.int64)
+        for row, index in zip(rows, range(first, first + count), strict=True):
+            stream = np.random.Philox(key=[self.spec.seed % 2**64, index])
+            row[:] = np.random.Generator(stream).integers(self.spec.vocab_size, size=len(row))
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "random", "vocab_size": self.spec.vocab_size, "seed": self.spec.seed}

@@ -1,8 +1,10 @@
-"""What jsonl and parquet share: files of this machine, read through `datasets` in streaming mode."""
+"""Files of this machine, JSON lines or Parquet, read through `datasets` in streaming mode."""
 
 from __future__ import annotations
 
 import glob
+import gzip
+import json
 import os
 from abc import abstractmethod
 from pathlib import Path
@@ -12,7 +14,7 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.data.packing import Documents
-from meshrunner.recipes.data.stream import StreamedDocuments
+from meshrunner.recipes.data.stream import StreamedDocuments, first_line, missing_field
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.errors import ConfigError
 
@@ -88,6 +90,81 @@ class LocalText(PackedText):
 
     def nothing(self) -> str:
         return f"data.path: there is no text in '{Path(self.path).expanduser().absolute()}', column '{self.field}'"
+
+
+class Jsonl(LocalText):
+    """Files of one JSON object per line; `.gz` is unpacked on the fly."""
+
+    builder: ClassVar[str] = "json"
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+
+    def load(self, files: list[str]) -> IterableDataset:
+        files = [name for name in files if Path(name).stat().st_size]  # datasets stumbles over an empty file
+        if not files:
+            raise ConfigError(self.nothing())
+        return super().load(files)
+
+    def unreadable(self, files: list[str], error: Exception) -> ConfigError:
+        for name in files:
+            if where := first_bad_line(Path(name)):
+                return ConfigError(f'data.path: {where}; expected one JSON object per line, such as {{"text": "..."}}')
+        return ConfigError(f"data.path: cannot read '{self.path}' as JSON lines: {first_line(error)}")
+
+
+def first_bad_line(path: Path) -> str:
+    """Where and why a file is no JSON lines; empty when it is. pyarrow names neither the file nor the line."""
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if number == 1 and line.lstrip().startswith(b"["):
+                    return ""  # one array instead of lines: datasets reads that, too
+                if line.strip() and not isinstance(json.loads(line.decode("utf-8")), dict):
+                    return f"'{path}' line {number} is no JSON object"
+    except UnicodeDecodeError:
+        return f"'{path}' line {number} is not UTF-8 text"
+    except ValueError as error:
+        return f"'{path}' line {number} is not JSON ({error})"
+    except (OSError, EOFError) as error:
+        return f"'{path}' cannot be read ({error})"
+    return ""
+
+
+class Parquet(LocalText):
+    """Parquet files, of which one column is read."""
+
+    builder: ClassVar[str] = "parquet"
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
+
+    def load(self, files: list[str]) -> IterableDataset:
+        """The rows; reads all footers first, so that a file that is none is found before anything is tokenised."""
+        filled = []
+        for name in files:
+            columns, rows = _footer(name)
+            if self.field not in columns:
+                raise missing_field(self.field, columns)
+            if rows:  # datasets stumbles over a file without
+                filled.append(name)
+        if not filled:
+            raise ConfigError(self.nothing())
+        return super().load(filled)
+
+    def loading(self) -> dict[str, Any]:
+        return {"columns": [self.field]}
+
+    def unreadable(self, files: list[str], error: Exception) -> ConfigError:
+        return ConfigError(f"data.path: cannot read '{self.path}' as parquet: {first_line(error)}")
+
+
+def _footer(name: str) -> tuple[list[str], int]:
+    """The columns of a file and its number of rows."""
+    from pyarrow.parquet import read_metadata
+
+    try:
+        footer = read_metadata(name)
+        return list(footer.schema.to_arrow_schema().names), int(footer.num_rows)
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        raise ConfigError(f"data.path: '{name}' is not a parquet file: {first_line(error)}") from None
 
 
 def _matches(pattern: str) -> list[str]:

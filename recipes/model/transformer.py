@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 from meshrunner.recipes.model.network import Network
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.model.llama import Llama, RopeScaling
+    from meshrunner.recipes.model.shape import DecoderShape, RopeScaling
 
 
 class RMSNorm(nn.Module):
@@ -58,7 +58,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal grouped-query attention (Ainslie et al. 2023) with rotary positions."""
 
-    def __init__(self, config: Llama) -> None:
+    def __init__(self, config: DecoderShape) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.grouped = config.n_kv_heads != config.n_heads
@@ -93,7 +93,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to the stream."""
 
-    def __init__(self, config: Llama) -> None:
+    def __init__(self, config: DecoderShape) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
@@ -110,7 +110,7 @@ class Transformer(Network):
 
     rope: Tensor
 
-    def __init__(self, config: Llama, seq_len: int) -> None:
+    def __init__(self, config: DecoderShape, seq_len: int) -> None:
         super().__init__()
         self.config, self.seq_len = config, seq_len
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)

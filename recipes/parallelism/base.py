@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.init_weights import Initial
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
     Groups = tuple[ProcessGroup, ...]
@@ -38,15 +38,6 @@ class Degrees(NamedTuple):
     def data(self) -> int:
         """Data-parallel ranks: each sees its own part of the global batch."""
         return self.replicate * self.shard
-
-
-class UnitParameters(NamedTuple):
-    """A device's parameters of one unit after tensor parallelism, before sharding."""
-
-    trained: int
-    frozen: int
-    reshard_after_forward: bool | int
-    """False for the root."""
 
 
 class Traffic(NamedTuple):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, UnitParameters
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.init_weights import Initial
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 

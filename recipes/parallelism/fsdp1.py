@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, UnitParameters, sharded_traffic
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, sharded_traffic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.init_weights import Initial
     from meshrunner.recipes.parallelism.base import Groups
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from meshrunner.recipes.option import whole
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, UnitParameters, sharded_traffic
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, sharded_traffic
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from meshrunner.recipes.init_weights import Initial
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.parallelism.base import UnitParameters
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -65,20 +61,6 @@ def shared_outside(network: Network) -> dict[str, list[str]]:
     return found
 
 
-def plan_remarks(recipe: Recipe, network: Network, plan: WrapPlan) -> list[str]:
-    """What works, but is perhaps not what was meant."""
-    found = []
-    if recipe.parallelism.kind == "fsdp1":
-        for name, wasted in frozen_waste(network, plan).items():
-            size = f"{wasted / 2**20:,.2f} MiB"
-            found.append(
-                f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {size} of gradients in vain"
-            )
-    if names := recipe.wrap.unmentioned(network):
-        found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
-    return found
-
-
 def frozen_waste(network: Network, plan: WrapPlan) -> dict[str, int]:
     """Unit -> bytes of gradients (fp32) that FSDP1 reserves for frozen parameters which share a unit with trained ones."""
     found = {}
@@ -96,6 +78,15 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
         around = [unit for unit in plan if not unit or name.startswith(f"{unit}.")]
         found[max(around, key=len)][name] = parameter
     return found
+
+
+class UnitParameters(NamedTuple):
+    """A device's parameters of one unit after tensor parallelism, before sharding."""
+
+    trained: int
+    frozen: int
+    reshard_after_forward: bool | int
+    """False for the root."""
 
 
 def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str, UnitParameters]:

@@ -44,6 +44,18 @@ class Wrap(Option):
         """Modules with parameters that the policy should decide about and does not."""
         return []
 
+    def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
+        """What works under a kind of parallelism, but is perhaps not what was meant."""
+        from meshrunner.recipes.parallelism.wrap_plan import frozen_waste
+
+        found = [
+            f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {wasted / 2**20:,.2f} MiB of gradients in vain"
+            for name, wasted in (frozen_waste(network, plan).items() if kind == "fsdp1" else ())
+        ]
+        if names := self.unmentioned(network):
+            found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
+        return found
+
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
         """The plan for a network on meta, with `parallelism.reshard_after_forward` spelled out for every unit."""
         from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units

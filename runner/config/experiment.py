@@ -132,12 +132,10 @@ def remarks(experiment: Experiment) -> list[str]:
         return []
     import torch
 
-    from meshrunner.recipes.parallelism import wrap_plan
-
     with torch.device("meta"):
         network = experiment.model.build(experiment.seq_len)
     units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
-    return wrap_plan.plan_remarks(experiment, network, units)
+    return experiment.wrap.remarks(network, units, experiment.parallelism.kind)
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:

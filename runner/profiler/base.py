@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from meshrunner.runner.process.worker_context import WorkerContext
 
 
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")
+"""What live tensors are for."""
+
+
 class ProfiledRun(NamedTuple):
     """What a profiler is told of the run it is part of."""
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from meshrunner.runner.profiler.memory import CATEGORIES
+from meshrunner.runner.profiler.base import CATEGORIES
 
 PERSISTENT = ("parameters", "gradients", "optimizer")
 
@@ -67,7 +67,7 @@ class LiveTensors(TorchDispatchMode):
     an operator here is given them. **Compiled code is not seen at all**: inductor's allocates behind every dispatch mode, and
     under a mode dynamo does not compile in the first place. So do not account for a compiled model.
 
-    It may be entered again and continues; between, only deaths are noticed. A parameter, gradient or optimizer state that is older
+    It may be entered again and continues; between, only deaths are noticed. A parameter, gradient or optimizer state older
     than the mode has been there since the beginning; any other storage counts from its first use on.
     """
 

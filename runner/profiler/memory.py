@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshrunner.recipes.option import Count
-from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed, WindowSession
+from meshrunner.runner.profiler.base import CATEGORIES, ProfiledRun, Session, Windowed, WindowSession
 from meshrunner.runner.rundir.files import write_json
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from meshrunner.runner.profiler.live_tensors import LiveTensors
 
 GIB = 2**30
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")
-"""What live tensors are for."""
 KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in CATEGORIES))
 
 

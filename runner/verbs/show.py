@@ -82,7 +82,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, degrees: Degrees, micro_batches: int) -> Tree:
     """Units with their own parameters (those that no unit below has taken), and what a device communicates of them."""
-    from meshrunner.recipes.parallelism.wrap_plan import local_parameters, plan_remarks, unit_parameters
+    from meshrunner.recipes.parallelism.wrap_plan import local_parameters, unit_parameters
 
     whole, texts, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
     for name, unit in local_parameters(network, plan, degrees.tensor).items():
@@ -99,7 +99,7 @@ def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, degrees
         tree.add(
             f"{names[0]}: {text}" if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each {text}"
         )
-    for remark in plan_remarks(experiment, network, plan):
+    for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         tree.add(f"warning: {remark}")
     return tree
 
@@ -112,7 +112,12 @@ def _recompute(experiment: Experiment, blocks: int) -> str:
         return title
     from meshrunner.recipes.activation_checkpoint.saved_tensors import saved_by_block
 
-    whole, kept = saved_by_block(experiment)
+    whole, kept = saved_by_block(
+        option,
+        lambda: experiment.model.build(experiment.seq_len),
+        (experiment.micro_batch, experiment.seq_len),
+        experiment.precision.param_dtype,
+    )
     if kept == whole:
         return f"{title}; the compiler decides what of a block's {_bytes(whole.nbytes)} is kept for backward"
     operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())

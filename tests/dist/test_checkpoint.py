@@ -83,7 +83,7 @@ def assembled(*overrides: str) -> Assembled:
         ranks=degrees.data,
         device=CPU,
     )
-    return Assembled(Training(recipe, model, optimizer, parameters, global_batch), trained, loader)
+    return Assembled(Training(recipe.model_dump(mode="json"), recipe.steps, recipe.seed, model, optimizer, parameters, global_batch), trained, loader)
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

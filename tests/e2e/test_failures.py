@@ -290,7 +290,7 @@ def failed(*overrides: str, cwd: Path, state: str = "failed", within: float = 60
 ONE_RANK = {
     "raises": ("Raises", "rank 1: RuntimeError: the user's own mistake", "with a second line"),
     "raises much text": ("RaisesLongText", "rank 1: RuntimeError: line 0", "line 199"),
-    "segfaults": ("Segfaults", "rank 1 was ended by signal SIGSEGV", "faulty.py"),
+    "segfaults": ("Segfaults", "rank 1 was killed by signal SIGSEGV", "faulty.py"),
     "leaves": ("Exits", "rank 1 ended with exit code 3", "about to leave"),
     "leaves by sys.exit": ("ExitsInPython", "rank 1: SystemExit: the user's module had enough", "faulty.py"),
 }
@@ -323,7 +323,7 @@ def test_killed_worker(folder: Path) -> None:
         command.check_nobody_left(within=1)
     assert ended.code == 1
     assert status(folder / "out")["state"] == "failed"
-    assert status(folder / "out")["reason"] == "rank 1 was ended by signal SIGKILL"
+    assert status(folder / "out")["reason"] == "rank 1 was killed by signal SIGKILL"
     assert "before step 2: weights" in ended.err.partition("logs/rank1.log:\n")[2], ended
 
 
@@ -504,8 +504,8 @@ def test_own_sources_on_pythonpath(tmp_path: Path) -> None:
 
 
 def test_python_dash_m(folder: Path) -> None:
-    """`python -m runner` is the same program, own classes included."""
-    program = (sys.executable, "-m", "runner")
+    """`python -m meshrunner` is the same program, own classes included."""
+    program = (sys.executable, "-m", "meshrunner")
     with Command("run", *TINY, "hydra.run.dir=out", "model.kind=faulty:Faulty", cwd=folder, program=program) as command:
         ended = command.wait().check_manners()
         command.check_nobody_left()

@@ -1,4 +1,4 @@
-"""What a run and a sweep do when the job they are part of is asked to leave. No SLURM is needed: they only see its variables."""
+"""What a run and a sweep do when the job they are part of is requested to stop. No SLURM is needed, only its variables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def states(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "how", ["SIGTERM to all", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGUSR1", "mark"))]
 )
-def test_a_run_saves_itself_and_goes_on(how: str, folder: Path) -> None:
+def test_a_run_saves_itself_and_continues(how: str, folder: Path) -> None:
     arguments = ("run", *TINY, *SLOW, "steps=30", "hydra.run.dir=out")
     with Command(*arguments, cwd=folder) as command:
         command.until(lambda: steps_done(folder / "out") >= 3)
@@ -58,7 +58,7 @@ def test_a_run_saves_itself_and_goes_on(how: str, folder: Path) -> None:
         command.check_nobody_left()
     assert ended.code == 75, ended
     assert status(folder / "out")["state"] == "preempted"
-    assert "asked the job to leave" in status(folder / "out")["reason"]
+    assert "SLURM requested a stop" in status(folder / "out")["reason"]
     assert read(folder / "out" / "summary.json")["state"] == "preempted"
     left = len(losses(folder / "out"))
     assert 3 <= left < 30
@@ -74,7 +74,7 @@ def test_a_run_saves_itself_and_goes_on(how: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "devices", [pytest.param(1, id="one by one"), pytest.param(4, id="side by side", marks=pytest.mark.slow)]
 )
-def test_a_sweep_leaves_and_goes_on(devices: int, folder: Path) -> None:
+def test_a_sweep_stops_and_continues(devices: int, folder: Path) -> None:
     arguments = (
         "run",
         "-m",
@@ -99,7 +99,7 @@ def test_a_sweep_leaves_and_goes_on(devices: int, folder: Path) -> None:
     assert [status(run)["attempt"] for run in runs(folder)] == [2] * going + [1] * (3 - going)
 
 
-def test_asked_before_it_begins_a_run_begins_nothing(folder: Path) -> None:
+def test_requested_to_stop_before_it_begins_a_run_begins_nothing(folder: Path) -> None:
     """While torch is imported; a signal must not be lost then, nor end the command by itself."""
     with Command("run", *TINY, *SLOW, "steps=1000", "hydra.run.dir=out", cwd=folder) as command:
         command.until(lambda: (folder / "out" / "config.yaml").exists())

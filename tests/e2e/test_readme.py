@@ -19,6 +19,7 @@ COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in blo
 
 def test_the_readme_begins_with_the_two_commands() -> None:
     assert COMMANDS[:2] == ["make demo", "make test"]
+    assert COMMANDS[2] == "pip install ."  # tests/e2e/test_install.py does that
     targets = re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE)
     assert {"demo", "test"} <= set(targets)
 
@@ -63,7 +64,7 @@ SLOW = ("compile=", "profiler=")
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(each, marks=[pytest.mark.slow] * any(word in each for word in SLOW)) for each in COMMANDS[2:]],
+    [pytest.param(each, marks=[pytest.mark.slow] * any(word in each for word in SLOW)) for each in COMMANDS[3:]],
 )
 def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
     program, *arguments = command.split()

@@ -1,4 +1,4 @@
-"""`meshrunner resume`: whatever happened to a run, it goes on as if nothing had."""
+"""`meshrunner resume`: whatever happened to a run, it continues as if nothing had."""
 
 from __future__ import annotations
 
@@ -120,14 +120,12 @@ def flipped_bit(newest: Path) -> None:
     [truncated, missing, other_metadata, garbage_record, without_record, flipped_bit],
     ids=lambda f: f.__name__,
 )
-def test_a_damaged_newest_checkpoint_is_passed_over(
-    damage: Callable[[Path], None], straight: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped(damage: Callable[[Path], None], straight: Path, tmp_path: Path) -> None:
     run_dir = cut_back(straight, tmp_path, 4)
     damage(run_dir / "checkpoints" / "step-00000004")
     ended = completed(resume(run_dir), run_dir)
     said = ended.err + (run_dir / "logs" / "rank0.log").read_text()
-    assert "step-00000004 is passed over" in said, ended
+    assert "step-00000004 is skipped" in said, ended
     assert [row["step"] for row in read_events(run_dir) if row["attempt"] == 2] == [4, 5, 6]
     assert curve(run_dir) == curve(straight)
     assert kept(run_dir) == kept(straight), "the damaged one was written again"
@@ -145,7 +143,7 @@ def test_without_a_good_checkpoint_a_run_begins_again(straight: Path, tmp_path: 
     run_dir = cut_back(straight, tmp_path, 1)
     missing(run_dir / "checkpoints" / "step-00000001")
     ended = completed(resume(run_dir), run_dir)
-    assert "step-00000001 is passed over: __0_0.distcp is missing" in ended.err
+    assert "step-00000001 is skipped: __0_0.distcp is missing" in ended.err
     assert curve(run_dir) == curve(straight)
 
 
@@ -249,7 +247,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
-def test_killed_at_any_moment_a_run_goes_on_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
+def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
     """kill -9, ten times, of the launching process or of a worker, now and then while a checkpoint is being written."""
     own_classes(tmp_path)
     overrides = ("steps=40", "log_every=3", "optimizer.kind=faulty:SlowAdamW")

@@ -96,7 +96,7 @@ def test_interrupt_with_a_tracker(moment: str, folder: Path) -> None:
         check_interrupted(command, folder / "out")
 
 
-def test_interrupted_run_says_how_to_go_on(folder: Path) -> None:
+def test_interrupted_run_says_how_to_continue(folder: Path) -> None:
     """The name of a run directory is made up by meshrunner: who interrupts a run has to be told it."""
     with started(folder=folder) as command:
         in_a_step(command, folder)
@@ -187,7 +187,7 @@ def test_interrupted_sweep(folder: Path) -> None:
     assert ended.code == 130, ended
     (second,) = (folder / "sweep").glob("001*")
     assert (status(first)["state"], status(second)["state"]) == ("interrupted", "pending")
-    assert f"`meshrunner resume {folder}/sweep` goes on" in ended.err, ended
+    assert f"`meshrunner resume {folder}/sweep` continues the sweep" in ended.err, ended
 
 
 KILLED = {"in a step": (), "while a rank hangs": ("model.kind=faulty:Hangs",)}
@@ -258,7 +258,7 @@ def test_two_at_once(folder: Path) -> None:
 
 
 def test_stopped_and_continued(folder: Path) -> None:
-    """Ctrl-Z and `fg`: the run goes on."""
+    """Ctrl-Z and `fg`: the run continues."""
     with started(folder=folder) as command:
         in_a_step(command, folder)
         os.killpg(command.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Sweeps that are stopped, taken up, repeated, and run side by side."""
+"""Sweeps that are stopped, resumed, repeated, and run side by side."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_repeats_are_interleaved_and_equal(folder: Path) -> None:
     assert (folder / "sweep" / "report.html").exists() and "report page: sweep/report.html" in ended.out
 
 
-def test_the_same_command_runs_what_has_no_result(folder: Path) -> None:
+def test_the_same_command_executes_unfinished_runs(folder: Path) -> None:
     """Here the second of three is killed with the sweep, as by a crash of the node."""
     arguments = [
         "run",
@@ -76,7 +76,7 @@ def test_the_same_command_runs_what_has_no_result(folder: Path) -> None:
     assert resumed.code == 0 and resumed.out.count("is completed") == 3, resumed
 
 
-def test_a_directory_of_another_run_is_not_taken_up(folder: Path) -> None:
+def test_a_directory_of_another_run_is_not_used(folder: Path) -> None:
     assert sweep("seed=1,2", cwd=folder).code == 0
     ended = sweep("seed=1,2", "optimizer.lr=1e-4", cwd=folder)
     assert ended.code == 2 and "optimizer.lr: 0.003 there, 0.0001 now" in ended.err, ended
@@ -168,9 +168,9 @@ def test_what_another_process_has_done_meanwhile_is_not_done_again(folder: Path)
 
 FATES = {
     "1": ("failed", "rank 1: RuntimeError: the user's own mistake"),
-    "3": ("failed", "rank 1 was ended by signal SIGSEGV"),
+    "3": ("failed", "rank 1 was killed by signal SIGSEGV"),
     "5": ("timeout", "no step was completed within launch.timeout_minutes(0.1): rank 1 hangs in step 2"),
-    "7": ("failed", "rank 1 was ended by signal SIGKILL"),
+    "7": ("failed", "rank 1 was killed by signal SIGKILL"),
     "9": ("oom", "DefaultCPUAllocator: can't allocate memory"),
     "11": ("skipped", "shard(3) x replicate(1) x tensor(1) = 3, but launch.nodes(1) x launch.workers(2) = 2"),
 }
@@ -221,7 +221,7 @@ def test_a_process_of_a_run_that_is_killed_is_a_failed_run(folder: Path) -> None
         command.check_nobody_left()
     assert ended.code == 1, ended
     assert states(folder) == ["failed", "completed", "completed"]
-    assert status(runs(folder)[0])["reason"] == "its process was ended by signal SIGKILL"
+    assert status(runs(folder)[0])["reason"] == "its process was killed by signal SIGKILL"
     again = meshrunner("resume", "sweep", cwd=folder)
     assert again.code == 0 and [status(run)["attempt"] for run in runs(folder)] == [2, 1, 1]
 

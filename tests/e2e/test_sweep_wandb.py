@@ -43,7 +43,7 @@ def compared(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
-    """Out of memory, and skipped; then the sweep is taken up."""
+    """Out of memory, and skipped; then the sweep is resumed."""
     jobs = ("micro_batch=1,3", "global_batch=2", "model.ffn_dim=200000", "launch.host_memory_gib=0.02")
     sweep = [each for each in SWEEP if not each.startswith("micro_batch")]
     ended = meshrunner(*sweep, *jobs, cwd=folder, within=120)
@@ -66,7 +66,7 @@ def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_online_a_sweep_that_is_taken_up_continues_its_runs(folder: Path) -> None:
+def test_online_a_sweep_that_is_resumed_continues_its_runs(folder: Path) -> None:
     faulty = ("model.kind=faulty:Raises", "+model.step=2,9")
     with serving() as stub:
         online = {"WANDB_BASE_URL": stub.url, "WANDB_API_KEY": "0123456789" * 4}
@@ -120,7 +120,11 @@ def test_a_server_that_does_not_answer_costs_a_warning_at_the_end(folder: Path) 
         )
     assert ended.code == 0 and "report page: sweep/report.html" in ended.out, ended
     warnings = [line for line in ended.err.splitlines() if "the sweep is not affected" in line]
-    assert len(warnings) == 1 and "tracker wandb did not" in warnings[0] and "again: python -m runner" in warnings[0]
+    assert (
+        len(warnings) == 1
+        and "tracker wandb did not" in warnings[0]
+        and "again: python -m meshrunner.runner" in warnings[0]
+    )
 
 
 @pytest.mark.parametrize("tracker", ["tracker=none", "tracker=wandb tracker.mode=disabled", "tracker=tensorboard"])

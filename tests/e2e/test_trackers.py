@@ -45,11 +45,11 @@ class Run:
             "tracker": {"finish_timeout_s": BOUND_S} | tracker,
         }
         place(config, run_dir, {"choices": {"parallelism": "fsdp2", "hydra/launcher": "local"}})
-        self.following: TrackerHandle | None = None
+        self.handle: TrackerHandle | None = None
 
     def begin(self) -> Run:
         self.attempt = claim(self.run_dir)["attempt"]
-        self.following = TrackerHandle.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
+        self.handle = TrackerHandle.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
         return self
 
     def train(self, first: int, last: int) -> Run:
@@ -62,11 +62,11 @@ class Run:
 
     def end(self, state: str = "completed", reason: str = "", pause: float = 0) -> str | None:
         """The run's end, with a pause before its summary; returns the tracker's warning."""
-        assert self.following is not None
+        assert self.handle is not None
         update_status(self.run_dir, state=state, reason=reason)
         time.sleep(pause)
         write_json(self.run_dir / "summary.json", SUMMARY)
-        return self.following.finish()
+        return self.handle.finish()
 
     def wait(self, phase: str) -> Run:
         until(lambda: read_tracking(self.run_dir).get("phase") == phase)
@@ -74,10 +74,10 @@ class Run:
 
     def processes(self) -> list[Process]:
         """Of the tracker: its own, then those that it started."""
-        assert self.following is not None
-        assert self.following.pid is not None
-        mine = [process for process in descendants(os.getpid()) if process.pid == self.following.pid]
-        return mine + descendants(self.following.pid)
+        assert self.handle is not None
+        assert self.handle.pid is not None
+        mine = [process for process in descendants(os.getpid()) if process.pid == self.handle.pid]
+        return mine + descendants(self.handle.pid)
 
     @property
     def rows(self) -> list[StepRow]:
@@ -250,10 +250,10 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb")
     program = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from meshrunner.runner.rundir.run import claim\nfrom meshrunner.runner.trackers import base\n"
-        "from meshrunner.runner.trackers.handle import Following\n"
+        "from meshrunner.runner.rundir.owner import claim\nfrom meshrunner.runner.trackers import base\n"
+        "from meshrunner.runner.trackers.handle import TrackerHandle\n"
         "run_dir = Path(sys.argv[1]); claim(run_dir)\n"
-        "following = Following.start(run_dir, base.tracker_of(base.RunRecord.load(run_dir))); time.sleep(100)\n"
+        "handle = TrackerHandle.start(run_dir, base.tracker_of(base.RunRecord.load(run_dir))); time.sleep(100)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(run.run_dir)]) as launcher:
         run.wait("following")
@@ -340,7 +340,7 @@ print(json.dumps({
 
 def test_no_tracker_starts_no_process(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="none").begin().train(1, 2)
-    assert run.following is not None
-    assert run.following.pid is None
+    assert run.handle is not None
+    assert run.handle.pid is None
     assert run.end() is None
     assert not (run.run_dir / "wandb").exists()

@@ -15,7 +15,7 @@ import psutil
 from tests.e2e.command import TINY, Ended, meshrunner, steps_done
 
 SLOW = ("optimizer.kind=faulty:SlowAdamW", "checkpoint=dcp", "checkpoint.every=1000", "checkpoint.keep=2")
-"""A tenth of a second a step; saved when a stop is requested, and not before."""
+"""A tenth of a second a step; saved when the run is requested to stop, and not before."""
 MAIN = ("hydra.launcher.partition=main", "hydra.launcher.time=0:10:00")
 LOW = ("hydra.launcher.partition=low", "hydra.launcher.time=0:10:00", "hydra.launcher.notice_s=5")
 

@@ -12,9 +12,9 @@ from meshrunner.recipes.checkpoint.on_disk import (
     Stored,
     candidates,
     good,
-    name_of,
     publish,
     remove,
+    step_folder,
     steps,
     sweep,
     write_record,
@@ -26,7 +26,7 @@ from meshrunner.recipes.errors import ConfigError
 
 def written(folder: Path, step: int, name: str | None = None) -> Path:
     """A checkpoint of one small shard."""
-    path = folder / (name or name_of(step))
+    path = folder / (name or step_folder(step))
     path.mkdir(parents=True)
     (path / METADATA).write_bytes(b"metadata")
     (path / "__0_0.distcp").write_bytes(bytes(1000 + step))
@@ -36,7 +36,7 @@ def written(folder: Path, step: int, name: str | None = None) -> Path:
 
 
 def publish_step(folder: Path, step: int, keep: int | None) -> None:
-    publish(written(folder, step, f".tmp-{name_of(step)}"), folder / name_of(step), keep)
+    publish(written(folder, step, f".tmp-{step_folder(step)}"), folder / step_folder(step), keep)
 
 
 def test_the_newest_comes_first(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_damaged_one_is_passed_over_with_the_reason(
     damaged.unlink() if content is None else damaged.write_bytes(content)
     found, (warning,) = good(tmp_path)
     assert [each.record.step for each in found] == [10]
-    assert name_of(20) in warning and said in warning
+    assert step_folder(20) in warning and said in warning
 
 
 def test_what_only_reading_everything_shows(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
 def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         publish_step(tmp_path, step, keep=3)
-    (tmp_path / name_of(2) / METADATA).unlink()
+    (tmp_path / step_folder(2) / METADATA).unlink()
     publish_step(tmp_path, 4, keep=2)
     assert list(steps(tmp_path)) == [4, 3]
-    (tmp_path / name_of(4) / METADATA).unlink()
+    (tmp_path / step_folder(4) / METADATA).unlink()
     publish_step(tmp_path, 5, keep=2)
     assert list(steps(tmp_path)) == [5, 3], "the good one before the damaged one"
 
@@ -109,8 +109,8 @@ def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
 def test_a_damaged_one_of_the_same_step_is_replaced_and_later_ones_are_left(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         publish_step(tmp_path, step, keep=None)
-    (tmp_path / name_of(2) / METADATA).unlink()
-    (tmp_path / name_of(3) / METADATA).unlink()
+    (tmp_path / step_folder(2) / METADATA).unlink()
+    (tmp_path / step_folder(3) / METADATA).unlink()
     publish_step(tmp_path, 2, keep=1)
     found, warnings = good(tmp_path)
     assert [each.record.step for each in found] == [2] and len(warnings) == 1
@@ -122,8 +122,8 @@ def test_left_overs_are_swept_away(tmp_path: Path) -> None:
     written(tmp_path, 4, ".tmp-step-00000004")
     (tmp_path / ".tmp-removed-step-00000001").mkdir()
     sweep(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [name_of(3)]
-    remove(tmp_path / name_of(3))
+    assert [path.name for path in tmp_path.iterdir()] == [step_folder(3)]
+    remove(tmp_path / step_folder(3))
     assert not list(tmp_path.iterdir())
 
 
@@ -132,7 +132,7 @@ def test_load_is_a_run_or_one_checkpoint_and_the_runs_own_go_first(tmp_path: Pat
         written(tmp_path / "other" / "checkpoints", step)
     own = tmp_path / "own"
     assert [each.record.step for each in candidates(str(tmp_path / "other"), own)[0]] == [2, 1]
-    one = tmp_path / "other" / "checkpoints" / name_of(1)
+    one = tmp_path / "other" / "checkpoints" / step_folder(1)
     assert [each.record.step for each in candidates(str(one), own)[0]] == [1]
     written(own, 7)
     assert [each.record.step for each in candidates(str(one), own)[0]] == [7]

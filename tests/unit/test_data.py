@@ -25,7 +25,7 @@ from meshrunner.recipes.data.token_cache import CacheEntry
 from meshrunner.recipes.errors import ConfigError
 
 YAML = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
-NEEDS = DataSpec(1024, 32, 0)
+SPEC = DataSpec(1024, 32, 0)
 PROSE = {"kind": "stdlib", "text": "prose", "tokenizer": None, "vocab_size": "auto", "shuffle": None}
 
 
@@ -55,7 +55,8 @@ def test_every_kind_has_its_yaml() -> None:
 
 def test_checking_a_configuration_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from meshrunner.recipes.data.base import Data; [Data.resolve(kind) for kind in Data.kinds]; import meshrunner.runner.launch.data;"
+        "import sys; import meshrunner.runner.launch.data; from meshrunner.recipes.data.base import Data; "
+        "[Data.resolve(kind) for kind in Data.kinds]; "
         "print([name for name in ('torch', 'numpy', 'datasets', 'sentencepiece', 'pyarrow') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -82,8 +83,8 @@ def stored(entry: CacheEntry) -> np.ndarray[Any, Any]:
 
 def test_prose_comes_back_exactly(cache: Path) -> None:
     data = prose()
-    assert data.prepare(NEEDS) is False
-    entry = data.entry(NEEDS)
+    assert data.prepare(SPEC) is False
+    entry = data.entry(SPEC)
     tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), "")
     documents, document = [], []
     for token in stored(entry).tolist():
@@ -114,9 +115,9 @@ def test_an_exception_of_the_source_comes_through_the_training() -> None:
 
 
 def test_training_is_deterministic(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prose().prepare(NEEDS)
+    prose().prepare(SPEC)
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "other"))
-    prose().prepare(NEEDS)
+    prose().prepare(SPEC)
     first, second = (next((folder / "tokens").iterdir()) for folder in (cache, tmp_path / "other"))
     for name in ("tokenizer.model", "tokens.bin", "progress.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -124,14 +125,14 @@ def test_training_is_deterministic(cache: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_the_vocabulary_follows_the_model(cache: Path) -> None:
     for vocab in (500, 1024):
-        needs = DataSpec(vocab, 32, 0)
-        prose().prepare(needs)
-        described = prose().open(needs).describe()
+        spec = DataSpec(vocab, 32, 0)
+        prose().prepare(spec)
+        described = prose().open(spec).describe()
         assert described["tokenizer_vocab"] == vocab
-        assert prose().open(needs).rows(0, 100).max() < vocab
+        assert prose().open(spec).rows(0, 100).max() < vocab
         assert set(described) >= {"corpus_hash", "tokens", "sequences", "tokenizer_hash"}
-    prose(vocab_size=700).prepare(needs)
-    assert prose(vocab_size=700).open(needs).describe()["tokenizer_vocab"] == 700
+    prose(vocab_size=700).prepare(spec)
+    assert prose(vocab_size=700).open(spec).describe()["tokenizer_vocab"] == 700
     prose().prepare(DataSpec(100_000, 32, 0))
     assert (
         10_000 < prose().open(DataSpec(100_000, 32, 0)).describe()["tokenizer_vocab"] < 32_000
@@ -139,9 +140,9 @@ def test_the_vocabulary_follows_the_model(cache: Path) -> None:
 
 
 def test_what_is_cached_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prose().prepare(NEEDS)
+    prose().prepare(SPEC)
     monkeypatch.setattr(PackedText, "_pack", None)
-    assert prose().prepare(NEEDS) is False
+    assert prose().prepare(SPEC) is False
     assert prose().prepare(DataSpec(1024, 64, 7)) is False  # neither seq_len nor seed is part of what is cached
 
 
@@ -158,55 +159,56 @@ def garble(path: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, garble, Path.unlink, lambda path: path.write_text("[]")])
 @pytest.mark.parametrize("name", ["tokens.bin", "tokenizer.model", "progress.json"])
 def test_a_damaged_cache_is_made_again(cache: Path, name: str, damage: Any) -> None:
-    prose().prepare(NEEDS)
-    entry = prose().entry(NEEDS)
+    prose().prepare(SPEC)
+    entry = prose().entry(SPEC)
     files = {path.name: path.read_bytes() for path in entry.folder.iterdir()}
     damage(entry.folder / name)
-    assert prose().prepare(NEEDS) is False
+    assert prose().prepare(SPEC) is False
     assert {path.name: path.read_bytes() for path in entry.folder.iterdir()} == files
 
 
 def test_a_changed_record_is_noticed(cache: Path) -> None:
-    prose().prepare(NEEDS)
-    path = prose().entry(NEEDS).folder / "progress.json"
+    prose().prepare(SPEC)
+    path = prose().entry(SPEC).folder / "progress.json"
     content = path.read_bytes()
     for change in ({"documents": 5}, {"complete": False, "state": {"read": 79}}, {"tokens": 1000}):
         path.write_text(json.dumps(json.loads(content) | change))
-        prose().prepare(NEEDS)
+        prose().prepare(SPEC)
         assert path.read_bytes() == content
 
 
 def test_an_interrupted_preparation_is_continued(cache: Path) -> None:
-    prose().prepare(NEEDS)
-    entry = prose().entry(NEEDS)
+    prose().prepare(SPEC)
+    entry = prose().entry(SPEC)
     files = {path.name: path.read_bytes() for path in entry.folder.iterdir()}
     for path in entry.folder.iterdir():
         path.unlink()
     script = (
-        "import os, signal; from meshrunner.recipes.data.base import Needs; from meshrunner.recipes.data.stdlib import Stdlib\n"
+        "import os, signal; from meshrunner.recipes.data.base import DataSpec\n"
+        "from meshrunner.recipes.data.stdlib import Stdlib\n"
         "import meshrunner.recipes.data.packing as packing; packing.RECORD_S = 0; packing.BATCH = 50_000\n"
-        "from meshrunner.recipes.data.token_cache import Entry; write = Entry.write\n"
+        "from meshrunner.recipes.data.token_cache import CacheEntry; write = CacheEntry.write\n"
         "def kill(self, progress):\n"
         "    os.kill(os.getpid(), signal.SIGKILL) if progress.documents > 40 else write(self, progress)\n"
-        f"Entry.write = kill; Stdlib.model_validate({PROSE!r}).prepare(Needs(1024, 32, 0))"
+        f"CacheEntry.write = kill; Stdlib.model_validate({PROSE!r}).prepare(DataSpec(1024, 32, 0))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
     progress = entry.read()
     assert progress is not None and 0 < progress.documents <= 40
     assert entry.tokens.stat().st_size > progress.tokens * 2  # killed between writing and recording
-    prose().prepare(NEEDS)
+    prose().prepare(SPEC)
     assert {path.name: path.read_bytes() for path in entry.folder.iterdir()} == files
 
 
 def test_two_processes_want_the_same_cache(cache: Path) -> None:
     script = (
-        "import sys, json; from meshrunner.recipes.data.base import Needs; from meshrunner.recipes.data.stdlib import Stdlib\n"
-        "import meshrunner.recipes.data.text as packed\n"
-        "before = packed.pack\n"
+        "import sys, json; from meshrunner.recipes.data.base import DataSpec; from meshrunner.recipes.data.stdlib import Stdlib\n"
+        "import meshrunner.recipes.data.text as text\n"
+        "before = text.pack\n"
         "def pack(*args): print('packed', flush=True); return before(*args)\n"
-        "packed.pack = pack\n"
-        f"data = Stdlib.model_validate({PROSE!r}); needs = Needs(4096, 32, 0); print('ready', flush=True); sys.stdin.read(1)\n"
-        "data.prepare(needs); print(data.open(needs).rows(0, 50).sum())"
+        "text.pack = pack\n"
+        f"data = Stdlib.model_validate({PROSE!r}); spec = DataSpec(4096, 32, 0); print('ready', flush=True); sys.stdin.read(1)\n"
+        "data.prepare(spec); print(data.open(spec).rows(0, 50).sum())"
     )
     command = [sys.executable, "-c", script]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -247,9 +249,9 @@ def test_sources_are_sampled_for_the_tokenizer(monkeypatch: pytest.MonkeyPatch) 
         stdlib_module.library_files()
 
 
-def refused(data: PackedText, needs: DataSpec = NEEDS) -> str:
+def refused(data: PackedText, spec: DataSpec = SPEC) -> str:
     with pytest.raises(ConfigError) as caught:
-        data.prepare(needs)
+        data.prepare(spec)
     return str(caught.value)
 
 
@@ -266,8 +268,8 @@ def test_errors_of_tokenizer_and_vocabulary(cache: Path, tmp_path: Path) -> None
 
     missing.write_bytes(tokenizers.train_tokenizer(prose().sample(), 800))
     data = prose(tokenizer=str(missing))
-    data.prepare(NEEDS)
-    assert data.open(NEEDS).describe()["tokenizer_vocab"] == 800
+    data.prepare(SPEC)
+    assert data.open(SPEC).describe()["tokenizer_vocab"] == 800
     for small in (DataSpec(799, 32, 0), DataSpec(400, 32, 0)):
         assert f"model.vocab_size({small.vocab_size}) is smaller than the tokenizer's vocabulary" in refused(
             data, small

@@ -16,7 +16,7 @@ from meshrunner.recipes.data.base import Data, DataSpec
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.errors import ConfigError
 
-NEEDS = DataSpec(400, 16, 0)
+SPEC = DataSpec(400, 16, 0)
 SHARED = {"tokenizer": None, "vocab_size": "auto", "shuffle": 4}
 
 
@@ -64,12 +64,12 @@ def test_a_folder_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
     kind, folder = three_files
     data = option(kind, folder)
     assert list(data.documents().read({})) == [text(n) for n in range(60)]
-    assert data.prepare(NEEDS) is True
-    data.produce(NEEDS)
-    assert data.prepare(NEEDS) is False and data.started(NEEDS)
-    described = data.open(NEEDS).describe()
+    assert data.prepare(SPEC) is True
+    data.produce(SPEC)
+    assert data.prepare(SPEC) is False and data.started(SPEC)
+    described = data.open(SPEC).describe()
     assert described["documents"] == 60 and described["complete"]
-    assert data.open(NEEDS).rows(0, 100).max() < 400
+    assert data.open(SPEC).rows(0, 100).max() < 400
 
 
 @pytest.mark.parametrize("cut", [1, 29, 30, 31, 45])
@@ -114,7 +114,7 @@ def test_other_files_or_options_are_another_entry(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", range(3))
 
     def folder(**changes: Any) -> Path:
-        return option("jsonl", tmp_path / "a.jsonl", **changes).entry(NEEDS).folder
+        return option("jsonl", tmp_path / "a.jsonl", **changes).entry(SPEC).folder
 
     first = folder()
     assert first == folder(shuffle=1)  # the order is not part of what is packed
@@ -125,9 +125,9 @@ def test_other_files_or_options_are_another_entry(tmp_path: Path) -> None:
 
 def refused(data: PackedText) -> str:
     with pytest.raises(ConfigError) as caught:
-        if data.prepare(NEEDS):
-            data.produce(NEEDS)
-    recorded = data.entry(NEEDS).read() if data.entry else None
+        if data.prepare(SPEC):
+            data.produce(SPEC)
+    recorded = data.entry(SPEC).read() if data.entry else None
     assert recorded is None or recorded.error == str(caught.value)
     return str(caught.value)
 
@@ -140,7 +140,7 @@ def test_missing_paths(tmp_path: Path) -> None:
             (tmp_path / "*.x", f"data.path: no file matches '{tmp_path / '*.x'}'"),
         ):
             with pytest.raises(ConfigError) as caught:
-                option(kind, path).prepare(NEEDS)
+                option(kind, path).prepare(SPEC)
             assert message in str(caught.value)
     for missing in (None, "???", ""):
         with pytest.raises(ValueError, match="is missing; expected a file, a folder or a glob pattern"):
@@ -202,8 +202,8 @@ def test_a_data_set_by_name(tmp_path: Path) -> None:
     folder.mkdir()
     write_jsonl(folder / "train.jsonl", range(30))
     data = hub(folder)
-    data.produce(NEEDS)
-    assert data.open(NEEDS).describe()["documents"] == 30
+    data.produce(SPEC)
+    assert data.open(SPEC).describe()["documents"] == 30
     assert "data.split" in refused(hub(folder, split="valid")) and "train" in refused(hub(folder, split="valid"))
     assert "BuilderConfig 'de' not found. Available: ['default']" in refused(hub(folder, subset="de"))
     assert "Did you mean 'text'?" in refused(hub(folder, field="texts"))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from meshrunner.recipes.data import sequences as sequences_module
-from meshrunner.recipes.data.base import DataSpec
-from meshrunner.recipes.data.random import Random
+from meshrunner.recipes.data.base import DataSpec, Random
 from meshrunner.recipes.data.sequences import PackedSequences
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress
 from meshrunner.recipes.errors import ConfigError
@@ -126,10 +125,10 @@ def test_large_vocabularies_take_four_bytes() -> None:
 
 
 def test_random_tokens() -> None:
-    needs = DataSpec(100, 16, 3)
-    assert Random(kind="random").prepare(needs) is False
-    rows = Random(kind="random").open(needs).rows(5, 40)
+    spec = DataSpec(100, 16, 3)
+    assert Random(kind="random").prepare(spec) is False
+    rows = Random(kind="random").open(spec).rows(5, 40)
     assert rows.shape == (40, 17) and rows.dtype == np.int64 and rows.min() >= 0 and 90 < rows.max() < 100
-    assert (Random(kind="random").open(needs).rows(7, 2) == rows[2:4]).all()
+    assert (Random(kind="random").open(spec).rows(7, 2) == rows[2:4]).all()
     assert (Random(kind="random").open(DataSpec(100, 16, 4)).rows(5, 40) != rows).mean() > 0.9
     assert len(np.unique(rows, axis=0)) == 40

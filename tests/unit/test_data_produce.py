@@ -22,7 +22,7 @@ TOY = '''
 """A source of numbered texts for the tests: slow, endless, failing or killing itself on demand."""
 import os, signal, time
 from meshrunner.recipes.data.text import PackedText
-from meshrunner.recipes.option import ConfigError
+from meshrunner.recipes.errors import ConfigError
 import meshrunner.recipes.data.packing as packing
 
 packing.BATCH = 500
@@ -50,7 +50,7 @@ class Toy(PackedText):
     def documents(self): return Texts(self)
     def sample(self): return Texts(self).read({"next": max(0, self.count - 40)}) if self.fail_at < 0 else iter(["0 1 2 3"])
 '''
-NEEDS = DataSpec(300, 16, 0)
+SPEC = DataSpec(300, 16, 0)
 KEYS = {"kind": "meshrunner_toy:Toy", "tokenizer": None, "vocab_size": "auto", "shuffle": 8}
 
 
@@ -73,8 +73,8 @@ def toy(**changes: Any) -> Any:
 def produce_elsewhere(**changes: Any) -> subprocess.Popen[bytes]:
     """A producer in a process of its own."""
     script = (
-        "import meshrunner_toy, meshrunner.recipes.data.packing as packing; from meshrunner.recipes.data.base import Needs\n"
-        f"packing.RECORD_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(Needs(300, 16, 0))"
+        "import meshrunner_toy, meshrunner.recipes.data.packing as packing; from meshrunner.recipes.data.base import DataSpec\n"
+        f"packing.RECORD_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(DataSpec(300, 16, 0))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, "-c", script], env=environment)
@@ -84,8 +84,8 @@ def whole(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[bytes, PackPro
     """What an uninterrupted producer makes of the toy, in another cache."""
     with monkeypatch.context() as patch:
         patch.setenv("MESHRUNNER_CACHE", str(folder))
-        toy().produce(NEEDS)
-        entry = toy().entry(NEEDS)
+        toy().produce(SPEC)
+        entry = toy().entry(SPEC)
         progress = entry.read()
         assert progress is not None and progress.complete and progress.documents == 342
         return entry.tokens.read_bytes(), progress
@@ -93,7 +93,7 @@ def whole(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[bytes, PackPro
 
 def test_a_killed_producer_is_continued_exactly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected, progress = whole(monkeypatch, tmp_path / "other")
-    entry: CacheEntry = toy().entry(NEEDS)
+    entry: CacheEntry = toy().entry(SPEC)
     tokens = 0
     for kill_at in (20, 100, 110, 255):
         killed = produce_elsewhere(kill_at=kill_at)
@@ -103,27 +103,27 @@ def test_a_killed_producer_is_continued_exactly(monkeypatch: pytest.MonkeyPatch,
         tokens = partly.tokens
         with entry.tokens.open("ab") as file:  # written, but not recorded
             file.write(b"half a batch that does not count")
-        assert toy().prepare(NEEDS) is True and entry.read() == partly  # not thrown away and started anew
-    toy().produce(NEEDS)
+        assert toy().prepare(SPEC) is True and entry.read() == partly  # not thrown away and started anew
+    toy().produce(SPEC)
     assert entry.tokens.read_bytes() == expected and entry.read() == progress
-    assert toy().prepare(NEEDS) is False
+    assert toy().prepare(SPEC) is False
 
 
 @pytest.mark.parametrize("damage", ["tokens", "tokenizer"])
 def test_a_damaged_part_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
     expected, progress = whole(monkeypatch, tmp_path / "other")
     assert produce_elsewhere(kill_at=255).wait(60) == -signal.SIGKILL
-    entry = toy().entry(NEEDS)
+    entry = toy().entry(SPEC)
     path: Path = getattr(entry, damage)
     content = path.read_bytes()
     path.write_bytes(b"\xff" * 50 + content[50:])
-    toy().produce(NEEDS)
+    toy().produce(SPEC)
     assert entry.tokens.read_bytes() == expected and entry.read() == progress
 
 
 def test_a_second_producer_waits_and_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected, _ = whole(monkeypatch, tmp_path / "other")
-    entry = toy().entry(NEEDS)
+    entry = toy().entry(SPEC)
     first = produce_elsewhere(pause=0.02)
     wait_for(lambda: (entry.read() or PackProgress()).tokens > 0)
     second = produce_elsewhere()
@@ -137,11 +137,11 @@ def test_a_second_producer_waits_and_takes_over(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_failure_is_recorded_and_forgotten_by_the_next_run() -> None:
     with pytest.raises(ConfigError):
-        toy(fail_at=70).produce(NEEDS)
+        toy(fail_at=70).produce(SPEC)
     with pytest.raises(ConfigError, match="data: text 70 is burnt"):
-        toy().started(NEEDS)
-    assert toy().prepare(NEEDS) is True
-    assert toy().started(NEEDS) in (True, False)
+        toy().started(SPEC)
+    assert toy().prepare(SPEC) is True
+    assert toy().started(SPEC) in (True, False)
 
 
 def wait_for(condition: Any) -> None:
@@ -172,10 +172,10 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
-    entry = data.entry(NEEDS)
+    entry = data.entry(SPEC)
     with data_prepared(Experiment(data, Model()), run_dir):
         assert not (entry.read() or PackProgress()).complete
-        sequences = data.open(NEEDS)
+        sequences = data.open(SPEC)
         assert sequences.rows(0, 8).shape == (8, 17)
         assert entry.is_written()
         sequences.rows(40, 4)  # waits for what is read meanwhile
@@ -187,11 +187,11 @@ def test_prepared_leaves_no_producer_behind_an_exception(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
     with pytest.raises(KeyError), data_prepared(Experiment(data, Model()), run_dir):
         raise KeyError
-    assert not data.entry(NEEDS).is_written()
+    assert not data.entry(SPEC).is_written()
 
 
 def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
-    toy().produce(NEEDS)
+    toy().produce(SPEC)
     with data_prepared(Experiment(toy(), Model()), run_dir):
         assert not (run_dir / "logs" / "data.log").exists()
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.base import DataSpec, RandomSequences
 from meshrunner.recipes.data.loader import Loader
-from meshrunner.recipes.data.random import RandomSequences
 
-NEEDS = DataSpec(1000, 8, 0)
+SPEC = DataSpec(1000, 8, 0)
 CPU = torch.device("cpu")
 
 
@@ -23,7 +22,7 @@ class Recorded(RandomSequences):
     """Random sequences that can be slow, or fail."""
 
     def __init__(self) -> None:
-        super().__init__(NEEDS)
+        super().__init__(SPEC)
         self.asked: list[int] = []
         self.fail_at = 1 << 60
         self.go = threading.Event()
@@ -51,7 +50,7 @@ def test_slices_make_up_the_global_batch(ranks: int, micro_batch: int) -> None:
         assert len(batches) == 24 // micro_batch
         assert all(part.shape == (micro_batch, 8) and part.dtype == torch.int64 for batch in batches for part in batch)
         assert all(part.is_contiguous() for batch in batches for part in batch)
-        rows = torch.from_numpy(RandomSequences(NEEDS).rows((step - 1) * 24, 24))
+        rows = torch.from_numpy(RandomSequences(SPEC).rows((step - 1) * 24, 24))
         assert torch.equal(torch.cat([tokens for tokens, _ in batches]), rows[:, :-1])
         assert torch.equal(torch.cat([targets for _, targets in batches]), rows[:, 1:])
     for one in loaders:
@@ -124,7 +123,7 @@ def test_close_does_not_wait_for_data_that_never_comes() -> None:
 def test_batches_arrive_on_the_gpu() -> None:
     one = loader(Recorded(), device=torch.device("cuda", 0))
     tokens, targets = one.next()[0]
-    rows = torch.from_numpy(RandomSequences(NEEDS).rows(0, 2))
+    rows = torch.from_numpy(RandomSequences(SPEC).rows(0, 2))
     assert torch.equal(tokens.cpu(), rows[:, :-1]) and torch.equal(targets.cpu(), rows[:, 1:])
     assert tokens.device.type == "cuda"
     one.close()

@@ -7,7 +7,8 @@ import torch
 from pydantic import ValidationError
 
 from meshrunner.recipes.init_weights import CUT, initial_value, parameter_seed
-from meshrunner.recipes.model.llama import Llama, RopeScaling
+from meshrunner.recipes.model.llama import Llama
+from meshrunner.recipes.model.shape import RopeScaling
 from meshrunner.recipes.model.transformer import rope_table, rotate
 from tests.composed import experiment
 

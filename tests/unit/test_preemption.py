@@ -1,4 +1,4 @@
-"""Who asks a run to leave, and what the reason is."""
+"""Who requests that a run stops, and what the reason is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshrunner.recipes.errors import ConfigError, Interrupted
 from meshrunner.runner.launch import preemption
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.rundir.files import STOP_REQUEST
-from meshrunner.runner.slurm import client as queue
+from meshrunner.runner.slurm import client
 from meshrunner.runner.slurm.client import SlurmJob, jobs
 
 
@@ -29,7 +29,7 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return said
 
 
-def test_outside_a_job_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_nobody_requests_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (tmp_path / STOP_REQUEST).touch()
     before = signal.getsignal(signal.SIGTERM)
@@ -41,7 +41,9 @@ def test_outside_a_job_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("how", ["mark", "SIGTERM", "SIGUSR1", "orphan"])
-def test_each_way_of_asking_is_heard(how: str, tmp_path: Path, in_job: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_way_of_requesting_a_stop_is_heard(
+    how: str, tmp_path: Path, in_job: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Preemption(tmp_path) as request:
         request.look()
         assert not request.requested
@@ -107,7 +109,7 @@ def test_what_slurm_says_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "--jobs=12,14" in command
         return "14|CANCELLED by 1000|node1\n12_9|FAILED|None assigned\n"
 
-    monkeypatch.setattr(queue, "slurm", answer)
+    monkeypatch.setattr(client, "slurm", answer)
     found = jobs(["12_0", "12_1", "12_2", "12_9", "13", "14", "12_7"])
     assert found == {
         "12_0": SlurmJob("RUNNING", "", "node1"),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.experiment import Incompatible, fit
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.config.experiment import fit
 from meshrunner.runner.profiler.base import WindowSession
 from meshrunner.runner.rundir.summary import summarise
 from tests.composed import experiment
@@ -25,7 +25,7 @@ class Recorder(WindowSession):
     def __init__(self, rank: int, *overrides: str, done: int = 0, folder: Path = Path("/nowhere")) -> None:
         self.calls: list[str] = []
         chosen = experiment("profiler=trace", *overrides)
-        super().__init__(chosen.profiler, chosen, folder, rank)  # type: ignore[arg-type]
+        super().__init__(chosen.profiler, chosen.profiled, folder, rank)  # type: ignore[arg-type]
         self.started(torch.device("cpu"), done)
         for step in range(done + 1, chosen.steps + 1):
             self.step_begins()
@@ -73,8 +73,8 @@ def test_another_rank_has_the_same_window_and_no_figures(tmp_path: Path) -> None
 
 def test_a_resumed_run_without_room_for_the_window_says_so() -> None:
     chosen = experiment("profiler=trace")
-    assert chosen.profiler.remarks(chosen, "cpu", done=23) == []
-    (remark,) = chosen.profiler.remarks(chosen, "cpu", done=24)
+    assert chosen.profiler.remarks(chosen.profiled, "cpu", done=23) == []
+    (remark,) = chosen.profiler.remarks(chosen.profiled, "cpu", done=24)
     assert "24 done before + measure_after(3) + profiler.start(1) + profiler.steps(3) = 31" in remark
     assert Recorder(0, done=24).calls == []
 
@@ -112,9 +112,11 @@ def test_profiled_steps_do_not_count_for_throughput() -> None:
 def test_without_a_profiler_none_is_imported() -> None:
     program = (
         "import sys; from tests.composed import experiment; from pathlib import Path; "
-        "chosen = experiment(); session = chosen.profiler.session(chosen, Path('.'), None); import meshrunner.runner.measure.meter; "
+        "chosen = experiment(); session = chosen.profiler.session(chosen.profiled, Path('.'), None); "
+        "import meshrunner.runner.measure.meter; "
         "assert not session.recording and session.step_done(1) is None; "
-        "found = {'meshrunner.runner.profiler.' + name for name in ('trace', 'memory', 'live', 'overlap')} & set(sys.modules); "
+        "names = ('trace', 'memory', 'live_tensors', 'overlap'); "
+        "found = {'meshrunner.runner.profiler.' + name for name in names} & set(sys.modules); "
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

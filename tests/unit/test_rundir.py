@@ -88,7 +88,8 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_many_processes_claim_one_run_and_one_gets_it(run_dir: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from meshrunner.runner import rundir\n"
+        "import sys, time; from pathlib import Path; from meshrunner.runner.rundir import owner\n"
+        "from meshrunner.recipes.errors import AlreadyRunning\n"
         "try: owner.claim(Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()\n"
         "except AlreadyRunning: print('busy', flush=True)"
     )

@@ -11,8 +11,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.rundir.files import read_json, write_json
 from meshrunner.runner.rundir.states import read_status, update_status
-from meshrunner.runner.slurm import client as queue
-from meshrunner.runner.slurm import submit
+from meshrunner.runner.slurm import client, submit
 from meshrunner.runner.slurm.client import SlurmJob
 from meshrunner.runner.verbs import cancel
 from tests.e2e.command import TINY
@@ -39,7 +38,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     fake = Fake()
-    for module in (queue, submit, cancel):
+    for module in (client, submit, cancel):
         monkeypatch.setattr(module, "slurm", fake.slurm)
         monkeypatch.setattr(module, "jobs", fake.known)
     monkeypatch.chdir(tmp_path)

@@ -20,8 +20,8 @@ ONE = ("profiler=memory", "measure_after=0", "profiler.start=1", "profiler.steps
 
 def session(folder: Path, *overrides: str, rank: int = 0, device_type: str = "cpu") -> Session:
     chosen = experiment(*ONE, *overrides)
-    seat: Any = SimpleNamespace(rank=rank, device_type=device_type)
-    return chosen.profiler.session(chosen, folder, seat)
+    context: Any = SimpleNamespace(rank=rank, device_type=device_type)
+    return chosen.profiler.session(chosen.profiled, folder, context)
 
 
 def step(session: Session, number: int, kib: int) -> list[float] | None:
@@ -66,8 +66,8 @@ def test_out_of_memory_inside_the_window(tmp_path: Path) -> None:
 
 def test_a_compiled_model_has_no_figure(tmp_path: Path) -> None:
     chosen = experiment(*ONE, "compile=per_block")
-    assert "will be null" in chosen.profiler.remarks(chosen, "cpu", 0)[0]
-    assert not chosen.profiler.remarks(chosen, "cuda", 0)
+    assert "will be null" in chosen.profiler.remarks(chosen.profiled, "cpu", 0)[0]
+    assert not chosen.profiler.remarks(chosen.profiled, "cuda", 0)
     one = session(tmp_path, "compile=per_block")
     one.started(CPU, 0)
     step(one, 1, kib=1)

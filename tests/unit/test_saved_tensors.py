@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from meshrunner.recipes.activation_checkpoint.saved_tensors import saved_by_block
+from meshrunner.recipes.activation_checkpoint.saved_tensors import SavedTensors, saved_by_block
+from meshrunner.runner.config.experiment import Experiment
 from tests.composed import SMALL, experiment
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
+def saved(chosen: Experiment) -> tuple[SavedTensors, SavedTensors]:
+    return saved_by_block(
+        chosen.activation_checkpoint,
+        lambda: chosen.model.build(chosen.seq_len),
+        (chosen.micro_batch, chosen.seq_len),
+        chosen.precision.param_dtype,
+    )
+
+
 def test_full_keeps_nothing_but_the_input() -> None:
-    whole, kept = saved_by_block(experiment(*SMALL, "activation_checkpoint=full"))
+    whole, kept = saved(experiment(*SMALL, "activation_checkpoint=full"))
     assert kept.nbytes == 0 and kept.operators == {}
     assert whole.operators["mm"] == (3, 7)  # the products that a product or an addition follows are not needed again
 
 
 def test_selective_op_keeps_what_is_listed() -> None:
     option = "activation_checkpoint=selective_op"
-    _, kept = saved_by_block(experiment(*SMALL, option))
+    _, kept = saved(experiment(*SMALL, option))
     assert kept.operators == {ATTENTION: (2, 2), "mm": (4, 7)}
-    _, kept = saved_by_block(experiment(*SMALL, option, "activation_checkpoint.save=[{op:aten.silu}]"))
+    _, kept = saved(experiment(*SMALL, option, "activation_checkpoint.save=[{op:aten.silu}]"))
     assert kept.operators == {"silu": (1, 1)}
     assert kept.nbytes == 4 * 34 * 100  # fp32, one sequence of 34, ffn_dim 100
 
 
 def test_bf16_keeps_half_of_it() -> None:
     option = ("activation_checkpoint=selective_op", "activation_checkpoint.save=[{op:aten.mm}]")
-    fp32, bf16 = (saved_by_block(experiment(*SMALL, *option, f"precision={p}"))[1].nbytes for p in ("fp32", "bf16"))
+    fp32, bf16 = (saved(experiment(*SMALL, *option, f"precision={p}"))[1].nbytes for p in ("fp32", "bf16"))
     assert bf16 == fp32 / 2

@@ -8,7 +8,8 @@ from torch import Tensor, UntypedStorage, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from meshrunner.runner.profiler.live_tensors import CATEGORIES, LiveTensors
+from meshrunner.runner.profiler.live_tensors import LiveTensors
+from meshrunner.runner.profiler.memory import CATEGORIES
 
 KIB = 256
 """fp32 elements of a KiB."""
@@ -74,7 +75,7 @@ def test_categories() -> None:
             torch.zeros(100 * KIB)
         optimizer.step()
     assert kib(live) == {"parameters": 1, "gradients": 1, "other": 104}
-    with live:  # goes on where it stopped
+    with live:  # continues where it stopped
         optimizer.zero_grad()
         with torch.no_grad():
             torch.zeros(200 * KIB)
