@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshrunner.runner.rundir.files import LOGS
+from meshrunner.runner.rundir.files import LOGS, SLURM_OUTPUT, SLURM_TASK_OUTPUT
 
 if TYPE_CHECKING:
     from meshrunner.runner.slurm.settings import Slurm
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def for_run(run_dir: Path, settings: Slurm, *, nodes: int, gpus: int | None) -> str:
     """The script of one run."""
-    return _filled(run_dir, settings, [f"--output={run_dir / LOGS}/slurm-%j.out"], nodes, gpus)
+    return _filled(run_dir, settings, [f"--output={run_dir / LOGS / SLURM_OUTPUT}"], nodes, gpus)
 
 
 def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, *, nodes: int, gpus: int | None) -> str:
@@ -28,7 +28,7 @@ def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, *, nodes: 
         tasks: lines of runs.txt, counted from 0.
     """
     throttle = f"%{settings.max_parallel}" if settings.max_parallel is not None else ""
-    own = [f"--array={_ranges(tasks)}{throttle}", f"--output={sweep_dir}/slurm-%A_%a.out"]
+    own = [f"--array={_ranges(tasks)}{throttle}", f"--output={sweep_dir / SLURM_TASK_OUTPUT}"]
     return _filled(sweep_dir, settings, own, nodes, gpus)
 
 
@@ -88,7 +88,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """`0-3,7`: numbers as --array takes them; limits on the length of a line are near when each is written by itself."""
+    """Numbers as --array takes them, `0-3,7`. Written one by one they would come near the limits on the length of a line."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

@@ -87,10 +87,10 @@ def test_notice_before_a_job_has_begun_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "lives"), [("RUNNING", True), ("PENDING", True), ("COMPLETING", True), ("TIMEOUT", False)]
+    ("state", "active"), [("RUNNING", True), ("PENDING", True), ("COMPLETING", True), ("TIMEOUT", False)]
 )
-def test_which_jobs_live(state: str, lives: bool) -> None:
-    assert SlurmJob(state, "", "").lives is lives
+def test_which_jobs_are_active(state: str, active: bool) -> None:
+    assert SlurmJob(state, "", "").active is active
 
 
 if __name__ == "__main__":

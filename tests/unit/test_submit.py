@@ -142,7 +142,7 @@ def test_cancel_leaves_alone_what_has_ended(sweep: Path, fake: Fake, capsys: pyt
     capsys.readouterr()
     assert meshrunner("cancel", "sweep") == 0
     assert fake.calls == [("scancel", "12_1")]
-    assert "cancelled 1 job of" in capsys.readouterr().out
+    assert "cancelled 1 SLURM job and 0 runs on" in capsys.readouterr().out
     assert [(path / "slurm.json").exists() for path in sorted(sweep.glob("0*"))] == [True, False, True]
 
 
