@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrunner.runner.console import shown, warn
 from meshrunner.runner.figures import cell, print_row
-from meshrunner.runner.rundir.files import TRACES, rank_log, read_json
+from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.run import read_overrides
 
@@ -50,7 +50,7 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
 
 def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
     """What the profiler found; nothing where there was none."""
-    traced = read_json(run_dir / TRACES / "table.json")
+    traced = read_json(run_dir / TRACE_TABLE)
     if traced:
         first, last = traced["steps"]
         print(f"\nsteps {first} to {last}      compute  exposed communication  idle")

@@ -123,7 +123,7 @@ def _name(job: str, task: str) -> str:
     return f"{job}_{task}" if task.isdigit() else job
 
 
-def show(job_id: str, timeout: float = 5.0) -> dict[str, str]:
+def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
     """`scontrol show job`, KEY -> value; {} when SLURM does not answer."""
     try:
         text = slurm("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
