@@ -16,7 +16,7 @@ import pytest
 from meshrunner.recipes.data.base import Data, DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.launch.data import data_prepared
+from meshrunner.runner.launch.data import prepare_data
 
 TOY = '''
 """A source of numbered texts for the tests: slow, endless, failing or killing itself on demand."""
@@ -173,7 +173,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
     entry = data.entry(SPEC)
-    with data_prepared(Experiment(data, Model()), run_dir):
+    with prepare_data(Experiment(data, Model()), run_dir):
         assert not (entry.read() or PackProgress()).complete
         sequences = data.open(SPEC)
         assert sequences.rows(0, 8).shape == (8, 17)
@@ -185,14 +185,14 @@ def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Pat
 
 def test_prepared_leaves_no_producer_behind_an_exception(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
-    with pytest.raises(KeyError), data_prepared(Experiment(data, Model()), run_dir):
+    with pytest.raises(KeyError), prepare_data(Experiment(data, Model()), run_dir):
         raise KeyError
     assert not data.entry(SPEC).is_locked()
 
 
 def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
     toy().produce(SPEC)
-    with data_prepared(Experiment(toy(), Model()), run_dir):
+    with prepare_data(Experiment(toy(), Model()), run_dir):
         assert not (run_dir / "logs" / "data.log").exists()
 
 
@@ -211,7 +211,7 @@ def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
 )
 def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: str) -> None:
     experiment = Experiment(toy(**changes), Model())
-    with pytest.raises(ConfigError, match=message), data_prepared(experiment, run_dir):
+    with pytest.raises(ConfigError, match=message), prepare_data(experiment, run_dir):
         raise AssertionError("the data was not there")
     log = run_dir / "logs" / "data.log"
     assert ("Traceback" in log.read_text() if log.exists() else False) == ("break_at" in changes)
@@ -219,5 +219,5 @@ def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: 
 
 def test_prepared_checks_the_length_of_what_was_read(run_dir: Path) -> None:
     experiment = Experiment(toy(), Model(), seq_len=10_000_000)
-    with pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"), data_prepared(experiment, run_dir):
+    with pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"), prepare_data(experiment, run_dir):
         raise AssertionError("the data was not there")
