@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates, good
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.config.experiment import check, fit
 from meshrunner.runner.console import warn
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def fit_continuing(
 
 def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> None:
     """Raise ConfigError that names every key that must not have changed since the checkpoint was written."""
-    now: dict[str, Any] = experiment.model_dump(mode="json")
-    changed = [each for each in differences(record.config, now) if not each[0].startswith(MAY_CHANGE)]
+    before, now = _with_defaults(record.config), experiment.model_dump(mode="json")
+    changed = [each for each in differences(before, now) if not each[0].startswith(MAY_CHANGE)]
     if not changed:
         return
     lines = [f"  {key}: was {_shown(old)}, is {_shown(new)}" for key, old, new in changed]
@@ -80,6 +80,14 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
             ]
         )
     )
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A recorded configuration with the keys that are younger than it: it was trained as their defaults say."""
+    try:
+        return check(config).model_dump(mode="json")
+    except ConfigError:
+        return config
 
 
 def _shown(value: Any) -> str:

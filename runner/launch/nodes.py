@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
@@ -28,11 +27,11 @@ POLL_S = 0.2
 
 def this_node(nodes: int) -> Node:
     """
-    Where this process stands among `launch.nodes` machines: alone, or a task of the srun in slurm/run.sbatch.
+    This machine among the `launch.nodes` of a run: the only one, or a task of the srun in slurm/run.sbatch.
 
     Raises:
-        Incompatible: there are not as many as the run wants, or more.
-        ConfigError: it is not said where they meet.
+        Incompatible: SLURM has started fewer or more nodes than the run has.
+        ConfigError: the address at which the workers meet is missing.
     """
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
@@ -58,7 +57,7 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible where a run that is not placed yet wants several: each of them would place it."""
+    """Raise Incompatible if a run has several nodes, where a command executes it on this one alone."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. `meshrunner submit` has SLURM start "
@@ -68,9 +67,9 @@ def only_this_node(nodes: int) -> None:
 
 class Peers:
     """
-    The nodes of a run, as each sees the others: `logs/node<N>.json` says that a node lives and how its workers ended.
+    The nodes of a run, as each sees the others: `logs/node<N>.json` holds a node's heartbeat and how its workers ended.
 
-    A context manager: inside, this node is heard of. On a single machine there is nobody to talk to, and nothing is written.
+    A context manager: inside, this node writes its heartbeat. A single machine has nobody to tell, and writes nothing.
     """
 
     def __init__(self, run_dir: Path, node: Node) -> None:
@@ -92,9 +91,7 @@ class Peers:
             self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.others:
             self.done.set()
             self.thread.join()
@@ -106,14 +103,13 @@ class Peers:
             self._write(**news)
 
     def trouble(self) -> bool:
-        """Whether another node's workers have not ended well, or it is gone."""
+        """Whether another node's workers have failed, or the node is gone."""
         self._listen()
-        return any((self._said(rank) or {}).get("state", "completed") != "completed" for rank in self.others) or bool(
-            self._lost()
-        )
+        failed = any((self._outcome_of(rank) or {}).get("state", "completed") != "completed" for rank in self.others)
+        return failed or bool(self._lost())
 
     def agree(self, own: Outcome) -> Outcome:
-        """Tell the others how this node's workers ended, hear them, and return what the run's outcome is: that of the cause."""
+        """Tell the others how this node's workers ended, hear them, and return the outcome of the run: that of the cause."""
         if not self.others:
             return own
         self._write(outcome=asdict(own) | {"time": time.time()})
@@ -121,13 +117,13 @@ class Peers:
             return own
         # A victim waits for the cause to be known. If the cause is gone without a word, that takes longest.
         deadline = time.monotonic() + (LOST_S + SPEAK_S if own.collateral else SPEAK_S)
-        while any(self._said(rank) is None for rank in self.others if rank not in self._lost()):
+        while any(self._outcome_of(rank) is None for rank in self.others if rank not in self._lost()):
             if time.monotonic() > deadline:
                 break
             time.sleep(POLL_S)
             self._listen()
-        said = [self.mine["outcome"], *(found for rank in self.others if (found := self._said(rank)))]
-        causes = [each for each in said if each["state"] != "completed" and not each["collateral"]]
+        outcomes = [self.mine["outcome"], *(found for rank in self.others if (found := self._outcome_of(rank)))]
+        causes = [each for each in outcomes if each["state"] != "completed" and not each["collateral"]]
         if causes:
             first = min(causes, key=lambda each: each["time"])
             return Outcome(first["state"], first["reason"], first["rank"], first["exit_code"])
@@ -163,11 +159,16 @@ class Peers:
             if found.get("rendezvous") == self.node.rendezvous and (known is None or known[0] != found):
                 self.heard[rank] = found, now
 
-    def _said(self, rank: int) -> dict[str, Any] | None:
+    def _outcome_of(self, rank: int) -> dict[str, Any] | None:
         return self.heard[rank][0].get("outcome") if rank in self.heard else None
 
     def _lost(self, *, silent: bool = False) -> list[int]:
-        """Nodes that were heard of, but not any more. silent: whatever they said last."""
+        """
+        Nodes that were heard of, but not any more.
+
+        Args:
+            silent: include those that have told their outcome.
+        """
         now = time.monotonic()
         return [
             rank

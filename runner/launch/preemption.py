@@ -1,8 +1,8 @@
-"""Requests to stop, by SLURM: the run saves itself, ends with exit status 75, and continues when it is started again.
+"""Stop requests by SLURM: the run saves itself, ends with exit status 75, and continues when it is started again.
 
 Clusters differ in what they send and to whom. SIGTERM reaches every process of a job's steps (the workers and their
 forkserver ignore it); SIGUSR1, as slurm/run.sbatch has it sent, reaches the batch shell, which marks the run directory. A
-run whose parent was killed, the daemon of SLURM's step, is on its own: it stops, too.
+run whose parent process was killed, the daemon of SLURM's step, is an orphan: it stops, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import time
 from datetime import datetime
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from meshrunner.recipes.errors import Interrupted
@@ -22,24 +22,24 @@ from meshrunner.runner.process.signals import STOP_REQUESTS, in_slurm_job, start
 from meshrunner.runner.rundir.files import STOP_REQUEST
 from meshrunner.runner.slurm.client import show
 
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 NEAR_S = 240.0
-"""A request to stop so shortly before the job's time limit is because of the limit."""
+"""Seconds before the job's time limit in which a stop request is taken to be because of the limit."""
 
 
 class Preemption:
-    """Whether a run is requested to stop. A context manager: inside, the signals are heard (in a job of SLURM's)."""
+    """Whether a run is requested to stop. A context manager: inside, signals of a SLURM job are stop requests."""
 
     def __init__(self, run_dir: Path) -> None:
         self.mark = run_dir / STOP_REQUEST
         self.start = start_of_job()
         self.shared: Any = shared_integers(1) if in_slurm_job() else None
-        """What the workers see; None where nobody requests anything."""
+        """The flag that the workers read, 1 once a stop is requested; None outside SLURM jobs."""
         self.reason = ""
         self._signal = 0
         self._parent = os.getppid()
-        self._looked = 0.0
-        self._before: dict[int, Any] = {}
+        self._polled = 0.0
+        self._handlers: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
@@ -47,32 +47,30 @@ class Preemption:
 
     def __enter__(self) -> Preemption:
         if self.shared is not None:
-            self._before = {name: signal.signal(name, self._hear) for name in STOP_REQUESTS}
+            self._handlers = {name: signal.signal(name, self._on_signal) for name in STOP_REQUESTS}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_REQUESTS)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name, handler in self._before.items():
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self._handlers.items():
             signal.signal(name, handler)
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._signal = number
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """
-        See whether the run is requested to stop, and tell the workers.
+        Find out whether the run is requested to stop, and tell the workers.
 
         Raises:
-            Interrupted: the job was cancelled. That cannot be told from a preemption by what is sent.
+            Interrupted: the job was cancelled. The signals are those of a preemption; only SLURM knows the difference.
         """
         now = time.monotonic()
-        if self.shared is None or self.requested or not (self._signal or now - self._looked > LOOK_EVERY_S):
+        if self.shared is None or self.requested or not (self._signal or now - self._polled > POLL_S):
             return
-        self._looked = now
+        self._polled = now
         if os.getppid() != self._parent:
-            self.reason = f"what had started the run on {socket.gethostname()} was killed"
+            self.reason = f"the parent process of the run on {socket.gethostname()} was killed"
         elif self._signal or self._marked():
             self.reason = _reason()
         if self.reason:
@@ -87,10 +85,11 @@ class Preemption:
 
 
 def _reason() -> str:
+    """Why SLURM requests a stop; raises Interrupted when the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    # Of an array's tasks one has the number of the whole.
+    # The $SLURM_JOB_ID of one of an array's tasks is that of the whole array.
     job = show(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
-    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # it is being ended: soon all processes are killed
+    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # soon all its processes are killed
         again = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
         if not again and job.get("Reason") != "TimeLimit":
             raise Interrupted("by scancel")

@@ -149,7 +149,7 @@ def _watch(attempt: Attempt, processes: list[BaseProcess], steps: Any, poll: Cal
     while alive := [p for p in processes if p.exitcode is None]:
         wait([p.sentinel for p in alive], timeout=POLL_S)
         poll()
-        preemption.look()
+        preemption.poll()
         now = time.monotonic()
         if failed_at is None and (
             any(p.exitcode not in (0, STOPPED_EARLY, None) for p in processes) or attempt.peers.trouble()

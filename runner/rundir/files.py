@@ -32,6 +32,10 @@ SLURM_JOB = "slurm.json"
 """{"job_id", "submitted", "script"} of the newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
 """In a run or sweep directory: the settings of the last submission."""
+SLURM_OUTPUT = "slurm-%j.out"
+"""What a job prints, in `logs`; SLURM replaces %j by the job's number."""
+SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
+"""What a task of a sweep's array prints; SLURM replaces %A and %a by the numbers of array and task."""
 SWEEP = "sweep.json"
 """{"command", "jobs"}; a folder that holds one is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
@@ -78,6 +82,11 @@ def tracker_log(folder: Path) -> Path:
 def launcher_log(run_dir: Path) -> Path:
     """Output of a run's own process, where several runs of a sweep are executed at once."""
     return run_dir / LOGS / "launcher.log"
+
+
+def slurm_script(folder: Path, number: int | None = None) -> Path:
+    """The script that was submitted for a run or sweep directory; `number`: of several arrays of a sweep."""
+    return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 
 def write_json(path: Path, value: Any) -> None:

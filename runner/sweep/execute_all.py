@@ -23,7 +23,7 @@ from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.process.tree import die_with_parent
 from meshrunner.runner.rundir.files import launcher_log
 from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.owner import owned_by, owner_is_alive
+from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
 from meshrunner.runner.sweep.live_table import LiveTable
@@ -49,7 +49,7 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _unfinished(run_dir, settings)}
     for run_dir in run_dirs:
         if run_dir not in todo:
-            print(f"\n{run_dir.name}\n{_progress(run_dir)}", flush=True)
+            print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
     devices = gpu_count() if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))).workers for run_dir in todo} if devices > 1 else {}
     several = len(needs) > 1 and devices >= 2 * min(needs.values())
@@ -78,14 +78,6 @@ def _attempts(run_dir: Path) -> int:
     return int(read_status(run_dir).get("attempt") or 0)
 
 
-def _progress(run_dir: Path) -> str:
-    status = read_status(run_dir)
-    if owner_is_alive(status):
-        return owned_by(status)
-    reason = status.get("reason")
-    return f"{status.get('state')}: {reason}" if reason else f"is {status.get('state')}"
-
-
 def _stops(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_state(run_dir) in (*CRASHED, "oom")
 
@@ -93,11 +85,11 @@ def _stops(run_dir: Path, settings: Sweep) -> bool:
 def _one_by_one(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
     """In this process, whose forkserver is warm: the fastest start."""
     for number, (run_dir, attempts) in enumerate(todo.items()):
-        preemption.look()
+        preemption.poll()
         if preemption.requested:
             return
         if _attempts(run_dir) != attempts:
-            print(f"\n{run_dir.name}\n{_progress(run_dir)}", flush=True)
+            print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
             table.ended(run_dir)
             continue
         for attempt in range(1 + settings.retry):
@@ -143,7 +135,7 @@ class _Packed:
         told = False
         try:
             while queue or self.running:
-                preemption.look()
+                preemption.poll()
                 if preemption.requested and not told:
                     told = True
                     queue.clear()
@@ -152,7 +144,7 @@ class _Packed:
                 while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
                     run_dir = queue.pop(0)
                     if run_dir not in self.tried and _attempts(run_dir) != todo[run_dir]:
-                        print(f"{run_dir.name}: {_progress(run_dir)}", flush=True)
+                        print(f"{run_dir.name}: {condition(read_status(run_dir))}", flush=True)
                         table.ended(run_dir)
                         continue
                     table.started(run_dir)

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich import box
 from rich.console import Group
@@ -82,9 +81,7 @@ class LiveTable:
             self._draw()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.active:
             self._live.stop()
 
