@@ -161,7 +161,8 @@ class _Parallel:
             update_status(run_dir, state="pending", reason="")
         with launcher_log(run_dir).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "meshrunner", "resume", str(run_dir)],
+                # -P: nothing in the current directory may shadow what is imported
+                [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)],
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(own)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
