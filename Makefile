@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-slow test-slurm check bench clean
+.PHONY: demo test test-slow test-sample test-slurm check bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full
@@ -18,6 +18,11 @@ test-slow: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/unit tests/e2e
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/dist
 	$(BIN)/python -m pytest -m slow -rs tests/slurm
+
+# a fixed fifth of them, for CI
+test-sample: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --sample 5 -rs tests/unit tests/e2e tests/slurm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --sample 5 tests/dist
 
 # all of those that need SLURM; slurm/cluster/up.sh, as root, installs it and brings a test cluster up
 test-slurm: $(INSTALLED)

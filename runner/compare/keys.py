@@ -20,6 +20,9 @@ IRRELEVANT = (
 )
 """Keys, or sections, that do not change what is measured. Runs that differ in these alone are repeats of each other."""
 
+FOLLOWS = {"optimizer.lr": "model"}
+"""Keys whose default comes with an option of another group; they count as keys of that group."""
+
 FACTS: dict[str, Callable[[Run], Any]] = {
     "device": lambda run: run.summary.get("device"),
     "world_size": lambda run: run.summary.get("world_size"),
@@ -72,15 +75,16 @@ class Keys:
         self._settings = {path: json.dumps(flat, sort_keys=True, default=str) for path, flat in self._flat.items()}
         self._facts: dict[str, Callable[[Run], Any]] = {}
         known = [run for run in runs if run.config]
-        names = _ordered(known, self._flat)
+        names = dict.fromkeys(key for run in known for key in self._flat[run.path])  # in the order of the configuration
         differing = [name for name in names if _differ(self._flat[run.path].get(name, ...) for run in known)]
         groups = [group for group in _groups(known) if _differ(_option(run, group) for run in known)]
         self.groups = frozenset(groups)
         typed = set[str]().union(*(run.typed for run in known))
         shown = []
         for name in differing:
-            group = name.partition(".")[0]
-            if group not in self.groups:
+            around = (name.partition(".")[0], FOLLOWS.get(name))
+            group = next((group for group in groups if group in around), None)
+            if group is None:
                 shown.append(name)
                 continue
             if group not in shown:
@@ -142,11 +146,6 @@ def _option(run: Run, group: str) -> str | None:
     section = run.config.get(group)
     kind = section.get("kind") if isinstance(section, dict) else None
     return run.choices.get(group, kind)
-
-
-def _ordered(runs: Sequence[Run], flat: dict[Any, dict[str, Any]]) -> list[str]:
-    """All keys, in the order of the configuration."""
-    return list(dict.fromkeys(key for run in runs for key in flat[run.path]))
 
 
 def _groups(runs: Sequence[Run]) -> list[str]:

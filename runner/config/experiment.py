@@ -128,14 +128,20 @@ def remarks(experiment: Experiment) -> list[str]:
     Raises:
         ConfigError: the names are not those of the model.
     """
+    found = []
+    if experiment.measure_after >= experiment.steps:
+        found.append(
+            f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
+            "will be unknown, and its peak memory is that of the start-up, too"
+        )
     if not (experiment.model.freeze or experiment.wrap.by_name):
-        return []
+        return found
     import torch
 
     with torch.device("meta"):
         network = experiment.model.build(experiment.seq_len)
     units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
-    return experiment.wrap.remarks(network, units, experiment.parallelism.kind)
+    return found + experiment.wrap.remarks(network, units, experiment.parallelism.kind)
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:

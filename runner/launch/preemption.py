@@ -85,6 +85,7 @@ class Preemption:
 
 
 def _reason() -> str:
+    """Why SLURM requests a stop; raises Interrupted when the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     # One task of an array has the array's own job id.
     job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])

@@ -37,6 +37,10 @@ SLURM_JOB = "slurm.json"
 """{"job_id", "submitted", "script"} of the newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
 """Settings of the last submission of a run or sweep directory."""
+SLURM_OUTPUT = "slurm-%j.out"
+"""What a job prints, in `logs`; SLURM replaces %j by the job's number."""
+SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
+"""What a task of a sweep's array prints; SLURM replaces %A and %a by the numbers of array and task."""
 SWEEP = "sweep.json"
 """{"command", "jobs"}; a folder that holds one is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
@@ -95,6 +99,11 @@ def rank_trace(run_dir: Path, rank: int) -> Path:
 def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
     """Memory profile of a worker; `ending` is `.json`, `.pickle` or `_oom.pickle`."""
     return run_dir / TRACES / f"memory_rank{rank}{ending}"
+
+
+def slurm_script(folder: Path, number: int | None = None) -> Path:
+    """The script that was submitted for a run or sweep directory; `number`: of several arrays of a sweep."""
+    return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 
 def write_json(path: Path, value: Any) -> None:

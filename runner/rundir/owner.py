@@ -55,6 +55,14 @@ def owned_by(status: dict[str, Any]) -> str:
     return f"is being executed by process {status['owner']['pid']} on {status['owner']['host']}"
 
 
+def condition(status: dict[str, Any]) -> str:
+    """What is said of a run after its name: `is completed`, `is skipped: REASON`, `is being executed by process ...`."""
+    if owner_is_alive(status):
+        return owned_by(status)
+    reason = status.get("reason")
+    return f"is {status.get('state')}" + (f": {reason}" if reason else "")
+
+
 def claim(run_dir: Path) -> dict[str, Any]:
     """Make this process the owner of a run: state `running`, `attempt` + 1; raises AlreadyRunning if another owner is alive."""
     (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may contain config.yaml alone

@@ -10,10 +10,14 @@ from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, read_json, write_j
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """The names of a sweep's run directories, in the order of sweep.json; [] where there is none or it is damaged."""
+    """
+    The names of a sweep's run directories, each once, in the order of sweep.json and runs.txt.
+
+    sweep.json lists a run again that was placed again by other overrides. [] where there is none, or it is damaged.
+    """
     jobs = read_json(sweep_dir / SWEEP).get("jobs")
     names = [job.get("name") for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
-    return [name for name in names if isinstance(name, str)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
@@ -31,5 +35,4 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 def write_run_list(sweep_dir: Path) -> None:
     """Rewrite runs.txt from sweep.json."""
-    names = dict.fromkeys(run_names(sweep_dir))
-    (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in names))
+    (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in run_names(sweep_dir)))

@@ -23,7 +23,7 @@ from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.process.tree import die_with_parent
 from meshrunner.runner.rundir.files import launcher_log
 from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.owner import owned_by, owner_is_alive
+from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
 from meshrunner.runner.sweep.live_table import LiveTable
@@ -49,7 +49,7 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _unfinished(run_dir, settings)}
     for run_dir in run_dirs:
         if run_dir not in todo:
-            print(f"\n{run_dir.name}\n{_describe(run_dir)}", flush=True)
+            print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
     devices = gpu_count() if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))).workers for run_dir in todo} if devices > 1 else {}
     in_parallel = len(needs) > 1 and devices >= 2 * min(needs.values())
@@ -77,15 +77,6 @@ def _attempts(run_dir: Path) -> int:
     return int(read_status(run_dir).get("attempt") or 0)
 
 
-def _describe(run_dir: Path) -> str:
-    """The state of a run and its reason, for messages."""
-    status = read_status(run_dir)
-    if owner_is_alive(status):
-        return owned_by(status)
-    reason = status.get("reason")
-    return f"{status.get('state')}: {reason}" if reason else f"is {status.get('state')}"
-
-
 def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_state(run_dir) in (*CRASHED, "oom")
 
@@ -97,7 +88,7 @@ def _sequential(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemp
         if preemption.requested:
             return
         if _attempts(run_dir) != attempts:
-            print(f"\n{run_dir.name}\n{_describe(run_dir)}", flush=True)
+            print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
             table.run_ended(run_dir)
             continue
         for attempt in range(1 + settings.retry):
@@ -147,7 +138,7 @@ class _Parallel:
                 while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
                     run_dir = queue.pop(0)
                     if run_dir not in self.starts and _attempts(run_dir) != todo[run_dir]:
-                        print(f"{run_dir.name}: {_describe(run_dir)}", flush=True)
+                        print(f"{run_dir.name}: {condition(read_status(run_dir))}", flush=True)
                         table.run_ended(run_dir)
                         continue
                     table.run_started(run_dir)

@@ -24,7 +24,7 @@ from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.slurm.submit import arrays, print_arrays, submit_sweep, wait, wanted
+from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
 from meshrunner.runner.sweep.combinations import (
     Combination,
     ConfiguredTarget,
@@ -113,10 +113,10 @@ def launch_slurm(
         raise
     batch = check_batch(loader, config, job_overrides, first, settings)
     if settings.dry_run:
-        runs = [(run.run_dir, job.experiment) for job, run in batch.ordered if not run.reason]
-        todo = wanted([run_dir for run_dir, _ in runs], batch.combinations[0].experiment.sweep.rerun, quiet=True)
-        groups = arrays([(run_dir, experiment) for run_dir, experiment in runs if run_dir in todo], settings)
-        print_arrays(batch.sweep_dir, batch.names(), groups, settings)
+        runs = {run.run_dir: job.experiment for job, run in batch.ordered if not run.reason}
+        todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=True)
+        arrays = job_arrays(batch.names(), {run_dir: runs[run_dir] for run_dir in todo}, settings)
+        print_arrays(batch.sweep_dir, arrays, settings)
         remove_empty_sweep(batch.sweep_dir)
         return []
     run_dirs = batch.place()

@@ -91,7 +91,6 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
         ["reshard_after_forward(3)", "divisor of shard(4)"],
     ),
     "reshard all": (["parallelism.reshard_after_forward=2"], ["reshard_after_forward(2)", "shard(2)", "always"]),
-    "nothing to measure": (["measure_after=3"], ["measure_after(3)", "steps(3)"]),
     "kind": (["model.kind=lama"], ["model.kind", "'lama'", "Did you mean 'llama'?", "package.module:Class"]),
     "kind is a number": (["model.kind=3"], ["model.kind", "expected a name", "3"]),
     "no such module": (["model.kind=nowhere:Model"], ["model.kind", "'nowhere'", "No module named"]),

@@ -58,9 +58,7 @@ def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for file in (REPOSITORY / "conf").rglob("*.yaml"):
         assert str(file.relative_to(REPOSITORY)) in names
-    assert {f"slurm/{name}" for name in ("run.sbatch", "sweep.sbatch", "cluster/up.sh", "cluster/down.sh")} <= set(
-        names
-    )
+    assert {f"slurm/{name}" for name in ("run.sbatch", "cluster/up.sh", "cluster/down.sh")} <= set(names)
     assert {f"runner/compare/page.{kind}" for kind in ("py", "html", "css", "js")} <= set(names)
     assert "hydra_plugins/meshrunner.py" in names and "hydra_plugins/__init__.py" not in names
     assert not [name for name in names if name.startswith(("tests", "bench"))]

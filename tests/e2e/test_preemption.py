@@ -1,4 +1,4 @@
-"""What a run and a sweep do when the job they are part of is requested to stop. No SLURM is needed, only its variables."""
+"""What a run and a sweep do when their job is requested to stop. No SLURM is needed: they only see its variables."""
 
 from __future__ import annotations
 

@@ -82,6 +82,29 @@ def test_the_number_of_workers_does_not_change_the_training(tmp_path: Path) -> N
     assert figures[2] != figures[1], "were there really two workers?"
 
 
+def test_the_default_optimizer_keeps_1_to_4_workers_together(tmp_path: Path) -> None:
+    """Its rate and warm-up are such that the last bit, in which layouts may differ, stays the last bit."""
+    overrides = [override for override in SMALL if not override.startswith(("data", "optimizer", "steps"))]
+    counts = ("data.vocab_size=400", "steps=8", "launch.workers=1,2,3,4")
+    done = meshrunner(tmp_path, "run", "-m", "tracker=none", "hydra.sweep.dir=sweep", *overrides, *counts)
+    assert done.returncode == 0, done.stderr
+    one, *more = (read_events(folder) for folder in sorted((tmp_path / "sweep").glob("00*")))
+    assert [row["train/lr"] for row in one] == pytest.approx([1e-4 * step for step in range(1, 9)])
+    assert all(row["train/grad_norm"] > 0.2 for row in one), "clipping must bite, or it is not tested"
+    assert len(more) == 3
+    for rows in more:
+        for key in ("train/loss", "train/grad_norm"):
+            assert [row[key] for row in rows] == pytest.approx([row[key] for row in one], rel=2e-5)
+
+
+def test_a_run_too_short_to_be_measured_says_so_and_runs(tmp_path: Path) -> None:
+    done = meshrunner(tmp_path, "run", "tracker=none", "hydra.run.dir=out", *SMALL, "steps=3")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("measure_after(3) leaves none of steps(3)") == 1
+    summary = read_json(tmp_path / "out" / "summary.json")
+    assert summary["state"] == "completed" and summary["perf/wps_median"] is None and summary["train/final_loss"] > 0
+
+
 def test_reading_out_less_often_loses_no_row(tmp_path: Path) -> None:
     rows, _ = run(tmp_path / "often", *SMALL, "steps=7")
     seldom, _ = run(tmp_path / "seldom", *SMALL, "steps=7", "log_every=4")

@@ -67,6 +67,17 @@ def test_a_key_that_was_typed_is_a_column_though_it_follows_from_the_option(tmp_
     assert compare(tmp_path).keys == ["parallelism", "parallelism.tensor"]
 
 
+def test_the_learning_rate_that_came_with_a_model_is_no_column(tmp_path: Path) -> None:
+    """As a column it would differ between any two models: no row would have a baseline."""
+    make(tmp_path, "", "model=llama_large optimizer.lr=0.0003")
+    found = compare(tmp_path, "model=llama_tiny")
+    assert found.keys == ["optimizer.lr", "model"] and found.against == [None, None], "it was typed"
+    overrides = tmp_path / "1" / "overrides.yaml"
+    overrides.write_text(yaml.safe_dump(yaml.safe_load(overrides.read_text()) | {"task": ["model=llama_large"]}))
+    found = compare(tmp_path, "model=llama_tiny")
+    assert found.keys == ["model"] and [bool(each) for each in found.against] == [False, True]
+
+
 def test_plain_keys_lists_and_numbers(tmp_path: Path) -> None:
     make(tmp_path, "steps=5 optimizer.lr=0.001", "steps=6 optimizer.betas=[0.8,0.9]", "launch.env.A=b")
     found = compare(tmp_path)

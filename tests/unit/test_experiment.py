@@ -24,7 +24,7 @@ from meshrunner.recipes.option import Option
 from meshrunner.recipes.parallelism.base import Parallelism
 from meshrunner.recipes.parallelism.wrap_policy import Wrap
 from meshrunner.recipes.precision import Precision
-from meshrunner.runner.config.experiment import Experiment, Launch, Sweep, check, fit
+from meshrunner.runner.config.experiment import Experiment, Launch, Sweep, check, fit, remarks
 from meshrunner.runner.config.hardware import Hardware, known_gpus
 from meshrunner.runner.profiler.base import Profiler
 from meshrunner.runner.trackers.base import Tracker
@@ -150,9 +150,18 @@ def test_the_document_shows_the_table() -> None:
 
 def test_everything_that_does_not_go_together_is_listed() -> None:
     with pytest.raises(Incompatible) as caught:
-        fit(experiment("parallelism.tensor=3", "parallelism.shard=4"), 2)
-    for part in ("n_heads(8)", "n_kv_heads(8)", "= 12, but launch"):
+        fit(experiment("parallelism.tensor=3", "parallelism.shard=4", "profiler=trace", "steps=2"), 2)
+    for part in ("n_heads(8)", "n_kv_heads(8)", "= 12, but launch", "measure_after(3)"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_run_too_short_to_be_measured_is_remarked_on(steps: int) -> None:
+    short = experiment(f"steps={steps}")
+    fit(short, 2)
+    (remark,) = remarks(short)
+    assert remark.startswith(f"measure_after(3) leaves none of steps({steps}): the speed")
+    assert remarks(experiment("steps=4")) == []
 
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -177,8 +186,28 @@ def test_the_contract_of_defaults() -> None:
     default = experiment()
     assert (default.log_every, default.measure_after, default.seq_len, default.micro_batch) == (1, 3, 256, 4)
     assert (default.steps, default.launch.workers, default.launch.threads) == (30, "auto", "auto")
-    assert default.parallelism.shard == "auto" and default.optimizer.lr <= 3e-3
+    assert default.parallelism.shard == "auto" and default.optimizer.lr == 1e-3
+    assert [default.lr_schedule.factor(step) for step in (1, 5, 10, 11, 1000)] == [0.1, 0.5, 1.0, 1.0, 1.0]
     assert default.global_batch is None and default.objective == "perf/wps_median"
+
+
+PUBLISHED = {
+    "llama2_7b": 3e-4,
+    "llama2_13b": 3e-4,
+    "llama2_70b": 1.5e-4,
+    "llama3_8b": 3e-4,
+    "llama3_70b": 1.5e-4,
+    "llama3_405b": 8e-5,
+}
+
+
+def test_a_model_brings_the_learning_rate_of_its_paper(tmp_path: Path) -> None:
+    assert {name: experiment(f"model={name}").optimizer.lr for name in PUBLISHED} == PUBLISHED
+    assert experiment("model=llama3_1b").optimizer.lr == 4e-4
+    assert experiment("model=llama2_7b", "optimizer.lr=0.5").optimizer.lr == 0.5
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text((CONF / "model" / "llama2_7b.yaml").read_text())
+    assert experiment(f"--config-dir={tmp_path}", "model=mine").optimizer.lr == 1e-3
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_outside_a_job_nobody_requests_a_stop(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("how", ["mark", "SIGTERM", "SIGUSR1", "orphan"])
-def test_each_way_of_requesting_a_stop_is_heard(
+def test_each_way_of_requesting_is_heard(
     how: str, tmp_path: Path, in_job: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Preemption(tmp_path) as request:

@@ -13,6 +13,11 @@ def test_constant() -> None:
     assert {Constant(kind="constant").factor(step) for step in (1, 50, 1000)} == {1.0}
 
 
+def test_constant_after_a_warm_up() -> None:
+    schedule = Constant(kind="constant", warmup_steps=4)
+    assert [schedule.factor(step) for step in (1, 2, 3, 4, 5, 1000)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("cls", [WarmupLinear, WarmupCosine, WSD])
 def test_rise_peak_end(cls: type[WarmupLinear] | type[WarmupCosine] | type[WSD]) -> None:
     schedule = cls(kind="x", **SHAPE, **({"decay": 0.2} if cls is WSD else {}))
