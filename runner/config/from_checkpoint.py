@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates, good
+from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates, good_checkpoints
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import check, fit
 from meshrunner.runner.console import warn
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.checkpoint.on_disk import Record, Stored
+    from meshrunner.recipes.checkpoint.on_disk import Record, StoredCheckpoint
     from meshrunner.runner.config.experiment import Experiment
 
 MAY_CHANGE = ("steps", "log_every", "launch.", "tracker.", "checkpoint.", "parallelism.")
 """Keys and prefixes of keys that do not affect what a step computes."""
 
 
-def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[Experiment, Stored | None]:
+def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[Experiment, StoredCheckpoint | None]:
     """
     The experiment as it continues from its checkpoint, and that checkpoint; unchanged, and None, where there is none.
 
@@ -45,12 +45,12 @@ def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[E
             f"checkpoint.load: '{found[0].path}' is of step {record.step} and steps is {experiment.steps}: "
             "nothing is left to train; raise steps"
         )
-    return experiment.continuing(record), found[0]
+    return experiment.resumed_from(record), found[0]
 
 
 def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
-) -> tuple[Experiment, Stored | None]:
+) -> tuple[Experiment, StoredCheckpoint | None]:
     """The result of `continuing`, checked by `fit`."""
     found, stored = continuing(experiment, run_dir, force=force)
     try:
@@ -100,7 +100,7 @@ def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
     """
     if experiment.steps <= trained:
         return False
-    if not good(run_dir / FOLDER)[0]:
+    if not good_checkpoints(run_dir / FOLDER)[0]:
         raise ConfigError(
             f"{run_dir} is completed with {trained} steps and holds no good checkpoint to continue from up to step "
             f"{experiment.steps}; for a new run choose another hydra.run.dir"

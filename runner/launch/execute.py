@@ -30,7 +30,7 @@ from meshrunner.runner.rundir.summary import write_summary
 from meshrunner.runner.trackers.handle import TrackerHandle
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.checkpoint.on_disk import Stored
+    from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
     from meshrunner.runner.config.experiment import Experiment
     from meshrunner.runner.process.worker_context import Node
 
@@ -139,7 +139,7 @@ def _configuration(run_dir: Path) -> Experiment:
         raise ConfigError(f"{run_dir / CONFIG}:\n{error}") from None
 
 
-def _print_remarks(experiment: Experiment, devices: NodeDevices, stored: Stored | None) -> None:
+def _print_remarks(experiment: Experiment, devices: NodeDevices, stored: StoredCheckpoint | None) -> None:
     done = stored.record.step if stored is not None else 0
     for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment.profiled, devices.type, done)]:
         warn(remark)
