@@ -31,7 +31,7 @@ PRODUCER_GRACE_S = 2.0
 @contextmanager
 def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
     """
-    Inside, workers can open the data; a producer reads the rest in the background.
+    A context in which workers can open the data, while a producer reads the rest in the background.
 
     One producer at a time writes to a cache entry; that of a second run waits for the first to end. The workers of both
     read what is complete.

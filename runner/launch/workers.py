@@ -49,7 +49,7 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """As configured; the workers find the checkpoint themselves."""
+    """The experiment as configured; the workers find the checkpoint themselves."""
     devices: NodeDevices
     number: int
     """Counts from 1 over all executions of the run directory."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector, which is disabled during training."""
-STEP_VALUES = 5
+RANK_VALUES = 5
 """Number of values per rank and step that `_row` takes."""
 
 
@@ -199,8 +199,8 @@ class RunMeter:
         everyone = self._gather(
             [*(value for values in per_step for value in values), *(memory[key] or 0.0 for key in self.memory.keys)]
         )
-        ranks_steps, ranks_memory = torch.split(everyone, [STEP_VALUES * len(steps), len(self.memory.keys)], dim=1)
-        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), STEP_VALUES)
+        ranks_steps, ranks_memory = torch.split(everyone, [RANK_VALUES * len(steps), len(self.memory.keys)], dim=1)
+        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), RANK_VALUES)
         if self.context.rank == 0:
             peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
@@ -218,7 +218,7 @@ class RunMeter:
 
         Args:
             ranks: loss, seconds, seconds of waiting for data, CPU seconds and seconds of compiling of every rank:
-                [ranks, STEP_VALUES].
+                [ranks, RANK_VALUES].
         """
         loss, cpu = ranks[:, 0].mean().item(), ranks[:, 3].sum().item()
         seconds, waited = ranks[:, 1:3].amax(0).tolist()  # the slowest rank's

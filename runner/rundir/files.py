@@ -23,7 +23,7 @@ ENVIRONMENT = "environment.json"
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""In a run or sweep directory: `run_id`, `phase` (opening, following, finishing, finished), `warning`."""
+"""The `run_id`, `phase` (opening, following, finishing, finished) and `warning` of a tracker."""
 LOGS = "logs"
 TRACES = "trace"
 TRACE_TABLE = "trace/table.json"
@@ -36,7 +36,7 @@ STOP_REQUEST = "preempt"
 SLURM_JOB = "slurm.json"
 """{"job_id", "submitted", "script"} of the newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
-"""In a run or sweep directory: the settings of the last submission."""
+"""Settings of the last submission of a run or sweep directory."""
 SLURM_OUTPUT = "slurm-%j.out"
 """What a job prints, in `logs`; SLURM replaces %j by the job's number."""
 SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
@@ -91,11 +91,6 @@ def launcher_log(run_dir: Path) -> Path:
     return run_dir / LOGS / "launcher.log"
 
 
-def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """The script that was submitted for a run or sweep directory; `number`: of several arrays of a sweep."""
-    return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
-
-
 def rank_trace(run_dir: Path, rank: int) -> Path:
     """Chrome trace of a worker."""
     return run_dir / TRACES / f"rank{rank}.json.gz"
@@ -104,6 +99,11 @@ def rank_trace(run_dir: Path, rank: int) -> Path:
 def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
     """Memory profile of a worker; `ending` is `.json`, `.pickle` or `_oom.pickle`."""
     return run_dir / TRACES / f"memory_rank{rank}{ending}"
+
+
+def slurm_script(folder: Path, number: int | None = None) -> Path:
+    """The script that was submitted for a run or sweep directory; `number`: of several arrays of a sweep."""
+    return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 
 def write_json(path: Path, value: Any) -> None:

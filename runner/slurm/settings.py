@@ -106,7 +106,7 @@ class Slurm(Section):
         return {str(key): value for key, value in found.items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """`nodes` is a run's launch.nodes; raises ConfigError when that says something else."""
+        """The configuration with `nodes` as its launch.nodes; raises ConfigError when that was given, too, and differs."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed

@@ -85,7 +85,7 @@ class Combination:
     hydra: DictConfig
     experiment: Experiment
     runs: list[PlannedRun]
-    """In the order of `sweep.repeat` x `sweep.seeds`."""
+    """Runs in the order of `sweep.repeat` x `sweep.seeds`."""
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ def test_library_files_are_sorted_and_hold_no_tests() -> None:
     files = stdlib_module.library_files()
     names = [name for name, _ in files]
     assert names == sorted(names) and "argparse.py" in names and "json/decoder.py" in names
-    assert not [name for name in names if set(name.split("/")[:-1]) & stdlib_module.NOT_LIBRARY]
+    assert not [name for name in names if set(name.split("/")[:-1]) & stdlib_module.EXCLUDED_FOLDERS]
     assert all((stdlib_module.library() / name).stat().st_size == size for name, size in files[::50])
 
 
