@@ -59,8 +59,8 @@ def set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: d
     trained = _trained(model, optimizer)
     scalars, tensors = _state_keys(optimizer)
     for key in tensors:
-        of_key = {name: state["optimizer"].get(name, {}).get(key, value) for name, value in state["model"].items()}
-        set_model_state_dict(model, of_key)
+        values = {name: state["optimizer"].get(name, {}).get(key, value) for name, value in state["model"].items()}
+        set_model_state_dict(model, values)
         for parameter in trained.values():
             if parameter.numel():
                 optimizer.state[parameter][key].copy_(parameter.data)

@@ -73,7 +73,7 @@ class HuggingFace(PackedText):
 
 
 def why_unreachable() -> str:
-    """Why the hub (or the mirror in HF_ENDPOINT) cannot be reached; empty if it can."""
+    """Reason that the hub (or the mirror in HF_ENDPOINT) cannot be reached; empty if it can."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 
@@ -89,7 +89,7 @@ def why_unreachable() -> str:
             outcome[0] = first_line(error)
 
     # In a thread, because a name lookup cannot be given a timeout.
-    asking = threading.Thread(target=ask, daemon=True, name="hub probe")
-    asking.start()
-    asking.join(PROBE_TIMEOUT_S + 2)
+    probe = threading.Thread(target=ask, daemon=True, name="hub probe")
+    probe.start()
+    probe.join(PROBE_TIMEOUT_S + 2)
     return outcome[0]

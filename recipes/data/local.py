@@ -46,7 +46,7 @@ class LocalText(PackedText):
         """The ConfigError for an exception raised while reading the files."""
 
     def files(self) -> list[str]:
-        """Absolute paths, sorted; raises ConfigError when there are none."""
+        """Absolute paths, sorted; raises ConfigError if none exist."""
         path = Path(self.path).expanduser().absolute()
         wanted = " or ".join(self.suffixes)
         if path.is_dir():
@@ -112,7 +112,7 @@ class Jsonl(LocalText):
 
 
 def first_bad_line(path: Path) -> str:
-    """Where and why a file is not JSON lines; empty if it is. pyarrow names neither the file nor the line."""
+    """The first line that is not a JSON object, with the reason; empty if there is none. pyarrow does not name it."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

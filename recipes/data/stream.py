@@ -63,7 +63,7 @@ class StreamedDocuments:
 
 
 def _give_tqdm_a_lock() -> None:
-    """Give tqdm a lock of its own: its default is a semaphore that a killed producer leaks, and multiprocessing warns."""
+    """Give tqdm a thread lock: its default is a semaphore that a killed producer leaks, and multiprocessing warns."""
     from tqdm import tqdm
 
     if not hasattr(tqdm, "_lock"):

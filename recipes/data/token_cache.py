@@ -40,7 +40,7 @@ class PackProgress:
     complete: bool = False
     """Whether the end of the data is reached; only then is the length of an epoch known."""
     error: str = ""
-    """Why the last producer failed, as a message for the user."""
+    """Message for the user if the last producer failed, else empty."""
     vocab: int = 0
     """Vocabulary size of the tokenizer."""
     tokenizer: str = ""
