@@ -11,7 +11,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -22,6 +28,36 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest of the known names, or an empty string."""
     near = difflib.get_close_matches(word, list(known), 1, 0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def own_or_installed(module_name: str) -> ModuleType:
+    """
+    Import a module that a user has named, from the current directory if it lies there.
+
+    The current directory is the last of sys.path, so that nothing in it shadows what this program or a library imports.
+    That is too late for the user's own names: other distributions install a top-level `recipes`, too, and a folder
+    without `__init__.py` would lose to any of them.
+    """
+    top = module_name.partition(".")[0]
+    if top not in sys.modules:
+        file = Path.cwd().joinpath(*module_name.split("."))
+        if file.with_suffix(".py").is_file() or (file / "__init__.py").is_file():
+            _import_from(Path.cwd(), top)
+    return importlib.import_module(module_name)
+
+
+def _import_from(folder: Path, name: str) -> None:
+    """Import a top-level module or package from a folder, or nothing where it is not one."""
+    spec = PathFinder.find_spec(name, [str(folder)])
+    if spec is None:
+        return
+    sys.modules[name] = module_from_spec(spec)
+    try:
+        if spec.loader is not None:  # a folder without __init__.py has none
+            spec.loader.exec_module(sys.modules[name])
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 class Section(BaseModel):
@@ -38,6 +74,10 @@ class Option(Section):
     kind: str
     """Which class this option is: a short name of this group, or `package.module:Class`."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by the name of its class, which a worker finds as `resolve` did."""
+        return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()
+
     @classmethod
     def resolve(cls, kind: Any) -> type[Option]:
         """The class a `kind` names; raises PydanticCustomError with the known names and the nearest one."""
@@ -52,7 +92,7 @@ class Option(Section):
             )
         module_name, _, class_name = path.partition(":")
         try:
-            module = importlib.import_module(module_name)
+            module = own_or_installed(module_name)
         except (Exception, SystemExit) as error:  # a user's module may do anything while it is imported
             raise PydanticCustomError(
                 "kind_import",
@@ -71,6 +111,12 @@ class Option(Section):
                 "kind_class", "'{path}' is not a class derived from {base}", {"path": path, "base": cls.__name__}
             )
         return found
+
+
+def _blank(module_name: str, class_name: str) -> Option:
+    """An option without its state."""
+    option: type[Option] = attrgetter(class_name)(own_or_installed(module_name))
+    return option.__new__(option)
 
 
 def chosen(base: type[Option]) -> BeforeValidator:

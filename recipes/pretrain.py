@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.choose import agreed
+from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.grad_norm import Trained, clip_by_norm, global_norm
@@ -177,10 +177,10 @@ def train(
         FloatingPointError: from the meter, when a loss or gradient was not finite.
     """
     degrees = recipe.parallelism.degrees(nodes, workers)
-    stored = agreed(recipe.checkpoint.load, checkpoints)
+    stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
     as_configured = recipe
     if stored is not None:
-        recipe = recipe.continuing(stored.record)
+        recipe = recipe.resumed_from(stored.record)
     global_batch, _ = recipe.accumulation(degrees.data)
     mesh = build_mesh(device.type, degrees)
     model, trained, parameters = assemble(recipe, mesh, device)

@@ -10,7 +10,7 @@ from meshrunner.runner.compare.cells import Column
 from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
-from meshrunner.runner.rundir.files import TRACES, rank_log, read_json
+from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.run import read_overrides
 
@@ -67,7 +67,7 @@ def print_row(row: dict[str, str]) -> None:
 
 def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
     """What the profiler found; nothing where there was none."""
-    traced = read_json(run_dir / TRACES / "table.json")
+    traced = read_json(run_dir / TRACE_TABLE)
     if traced:
         ranks = traced["ranks"]
         table = [Column("steps {} to {}".format(*traced["steps"]), [f"rank {row['rank']}" for row in ranks])]

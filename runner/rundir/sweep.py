@@ -1,4 +1,4 @@
-"""A sweep directory: its jobs in sweep.json and runs.txt, each a run directory below it."""
+"""A sweep directory: its runs, listed in sweep.json and runs.txt, each a run directory below it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def run_names(sweep_dir: Path) -> list[str]:
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """
-    Record runs of a sweep that are placed. Sweepers that decide as they go place them batch by batch, and a sweep that is
-    started again has its runs already.
+    Record placed runs of a sweep. Adaptive sweepers place them batch by batch; those of a restarted sweep are known already.
 
     Args:
-        added: (name of the run directory, its overrides), in the order in which they are executed.
+        added: (name of the run directory, its overrides), in order of execution.
     """
     known = read_json(sweep_dir / SWEEP).get("jobs", [])
     jobs = [{"name": name, "overrides": overrides} for name, overrides in added]
@@ -35,5 +34,5 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def write_run_list(sweep_dir: Path) -> None:
-    """Write runs.txt anew from sweep.json."""
+    """Rewrite runs.txt from sweep.json."""
     (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in run_names(sweep_dir)))

@@ -120,7 +120,7 @@ def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
     return found
 
 
-def show(job_id: str, timeout: float = 5.0) -> dict[str, str]:
+def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
     """What `scontrol show job` says, KEY -> value; {} when SLURM does not answer."""
     try:
         text = slurm("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)

@@ -105,7 +105,7 @@ class Slurm(Section):
         assert isinstance(found, dict)
         return {str(key): value for key, value in found.items() if key != "_target_"}
 
-    def adapt(self, composed: Composed) -> Composed:
+    def apply_to(self, composed: Composed) -> Composed:
         """The configuration with `nodes` as its launch.nodes; raises ConfigError when that was given, too, and differs."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:

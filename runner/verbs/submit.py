@@ -10,7 +10,7 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run, read_json
-from meshrunner.runner.rundir.run import place
+from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import EXIT_STATUS, read_state
 from meshrunner.runner.rundir.sweep import run_names, write_run_list
 from meshrunner.runner.slurm import script
@@ -42,23 +42,23 @@ def submit(arguments: list[str]) -> int:
     if not any(argument.startswith("hydra/launcher=") for argument in arguments):
         arguments = [*arguments, "hydra/launcher=slurm"]
     composer = Composer(parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))
-    if composer.answer():
+    if composer.answer_query():
         return 0
-    composed = composer.one()
+    composed = composer.single_run()
     return run_sweep(composer) if composed is None else submit_one(composed)
 
 
 def submit_one(composed: Composed) -> int:
     """`meshrunner submit` without -m; returns the exit status."""
     settings = Slurm.read(composed.launcher)
-    composed = settings.adapt(composed)
+    composed = settings.apply_to(composed)
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
     if settings.dry_run:
         nodes, gpus = experiment.launch.nodes, settings.gpus(experiment)
         print(script.for_run(composed.run_dir, settings, nodes=nodes, gpus=gpus), end="")
         return 0
-    place(composed.config, composed.run_dir, composed.overrides)
+    place_run(composed.config, composed.run_dir, composed.overrides)
     submit_run(composed.run_dir, settings)
     return _wait_for_one(composed.run_dir) if settings.wait else 0
 

@@ -24,8 +24,8 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     said = {"JobState": "RUNNING", "EndTime": "Unknown", "TimeLimit": "00:10:00", "Restarts": "0", "Reason": "None"}
-    monkeypatch.setattr(preemption, "show", lambda job_id: said)
-    monkeypatch.setattr(preemption, "POLL_S", 0.0)
+    monkeypatch.setattr(preemption, "show_job", lambda job_id: said)
+    monkeypatch.setattr(preemption, "CHECK_EVERY_S", 0.0)
     return said
 
 
@@ -72,7 +72,7 @@ NOW = datetime.now()
         ({"PreemptTime": "2026-01-01T00:00:00"}, "higher priority"),
         ({"EndTime": (NOW + timedelta(seconds=90)).isoformat(timespec="seconds")}, r"time limit \(00:10:00\) is near"),
         ({"EndTime": (NOW + timedelta(hours=9)).isoformat(timespec="seconds")}, "SLURM requested a stop"),
-        ({"JobState": "COMPLETING", "Restarts": "1"}, "starts it again"),
+        ({"JobState": "COMPLETING", "Restarts": "1"}, "requeued by SLURM"),
         ({"JobState": "COMPLETING", "Reason": "TimeLimit"}, r"time limit \(00:10:00\) is reached"),
     ],
 )
