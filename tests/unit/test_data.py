@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import yaml
 
-import conf
 from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.data import stdlib as stdlib_module
 from meshrunner.recipes.data import tokenizer as tokenizers
@@ -23,8 +22,9 @@ from meshrunner.recipes.data.stdlib import Stdlib
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.data.token_cache import CacheEntry
 from meshrunner.recipes.errors import ConfigError
+from tests.composed import CONF
 
-YAML = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
+YAML = sorted((CONF / "data").glob("*.yaml"))
 SPEC = DataSpec(1024, 32, 0)
 PROSE = {"kind": "stdlib", "text": "prose", "tokenizer": None, "vocab_size": "auto", "shuffle": None}
 
