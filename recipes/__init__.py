@@ -1,1 +1,1 @@
-"""What is run: models, parallelism, precision, optimizer, data and the recipe that assembles and trains them."""
+"""Models, parallelism, precision, optimizers, data, and the recipe that assembles and trains them."""

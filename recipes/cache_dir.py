@@ -1,4 +1,4 @@
-"""Where tokenizers, packed tokens and compiled code are kept between runs."""
+"""The folder that keeps tokenizers, packed tokens and compiled code between runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from meshrunner.recipes.errors import ConfigError
 
 def cache_dir() -> Path:
     """
-    The folder named by MESHRUNNER_CACHE, by default `meshrunner` in the user's cache directory; made if missing.
+    The folder that MESHRUNNER_CACHE names, by default `meshrunner` in the user's cache directory; created if missing.
 
     Raises:
-        ConfigError: it cannot be made or written to.
+        ConfigError: it cannot be created or written to.
     """
     named = os.environ.get("MESHRUNNER_CACHE")
     folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -26,5 +26,7 @@ def cache_dir() -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         writable, why = False, getattr(error, "strerror", None) or str(error)
     if not writable:
-        raise ConfigError(f"the cache folder {folder} cannot be written ({why}); name another in MESHRUNNER_CACHE")
+        raise ConfigError(
+            f"the cache folder {folder} cannot be written ({why}); set MESHRUNNER_CACHE to another folder"
+        )
     return folder

@@ -1,7 +1,6 @@
-"""What cannot be combined, and why: one flat table.
+"""Combinations of options that cannot work, and why: one flat table.
 
-The check, the skipping of sweep combinations, the documentation and the tests all read it. Arithmetic between degrees and
-devices is checked where the degrees are (`Parallelism.degrees`).
+The check, sweeps, the documentation and the tests all read it. `Parallelism.degrees` checks degrees against devices.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ TABLE = [
     Conflict(
         when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind != "fp32",
         where="precision",
-        reason="fp32 master weights beside compute in fewer bits are FSDP's mixed precision; single and ddp have one copy",
+        reason="fp32 master weights with lower-precision compute need FSDP's mixed precision; single and ddp keep one copy",
         instead="parallelism=fsdp2 parallelism.shard=1 with as many parallelism.replicate as there are devices",
     ),
     Conflict(
         when=lambda r, _: r.activation_checkpoint.kind == "memory_budget" and not r.compile.compiles,
         where="activation_checkpoint",
-        reason="a memory budget is kept by the compiler, and nothing is compiled",
+        reason="the compiler enforces the memory budget, and nothing is compiled",
         instead="compile=per_block, or activation_checkpoint=selective_op",
     ),
     Conflict(
@@ -51,21 +50,21 @@ TABLE = [
         instead="compile=per_block",
     ),
     Conflict(
-        when=lambda r, d: d.tensor > 1 and r.compile.partitions and r.activation_checkpoint.kind == "memory_budget",
+        when=lambda r, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget",
         where="activation_checkpoint",
-        reason="torch's knapsack partitioner cannot weigh the device mesh that a block split by tensor parallelism holds",
+        reason="torch's knapsack partitioner cannot handle the device mesh in a block that tensor parallelism has split",
         instead="activation_checkpoint=selective_op",
     ),
     Conflict(
-        when=lambda r, d: d.tensor > 1 and r.compile.partitions and r.activation_checkpoint.recomputes_attention,
+        when=lambda r, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.recomputes_attention,
         where="activation_checkpoint.save",
-        reason="recomputing attention in a compiled block split by tensor parallelism, torch would save the device mesh",
+        reason="to recompute attention in a compiled tensor-parallel block, torch would have to save the device mesh",
         instead="a list with the attention operators, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
         when=lambda r, _: getattr(r.precision, "all_gather", False) and r.parallelism.kind != "fsdp2",
         where="precision.all_gather",
-        reason="gathering weights in float8 is a feature of FSDP2",
+        reason="only FSDP2 can all-gather weights in float8",
         instead="parallelism=fsdp2, or precision.all_gather=false",
     ),
     Conflict(
@@ -73,31 +72,31 @@ TABLE = [
             getattr(r.precision, "all_gather", False) and getattr(r.precision, "scaling", "") == "rowwise"
         ),
         where="precision.all_gather",
-        reason="a row's scale is not known before its shards are together",
+        reason="the scale of a row is not known until its shards are gathered",
         instead="precision.scaling=tensorwise, or precision.all_gather=false",
     ),
     Conflict(
         when=lambda r, d: r.parallelism.kind == "ddp" and d.tensor > 1,
         where="parallelism.tensor",
-        reason="DDP would reduce the parts of split parameters as if they were whole",
+        reason="DDP would all-reduce tensor-parallel shards as if they were whole parameters",
         instead="parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate",
     ),
     Conflict(
         when=lambda r, _: r.parallelism.kind == "fsdp1" and isinstance(r.parallelism.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
-        reason="FSDP1 keeps a unit's parameters whole after forward or shards them as before, nothing between",
+        reason="FSDP1 either keeps a unit's parameters gathered after forward or reshards them fully",
         instead="parallelism=fsdp2, or always, never, except_last",
     ),
     Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.tensor > 1,
         where="parallelism.shard",
-        reason="with a single shard FSDP1 cannot put back the parameters that tensor parallelism has split",
+        reason="with a single shard, FSDP1 cannot restore parameters that tensor parallelism has split",
         instead="parallelism.shard of at least 2, or parallelism=tp",
     ),
     Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
         where="parallelism.replicate",
-        reason="FSDP1 does not synchronise copies of which each is on one device: torch turns them into independent models",
+        reason="FSDP1 does not synchronise replicas of one device each: torch would train independent models",
         instead="parallelism.shard of at least 2, parallelism=hsdp2, or parallelism=ddp",
     ),
     Conflict(
@@ -109,14 +108,14 @@ TABLE = [
     Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and getattr(r.model, "tie_embeddings", False),
         where="model.tie_embeddings",
-        reason="FSDP1 does not keep parameters shared that tensor parallelism has split",
+        reason="FSDP1 does not keep parameters tied once tensor parallelism has split them",
         instead="parallelism=fsdp2_tp",
     ),
     Conflict(
         when=lambda r, d: d.tensor > 1 and r.parallelism.sequence_parallel and r.seq_len % d.tensor > 0,
         where="seq_len",
         reason="sequence parallelism splits every sequence evenly, and parallelism.tensor does not divide seq_len",
-        instead="parallelism.sequence_parallel=false, or a multiple",
+        instead="parallelism.sequence_parallel=false, or a multiple of parallelism.tensor",
     ),
 ]
 
@@ -126,7 +125,7 @@ def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
     return [f"{row.where}: {row.reason}; use {row.instead}" for row in TABLE if row.when(recipe, degrees)]
 
 
-def document() -> str:
+def markdown_table() -> str:
     """The table as docs/compatibility.md shows it: `python -m meshrunner.recipes.compatibility > docs/compatibility.md`."""
     lines = ["# What cannot be combined", "", "| setting | why | what works |", "|---|---|---|"]
     lines += [f"| `{row.where}` | {row.reason} | {row.instead} |" for row in TABLE]
@@ -134,4 +133,4 @@ def document() -> str:
 
 
 if __name__ == "__main__":
-    print(document())
+    print(markdown_table())

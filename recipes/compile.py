@@ -1,4 +1,4 @@
-"""The `compile` group: what torch.compile is given. Shapes are static, so every shape is compiled by itself."""
+"""The `compile` group: arguments of torch.compile. Shapes are static, so each shape is compiled separately."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from meshrunner.recipes.option import Option, did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
-BACKENDS = ("inductor", "aot_eager", "eager")
-"""Backends of every torch: for others torch is imported and asked."""
+KNOWN_BACKENDS = ("inductor", "aot_eager", "eager")
+"""Backends that every supported torch has; any other is looked up in torch."""
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 class Compile(Option):
-    """What is compiled."""
+    """Which parts of the model are compiled."""
 
     kinds: ClassVar[dict[str, str]] = {
         "eager": "meshrunner.recipes.compile:Eager",
@@ -30,73 +30,68 @@ class Compile(Option):
     compiles: ClassVar[bool] = False
 
     @property
-    def partitions(self) -> bool:
-        """Whether the compiler decides, block by block, what forward saves for backward."""
+    def is_partitioned(self) -> bool:
+        """Whether the compiler's partitioner decides what forward saves for backward."""
         return False
 
     def problems(self) -> list[str]:
-        """What this torch does not know, a sentence each."""
+        """One sentence for each setting that this torch does not support."""
         return []
 
     def configure(self) -> None:
-        """Set what is global to a process. Called by every worker before anything is compiled."""
+        """Set process-wide options. Every worker calls it before anything is compiled."""
 
-    def block(self, block: nn.Module, *, units_inside: bool) -> None:
-        """
-        Compile a block in place.
+    def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
+        """Compile a block in place. contains_units: FSDP units lie inside; gathering and freeing them breaks its graph."""
 
-        Args:
-            units_inside: data parallelism gathers and frees parts of it by themselves, which breaks its graph.
-        """
-
-    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of tensors, such as the cross entropy, compiled or as it is."""
+    def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of tensors, such as the cross entropy, compiled or unchanged."""
         return function
 
-    def model(self, model: nn.Module, *, units_inside: bool) -> None:
+    def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
         """Compile the whole network in place, before data parallelism wraps it."""
 
 
 class Eager(Compile):
-    """Nothing: operators run one by one."""
+    """Nothing is compiled: operators run eagerly."""
 
 
-class Compiling(Compile):
-    """Base of the options that compile."""
+class TorchCompile(Compile):
+    """Base class of the options that compile."""
 
     compiles: ClassVar[bool] = True
 
     backend: str
-    """A backend that torch knows: inductor, aot_eager (graphs without code generation), ..."""
+    """A torch.compile backend: inductor, aot_eager (graphs without code generation), ..."""
     mode: Mode | None
-    """inductor's trade between compile time and speed; null: its default."""
+    """inductor's trade-off between compile time and speed; null: its default."""
     fullgraph: bool | Literal["auto"]
-    """true: a graph break is an error; auto: true unless communication of data parallelism lies inside."""
+    """true: a graph break is an error; auto: true unless FSDP units lie inside the compiled region."""
     allow_buffer_reuse: bool
-    """Whether inductor puts results where tensors lay that are not needed any more: less memory, more dependencies."""
+    """Whether inductor reuses the memory of dead tensors for new results: less memory, more dependencies."""
 
     @model_validator(mode="after")
-    def _mode_is_inductors(self) -> Compiling:
+    def _mode_needs_inductor(self) -> TorchCompile:
         if self.mode is not None and self.backend != "inductor":
             raise PydanticCustomError(
                 "mode",
-                "mode '{mode}' is inductor's, but backend is '{backend}'",
+                "mode '{mode}' needs backend 'inductor', but backend is '{backend}'",
                 {"mode": self.mode, "backend": self.backend},
             )
         return self
 
     @property
-    def partitions(self) -> bool:
+    def is_partitioned(self) -> bool:
         return self.backend not in ("eager", "aot_eager")
 
     def problems(self) -> list[str]:
-        if self.backend in BACKENDS:
+        if self.backend in KNOWN_BACKENDS:
             return []
         import torch
 
         if self.backend in torch.compiler.list_backends(exclude_tags=()):
             return []
-        known = torch.compiler.list_backends()  # without those for debugging
+        known = torch.compiler.list_backends()  # without debugging backends
         hint = did_you_mean(self.backend, known)
         return [f"compile.backend: torch has no backend '{self.backend}'.{hint} Known: {', '.join(known)}"]
 
@@ -106,30 +101,30 @@ class Compiling(Compile):
         import torch._inductor.config
         from tqdm import tqdm
 
-        # torch.fx draws with tqdm, whose own lock is a semaphore of the system that nobody would clean up.
+        # torch.fx uses tqdm, whose default lock is a system semaphore that nothing would clean up.
         tqdm.set_lock(threading.RLock())
         torch._inductor.config.allow_buffer_reuse = self.allow_buffer_reuse
 
-    def _arguments(self, units_inside: bool) -> dict[str, Any]:
-        fullgraph = not units_inside if self.fullgraph == "auto" else self.fullgraph
+    def _arguments(self, contains_units: bool) -> dict[str, Any]:
+        fullgraph = not contains_units if self.fullgraph == "auto" else self.fullgraph
         return {"backend": self.backend, "mode": self.mode, "fullgraph": fullgraph, "dynamic": False}
 
 
-class PerBlock(Compiling):
-    """Every block, and the loss. Blocks of one class share the compiled code."""
+class PerBlock(TorchCompile):
+    """Each block and the loss are compiled. Blocks of the same class share the compiled code."""
 
-    def block(self, block: nn.Module, *, units_inside: bool) -> None:
-        block.compile(**self._arguments(units_inside))
+    def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
+        block.compile(**self._arguments(contains_units))
 
-    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
-        compiled: Callable[..., Any] = torch.compile(function, **self._arguments(units_inside=False))
+        compiled: Callable[..., Any] = torch.compile(function, **self._arguments(contains_units=False))
         return compiled
 
 
-class WholeModel(Compiling):
-    """One graph, or as few as communication allows."""
+class WholeModel(TorchCompile):
+    """The whole model is one graph, or as few as communication allows."""
 
-    def model(self, model: nn.Module, *, units_inside: bool) -> None:
-        model.compile(**self._arguments(units_inside))
+    def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
+        model.compile(**self._arguments(contains_units))

@@ -1,4 +1,4 @@
-"""In which keys two configurations differ."""
+"""The keys in which two configurations differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(key, old value, new value) for every key in which two configurations differ; `...` stands for no such key."""
+    """(key, old value, new value) of every key that differs; `...` stands for a missing key."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(key for key in new if key not in old)]
         deeper = [

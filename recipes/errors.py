@@ -1,39 +1,39 @@
-"""Everything that can end a command in an orderly way, and the exit status that it ends with.
+"""The exceptions that end a command in an orderly way, and the exit status of each.
 
     Exception
-    ├── ConfigError          2   the configuration, or what it points to, is wrong; nothing was started
-    │   └── Incompatible     2   every part is right, their combination is not; in a sweep the row is `skipped`
-    ├── AlreadyRunning       1   another living process executes the run directory
+    ├── ConfigError          2   the configuration, or a file it names, is wrong; nothing was started
+    │   └── Incompatible     2   each setting is valid, the combination is not; in a sweep the row is `skipped`
+    ├── AlreadyRunning       1   another live process is executing the run directory
     ├── NotSaved             1   a checkpoint could not be written: the run has failed
-    └── NotRecorded          1   a figure that was measured could not be written: the run has failed
+    └── NotRecorded          1   a measured figure could not be written: the run has failed
     KeyboardInterrupt
     └── Interrupted        130   by Ctrl-C, SIGTERM, SIGHUP or scancel
 
-Their texts are written for the user and are never shown as a traceback. 75, preempted, is no error but the state of a run.
+Their messages are for the user and are shown without a traceback. 75, preempted, is a state of a run, not an error.
 """
 
 from __future__ import annotations
 
 
 class ConfigError(Exception):
-    """A mistake in the configuration or in what it points to."""
+    """The configuration, or a file it names, is wrong."""
 
 
 class Incompatible(ConfigError):
-    """Every part of the configuration is right, their combination is not."""
+    """Each setting is valid, the combination is not."""
 
 
 class AlreadyRunning(Exception):
-    """Another living process executes this run directory."""
+    """Another live process is executing this run directory."""
 
 
 class NotSaved(Exception):
-    """A checkpoint could not be written; the text says which, where and why."""
+    """A checkpoint could not be written; the message says which, where and why."""
 
 
 class NotRecorded(Exception):
-    """A figure that was measured cannot be written to events.jsonl."""
+    """A measured figure could not be written to events.jsonl."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user, or the system in their name, interrupted the command. No handler of errors may take it for an error."""
+    """The user or the system interrupted the command. Not an Exception, so that no error handler catches it."""

@@ -1,4 +1,4 @@
-"""Matrix products in float8, by torchao: bf16 everywhere else."""
+"""Matrix products in float8 through torchao, bf16 everywhere else."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.network import Network
 
-MULTIPLE = 16
-"""Both sides of a weight must be multiples of this, or the device has no product for it."""
+ALIGNMENT = 16
+"""Both dimensions of a weight must be multiples of this: float8 matrix products need it."""
 
 
 class Float8(BF16):
-    """Inputs, weights and output gradients of linear layers are scaled and rounded to float8 for each product."""
+    """Inputs, weights and output gradients of linear layers are scaled and cast to float8 for each matrix product."""
 
     scaling: Literal["tensorwise", "rowwise"]
-    """One scale for a tensor (fastest), or one for each of its rows (more accurate)."""
+    """One scale per tensor (fastest) or per row (more accurate)."""
     all_gather: bool
-    """FSDP2 gathers weights that are float8 already: half the bytes. Tensorwise scaling only."""
+    """FSDP2 all-gathers weights in float8: half the bytes. Tensorwise scaling only."""
     skip: list[str]
-    """Linear layers that stay in bf16: patterns over their names."""
+    """Linear layers that stay in bf16: patterns for their names."""
     emulate: bool
-    """Round as float8 would and multiply in bf16, on any device: for tests, no faster."""
+    """Round to float8 but multiply in bf16, on any device: for tests, no faster."""
 
     @property
     def compute(self) -> str:  # type: ignore[override]
-        """The dtype of the matrix products: its peak FLOP/s is what MFU is divided by."""
+        """dtype of the matrix products; MFU is relative to its peak FLOP/s."""
         return "bf16" if self.emulate else "fp8"
 
     @property
@@ -41,13 +41,11 @@ class Float8(BF16):
 
     def unsupported(self, device_type: str) -> str | None:
         if find_spec("torchao") is None:
-            return (
-                "precision: float8 needs torchao, which is not installed: pip install 'meshrunner[float8]'; or use bf16"
-            )
+            return "precision: float8 needs torchao; pip install 'meshrunner[float8]', or use precision=bf16"
         if self.emulate:
             return None
         if device_type != "cuda":
-            return "precision: float8 needs a GPU; use precision=bf16, or precision.emulate=true, which is no faster"
+            return "precision: float8 needs a GPU; use precision=bf16, or precision.emulate=true (no faster than bf16)"
         import torch
 
         needed = (9, 0) if self.scaling == "rowwise" else (8, 9)
@@ -65,18 +63,18 @@ class Float8(BF16):
 
         converted = []
 
-        def wanted(module: nn.Module, name: str) -> bool:
-            fits = isinstance(module, nn.Linear) and not any(n % MULTIPLE for n in module.weight.shape)
+        def is_converted(module: nn.Module, name: str) -> bool:
+            fits = isinstance(module, nn.Linear) and not any(n % ALIGNMENT for n in module.weight.shape)
             if fits and not any(fnmatchcase(name, pattern) for pattern in self.skip):
                 converted.append(name)
                 return True
             return False
 
-        convert_to_float8_training(network, module_filter_fn=wanted, config=self._config())
+        convert_to_float8_training(network, module_filter_fn=is_converted, config=self._config())
         if not converted:
             raise ConfigError(
-                f"precision: no linear layer can be float8: both sides must be multiples of {MULTIPLE}, and the name "
-                f"must match none of skip({', '.join(self.skip)})"
+                f"precision: no linear layer can use float8: both dimensions must be multiples of {ALIGNMENT}, and the "
+                f"name must match none of skip({', '.join(self.skip)})"
             )
 
     def _config(self) -> Any:
@@ -91,4 +89,4 @@ class Float8(BF16):
         if self.all_gather:
             from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-            precompute_float8_dynamic_scale_for_fsdp(model)  # one all-reduce for all weights, not one for each
+            precompute_float8_dynamic_scale_for_fsdp(model)  # one all-reduce for all weights

@@ -1,7 +1,7 @@
-"""The global gradient norm on any mesh, and clipping by it.
+"""The global gradient norm on any mesh, and gradient clipping.
 
-torch's own `clip_grad_norm_` refuses parameters on different meshes and mixtures of DTensor and Tensor, and FSDP1's counts
-one dimension of the mesh only.
+torch's `clip_grad_norm_` rejects parameters on different meshes and mixtures of DTensor and Tensor; FSDP1's reduces over one
+mesh dimension only.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 
-class Trained(NamedTuple):
-    """A parameter that is trained."""
+class Trainable(NamedTuple):
+    """A parameter that is not frozen, and how it is sharded."""
 
     name: str
     parameter: nn.Parameter
-    groups: tuple[dist.ProcessGroup, ...]
-    """The process groups whose ranks hold different parts of it; along every other dimension of the mesh it is replicated."""
+    shard_groups: tuple[dist.ProcessGroup, ...]
+    """Process groups whose ranks hold different shards of it; over every other mesh dimension it is replicated."""
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def local_gradients(trained: Iterable[Trained]) -> list[Tensor]:
-    """This rank's parts of the gradients. A rank whose part of a parameter is empty may have none."""
-    return [_local(t.parameter.grad) for t in trained if t.parameter.grad is not None]
+def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
+    """This rank's gradient shards. A rank whose shard of a parameter is empty may have no gradient for it."""
+    return [_to_local(t.parameter.grad) for t in trained if t.parameter.grad is not None]
 
 
 @torch.no_grad()
-def global_norm(trained: Sequence[Trained]) -> Tensor:
+def global_norm(trained: Sequence[Trainable]) -> Tensor:
     """
-    2-norm over all gradients as if they were whole and in one place: 0-d, fp32, the same on every rank.
+    The 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
-    Summed in fp64: on a CPU the error of a sum of millions in fp32 depends on how layouts cut the parameters, and by way of
-    clipping that alone (2e-6 of the norm) had FSDP1 and FSDP2, else equal to the last bit, drift apart.
+    Accumulated in fp64: in fp32 on a CPU, the rounding error depends on how a layout shards the parameters. Through clipping,
+    that error alone (2e-6 of the norm) made FSDP1 and FSDP2 drift apart, which are otherwise bit-identical.
 
-    A collective operation: every rank calls it with the same parameters in the same order.
+    A collective: every rank calls it with the same parameters in the same order.
     """
-    by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trained]] = {}
+    by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
-        by_groups.setdefault(each.groups, []).append(each)
-    total = torch.zeros((), device=_local(trained[0].parameter).device, dtype=torch.float64)
-    for groups, members in by_groups.items():
+        by_groups.setdefault(each.shard_groups, []).append(each)
+    total = torch.zeros((), device=_to_local(trained[0].parameter).device, dtype=torch.float64)
+    for shard_groups, members in by_groups.items():
         parts = local_gradients(members)
         norms = torch._foreach_norm(parts, 2.0, dtype=torch.float64) if parts else (torch.zeros_like(total),)
         square = torch.linalg.vector_norm(torch.stack(norms)) ** 2
-        for group in groups:
+        for group in shard_groups:
             dist.all_reduce(square, group=group)
         total += square
     return total.sqrt().float()
 
 
 @torch.no_grad()
-def clip_by_norm(trained: Iterable[Trained], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients in place so that their global norm is at most `max_norm`, without a synchronisation."""
+def clip_by_norm(trained: Iterable[Trainable], norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients in place to a global norm of at most `max_norm`, without a host-device sync."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(local_gradients(trained), factor)

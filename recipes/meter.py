@@ -1,4 +1,4 @@
-"""What a recipe reports to. The runner's meter measures and records; `NullMeter` is for running a recipe without one."""
+"""The interface through which a recipe reports its progress. The runner's meter measures and records it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ if TYPE_CHECKING:
 
 
 class Meter(Protocol):
-    """Called by every rank, in the same order on each: reading out is a collective operation."""
+    """Every rank calls these methods in the same order: a read-out is a collective."""
 
     def started(
         self, *, device: torch.device, params: int, flops_per_token: int, attention_flops_per_token: int
     ) -> None:
-        """The model stands and the first step is about to begin. Counts are of the whole model, not of a shard."""
+        """The model is ready and the first step is about to begin. Counts are for the full model, not a shard."""
 
     def resumed(self, step: int, tokens: int) -> None:
-        """The run continues after a step, with so many tokens consumed. Called before `started`."""
+        """The run continues after `step`, with `tokens` consumed so far. Called before `started`."""
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
-        """A context around the wait for the next batch."""
+        """Context manager around the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """A context around what is done between two steps and belongs to neither. Inside, every step so far has its row."""
+        """Context manager around work between two steps that belongs to neither. Inside, every step so far has its row."""
 
     def step_done(self, step: int, *, loss: torch.Tensor, grad_norm: torch.Tensor, lr: float, tokens: int) -> None:
         """
-        One optimizer step was issued (on an accelerator it may not have finished).
+        One optimizer step was issued; on an accelerator it may still be running.
 
         Args:
             step: counts from 1.
-            loss: this data-parallel rank's token mean over the step's micro batches, 0-d, on the device.
+            loss: mean token loss of this data-parallel rank over the step's micro batches, 0-d, on the device.
             grad_norm: global gradient norm before clipping, 0-d, the same on every rank.
-            lr: the step's learning rate.
-            tokens: tokens of the step, over all ranks.
+            lr: learning rate of the step.
+            tokens: tokens of the step over all ranks.
 
         Raises:
             FloatingPointError: a loss or gradient norm since the last read-out was not finite.

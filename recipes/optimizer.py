@@ -1,4 +1,4 @@
-"""The `optimizer` group, and the step that leaves everything as it is when the gradient is not finite."""
+"""The `optimizer` group, and an optimizer step that is skipped when the gradient is not finite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Optimizer(Option):
-    """An optimizer over a model's trained parameters."""
+    """An optimizer of a model's trainable parameters."""
 
     kinds: ClassVar[dict[str, str]] = {"adamw": "meshrunner.recipes.optimizer:AdamW"}
 
@@ -27,20 +27,20 @@ class Optimizer(Option):
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over parameters that are spread and materialised."""
+        """The optimizer of sharded, materialised parameters."""
 
 
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     betas: tuple[Beta, Beta] = Field(strict=False)
-    """Decay of the running means of gradient and squared gradient."""
+    """Decay rates of the running means of the gradient and the squared gradient."""
     eps: float = Field(gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(ge=0)
     """Decoupled weight decay, on every parameter."""
     implementation: Literal["fused", "foreach", "for_loop"]
-    """fused: one kernel for all parameters; foreach: one kernel for each operation; for_loop: one for each parameter."""
+    """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         import torch
@@ -58,10 +58,10 @@ class AdamW(Optimizer):
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
     """
-    One optimizer step, without effect when the global gradient norm is not finite: decided on the device.
+    Take one optimizer step, unless the global gradient norm is not finite.
 
-    A fused kernel reads the flag itself. Without one, learning rate and weight decay cannot be masked on the device, so
-    the host has to look: a synchronisation on an accelerator, none on a CPU.
+    A fused kernel reads the flag on the device. The other implementations cannot skip a step there, so the host reads
+    the flag: a host-device sync on an accelerator.
     """
     finite = grad_norm.isfinite()
     if all(group.get("fused") for group in optimizer.param_groups):

@@ -1,10 +1,10 @@
-"""The base of everything that can be chosen in YAML.
+"""The base class of everything that can be chosen in YAML.
 
-A config group is a base class (`Model`, `Parallelism`, ...), an option of it is one subclass in one file: its pydantic
-fields are the YAML keys, its methods do the work. The YAML names the class by `kind`: a short name from the base class's
-table `kinds`, or `my_package.module:MyClass` for a class of the user's own, which needs no registration.
+A config group is a base class (`Model`, `Parallelism`, ...), and each of its options is a subclass: its pydantic fields are
+the YAML keys, its methods do the work. The YAML names the class by `kind`: a short name from the `kinds` table of the base
+class, or `my_package.module:MyClass` for a user's own class, which needs no registration.
 
-This module and the files of the options import no torch at their top: a configuration is checked without it.
+The modules of options do not import torch at the top: a configuration is checked without it.
 """
 
 from __future__ import annotations
@@ -25,39 +25,31 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the nearest of the known names, or an empty string."""
+    """` Did you mean 'x'?` with the nearest known name, or an empty string."""
     near = difflib.get_close_matches(word, list(known), 1, 0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def own_or_installed(module_name: str) -> ModuleType:
     """
-    Import a module that a user has named, from the current directory if it lies there.
+    Import a module that a user named, from the current directory if it is there.
 
-    The current directory is the last of sys.path, so that nothing in it shadows what this program or a library imports.
-    That is too late for the user's own names: other distributions install a top-level `recipes`, too, and a folder
-    without `__init__.py` would lose to any of them.
+    The current directory is the last entry of sys.path, so that nothing in it shadows a library. For the user's own names
+    that is too late: other distributions install a top-level `recipes`, and a folder without `__init__.py` loses to any.
     """
     top = module_name.partition(".")[0]
-    if top not in sys.modules:
-        file = Path.cwd().joinpath(*module_name.split("."))
-        if file.with_suffix(".py").is_file() or (file / "__init__.py").is_file():
-            _import_from(Path.cwd(), top)
+    file = Path.cwd().joinpath(*module_name.split("."))
+    if top not in sys.modules and (file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()):
+        spec = PathFinder.find_spec(top, [str(Path.cwd())])
+        assert spec is not None
+        sys.modules[top] = module_from_spec(spec)
+        try:
+            if spec.loader is not None:  # a folder without __init__.py has none
+                spec.loader.exec_module(sys.modules[top])
+        except BaseException:
+            del sys.modules[top]
+            raise
     return importlib.import_module(module_name)
-
-
-def _import_from(folder: Path, name: str) -> None:
-    """Import a top-level module or package from a folder, or nothing where it is not one."""
-    spec = PathFinder.find_spec(name, [str(folder)])
-    if spec is None:
-        return
-    sys.modules[name] = module_from_spec(spec)
-    try:
-        if spec.loader is not None:  # a folder without __init__.py has none
-            spec.loader.exec_module(sys.modules[name])
-    except BaseException:
-        del sys.modules[name]
-        raise
 
 
 class Section(BaseModel):
@@ -72,28 +64,28 @@ class Option(Section):
     kinds: ClassVar[dict[str, str]] = {}
 
     kind: str
-    """Which class this option is: a short name of this group, or `package.module:Class`."""
+    """The class of this option: a short name of this group, or `package.module:Class`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by the name of its class, which a worker finds as `resolve` did."""
+        """Pickle the name of the class: a worker imports it as `resolve` did."""
         return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()
 
     @classmethod
     def resolve(cls, kind: Any) -> type[Option]:
-        """The class a `kind` names; raises PydanticCustomError with the known names and the nearest one."""
+        """The class that `kind` names; raises PydanticCustomError with the known names and the nearest one."""
         if not isinstance(kind, str):
             raise PydanticCustomError("kind_type", "expected a name, got {got}", {"got": repr(kind)})
         path = cls.kinds.get(kind, kind)
         if ":" not in path:
             raise PydanticCustomError(
                 "kind_unknown",
-                "unknown kind '{kind}'.{hint} Known: {known}; or 'package.module:Class' for your own",
+                "unknown kind '{kind}'.{hint} Known: {known}; or 'package.module:Class' for your own class",
                 {"kind": kind, "hint": did_you_mean(kind, cls.kinds), "known": ", ".join(sorted(cls.kinds))},
             )
         module_name, _, class_name = path.partition(":")
         try:
             module = own_or_installed(module_name)
-        except (Exception, SystemExit) as error:  # a user's module may do anything while it is imported
+        except (Exception, SystemExit) as error:  # importing a user's module may raise anything
             raise PydanticCustomError(
                 "kind_import",
                 "cannot import '{module}': {why}",
@@ -120,7 +112,7 @@ def _blank(module_name: str, class_name: str) -> Option:
 
 
 def chosen(base: type[Option]) -> BeforeValidator:
-    """Validate a mapping with the class that its `kind` names: `model: Annotated[Model, chosen(Model)]`."""
+    """A validator that builds the class named by `kind`: `model: Annotated[Model, chosen(Model)]`."""
 
     def choose(value: Any) -> Any:
         if isinstance(value, base):
@@ -143,7 +135,7 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 
 def whole(*words: str | None, at_least: int = 1) -> BeforeValidator:
-    """A whole number, or one of some words (None: null): `workers: Annotated[int | Auto, whole("auto")]`."""
+    """A validator of whole numbers and given words (None: null): `workers: Annotated[int | Auto, whole("auto")]`."""
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
 

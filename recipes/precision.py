@@ -1,4 +1,4 @@
-"""The `precision` group: dtypes of parameters in compute and of the gradient reduction. Master weights are fp32."""
+"""The `precision` group: dtypes of compute and of gradient reduction. Master weights are fp32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Precision(Option):
-    """Which dtypes a model computes and communicates in."""
+    """The dtypes that a model computes and communicates in."""
 
     kinds: ClassVar[dict[str, str]] = {
         "fp32": "meshrunner.recipes.precision:FP32",
@@ -22,50 +22,50 @@ class Precision(Option):
         "float8": "meshrunner.recipes.float8:Float8",
     }
     compute: ClassVar[str] = "fp32"
-    """The dtype of the matrix products: its peak FLOP/s is what MFU is divided by."""
+    """dtype of the matrix products; MFU is relative to its peak FLOP/s."""
 
     def unsupported(self, device_type: str) -> str | None:
-        """Why the devices of this node, `cpu` or `cuda`, cannot do it, and what they can do instead; None when they can."""
+        """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
         return None
 
     def convert(self, network: Network) -> None:
-        """Replace modules of a network on meta by others of the same parameters."""
+        """Replace modules of a network on meta with others that have the same parameters."""
 
     def after_step(self, model: nn.Module) -> None:
-        """What has to be done once the optimizer has changed the parameters."""
+        """Update state that depends on the parameters. Called after every optimizer step."""
 
     @property
     def param_dtype(self) -> torch.dtype | None:
-        """dtype that sharded fp32 parameters are gathered in; None: as they are."""
+        """dtype in which sharded fp32 parameters are all-gathered; None: unchanged."""
         return None
 
     @property
     def reduce_dtype(self) -> torch.dtype | None:
-        """dtype that gradients are reduced in; None: fp32 as the parameters."""
+        """dtype in which gradients are reduced; None: fp32, like the parameters."""
         return None
 
     @property
     def param_bytes(self) -> int:
-        """Bytes of a parameter as it is gathered."""
+        """Bytes per parameter in an all-gather."""
         return 4 if self.compute == "fp32" else 2
 
     @property
     def reduce_bytes(self) -> int:
-        """Bytes of a gradient as it is reduced."""
+        """Bytes per gradient element in a reduction."""
         return 4
 
 
 class FP32(Precision):
-    """Everything in fp32. On an accelerator, `matmul` decides whether matrix products may round their inputs to TF32."""
+    """Everything in fp32. `matmul` decides whether an accelerator may use TF32 for matrix products."""
 
     compute: ClassVar[str] = "fp32"
 
     matmul: Literal["highest", "high"] = "highest"
-    """torch.set_float32_matmul_precision: highest is true fp32, high allows TF32."""
+    """Argument of torch.set_float32_matmul_precision: highest is true fp32, high allows TF32."""
 
 
 class BF16(Precision):
-    """Parameters gathered and used in bf16, fp32 master weights and optimizer state."""
+    """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32."""
 
     compute: ClassVar[str] = "bf16"
 

@@ -1,4 +1,4 @@
-"""The recipe: assemble model, mesh, optimizer and loader, then train. It runs in every worker.
+"""The recipe: assembles model, mesh, optimizer and loader, then trains. Every worker runs it.
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.choose import agreed
+from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
-from meshrunner.recipes.grad_norm import Trained, clip_by_norm, global_norm
-from meshrunner.recipes.init_weights import Initial, clean_name
+from meshrunner.recipes.grad_norm import Trainable, clip_by_norm, global_norm
+from meshrunner.recipes.init_weights import Initialiser, clean_name
 from meshrunner.recipes.loss import cross_entropy
 from meshrunner.recipes.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
@@ -45,79 +45,76 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Assembled(NamedTuple):
-    """A model, spread over the devices and initialised."""
+    """A model, distributed over the devices and initialised."""
 
     model: nn.Module
-    trained: list[Trained]
-    """The parameters that are not frozen, and how each is sharded."""
+    trained: list[Trainable]
+    """The parameters that are not frozen."""
     parameters: int
-    """Number of parameters of the whole model, frozen ones included."""
+    """Number of parameters of the full model, including frozen ones."""
 
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assembled:
     """
-    Build the network on meta, spread it over the devices and give it its initial values.
+    Build the network on meta, distribute it over the devices and initialise it.
 
-    The order is the only one that is right. Each step changes what the next one sees:
+    No other order works: each step changes what the next one sees.
     """
-    # 1. On meta, where no size is too large. Float8 exchanges linear layers, before anything refers to them.
+    # 1. On meta, where no model is too large. Float8 replaces linear layers before anything refers to them.
     with torch.device("meta"):
         network = recipe.model.build(recipe.seq_len)
     recipe.precision.convert(network)
-    # 2. Tensor parallelism, while parameters and modules have their own names: its plan is made of those names.
+    # 2. Tensor parallelism: its plan uses module names, which later wrappers change.
     layout = recipe.parallelism
     if layout.tensor > 1:
         split_over_tensor(
-            network,
-            mesh["tensor"],
-            sequence_parallel=layout.sequence_parallel,
-            loss_parallel=layout.loss_parallel,
+            network, mesh["tensor"], sequence_parallel=layout.sequence_parallel, loss_parallel=layout.loss_parallel
         )
     split_by_tensor = split_parameters(network)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    # 3. The wrap plan names modules, so it is made before wrappers of recomputation change the names.
+    # 3. The wrap plan uses module names, too, so it is made before checkpoint wrappers change them.
     plan = recipe.wrap.plan(network, layout.reshard_after_forward)
-    # 4. Recomputation and compilation inside the units of data parallelism: gathering and freeing parameters must happen
-    # around the compiled and recomputed code, not in it.
+    # 4. Recomputation and compilation, inside the FSDP units: parameters must be gathered and freed around the compiled and
+    # recomputed code, not in it.
     recompute_and_compile(recipe, network, plan)
-    # 5. Data parallelism shards what tensor parallelism has left, and only then memory is taken: a device never holds
-    # more than its part. The initial values do not depend on the layout.
-    model = layout.apply(network, mesh, plan, recipe.precision, Initial(network, recipe.seed, device))
+    # 5. Data parallelism shards the tensor-parallel shards, and only then is memory allocated: a device never holds more
+    # than its own shard. The initial values do not depend on the layout.
+    model = layout.apply(network, mesh, plan, recipe.precision, Initialiser(network, recipe.seed, device))
     trained = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups = layout.shard_groups(clean_name(name), parameter, mesh, split_by_tensor)
-            trained.append(Trained(clean_name(name), parameter, groups))
+            trained.append(Trainable(clean_name(name), parameter, groups))
     return Assembled(model, trained, parameters)
 
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
     """
-    Activation checkpointing and compilation of the blocks and the loss, in place and before data parallelism.
+    Apply activation checkpointing and compilation to the blocks and the loss, in place and before data parallelism.
 
-    Which of the two is around the other is the option's choice: a selective policy must be seen by the compiler, and
-    recomputing whole blocks must not be, or 2-d layouts fail.
+    `inside_compile` decides which wraps the other: the compiler must see a selective policy, and must not see whole blocks
+    recomputed, or 2-d layouts fail.
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
     compilation.configure()
     units = [name for name in plan if name] if recipe.parallelism.wraps_units else []
     for number, name in enumerate(network.block_names()):
-        block, units_inside = network.get_submodule(name), any(unit.startswith(f"{name}.") for unit in units)
-        if not recompute.compiled_with_block:
-            compilation.block(block, units_inside=units_inside)
+        block, contains_units = network.get_submodule(name), any(unit.startswith(f"{name}.") for unit in units)
+        if not recompute.inside_compile:
+            compilation.compile_block(block, contains_units=contains_units)
         if recompute.recomputes(number):
-            block = recompute.wrap(block, draws=network.draws)
+            block = recompute.wrap(block, preserve_rng_state=network.uses_rng)
             network.set_submodule(name, block)
-        if recompute.compiled_with_block:
-            compilation.block(block, units_inside=units_inside)
+        if recompute.inside_compile:
+            compilation.compile_block(block, contains_units=contains_units)
     split_logits = recipe.parallelism.tensor > 1 and recipe.parallelism.loss_parallel
-    network.loss = recipe.loss.function(cross_entropy if split_logits else compilation.function(cross_entropy))
-    compilation.model(network, units_inside=bool(units))
+    network.loss = recipe.loss.function(cross_entropy if split_logits else compilation.compile_function(cross_entropy))
+    compilation.compile_model(network, contains_units=bool(units))
 
 
 def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
-    """Accumulate the gradient of the mean loss over micro batches; returns that loss, detached, of this rank."""
+    """Accumulate the gradient of the mean loss over micro batches; returns this rank's loss, detached."""
     layout = recipe.parallelism
     split_logits = layout.tensor > 1 and layout.loss_parallel
     total = torch.zeros((), device=batches[0][0].device)
@@ -130,9 +127,9 @@ def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
 
 
 def update(
-    recipe: Recipe, model: nn.Module, trained: list[Trained], optimizer: Optimizer, batches: list[Batch], lr: float
+    recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: list[Batch], lr: float
 ) -> tuple[Tensor, Tensor]:
-    """One optimizer step; returns this rank's loss and the global gradient norm before clipping, both 0-d."""
+    """Take one optimizer step; returns this rank's loss and the global gradient norm before clipping, both 0-d."""
     loss = backward(recipe, model, batches)
     grad_norm = global_norm(trained)
     if recipe.max_grad_norm is not None:
@@ -146,11 +143,11 @@ def update(
 
 
 class Result(NamedTuple):
-    """What `train` ends with."""
+    """The result of `train`."""
 
     model: nn.Module
     step: int
-    """The last one done; less than `recipe.steps` when the run was requested to stop."""
+    """The last completed step; less than `recipe.steps` if a stop was requested."""
 
 
 def train(
@@ -164,12 +161,11 @@ def train(
     stop_requested: Callable[[], bool] | None = None,
 ) -> Result:
     """
-    Train up to step `recipe.steps`, or until a stop is requested: then with a checkpoint of the last step, if checkpoints
-    are written at all.
+    Train up to step `recipe.steps`, or until a stop is requested, in which case the last step is saved if checkpoints are on.
 
     Args:
-        checkpoints: where the run's own are written, and looked for; None: there are none.
-        stop_requested: whether this rank has been requested to stop; None: it never will be.
+        checkpoints: the folder that the run's checkpoints are read from and written to; None: no checkpoints.
+        stop_requested: whether this rank was requested to stop; None: it never is.
 
     Raises:
         ConfigError: the recipe does not fit the devices, the data or the checkpoint.
@@ -177,10 +173,10 @@ def train(
         FloatingPointError: from the meter, when a loss or gradient was not finite.
     """
     degrees = recipe.parallelism.degrees(nodes, workers)
-    stored = agreed(recipe.checkpoint.load, checkpoints)
+    stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
     as_configured = recipe
     if stored is not None:
-        recipe = recipe.continuing(stored.record)
+        recipe = recipe.resumed_from(stored.record)
     global_batch, _ = recipe.accumulation(degrees.data)
     mesh = build_mesh(device.type, degrees)
     model, trained, parameters = assemble(recipe, mesh, device)
@@ -208,16 +204,11 @@ def train(
         shift=consumed.sequences - done * global_batch,
     )
     flops, attention_flops = recipe.model.flops_per_token(recipe.seq_len)
-    meter.started(
-        device=device,
-        params=parameters,
-        flops_per_token=flops,
-        attention_flops_per_token=attention_flops,
-    )
+    meter.started(device=device, params=parameters, flops_per_token=flops, attention_flops_per_token=attention_flops)
     stop, step = StopAgreement(stop_requested) if stop_requested is not None else None, done
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection inside a step would be measured as the step's; the meter collects between steps
+    gc.disable()  # a collection inside a step would count as step time; the meter collects between steps
     try:
         for step in range(done + 1, recipe.steps + 1):
             with meter.waiting_for_data():

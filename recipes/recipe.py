@@ -1,4 +1,4 @@
-"""What a training recipe is told: the part of an experiment that decides the numbers, without how it is launched."""
+"""The configuration of a training recipe: everything that decides its numbers, nothing about how it is launched."""
 
 from __future__ import annotations
 
@@ -41,37 +41,37 @@ class Recipe(Section):
     steps: Count
     """Optimizer steps."""
     seed: Annotated[int, whole(at_least=0)]
-    """Decides initial weights and the order of the data."""
+    """Seed of the initial weights and of the data order."""
     seq_len: Count
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     micro_batch: Count
     """Sequences per data-parallel rank in one forward pass."""
     global_batch: Annotated[int | None, whole(None)]
-    """Sequences per optimizer step; null: micro_batch x data-parallel ranks. More is reached by gradient accumulation."""
+    """Sequences per optimizer step; null: micro_batch x data-parallel ranks. Larger batches use gradient accumulation."""
     max_grad_norm: float | None = Field(gt=0)
-    """Gradients are scaled down to this global norm; null: they are left as they are."""
+    """Gradients are clipped to this global norm; null: no clipping."""
 
     def accumulation(self, data_ranks: int) -> tuple[int, int]:
-        """(sequences per optimizer step, micro batches per rank in it); raises ConfigError that shows the arithmetic."""
-        at_once = self.micro_batch * data_ranks
-        total = at_once if self.global_batch is None else self.global_batch
-        if total % at_once:
+        """(sequences per optimizer step, micro batches per rank and step); raises ConfigError with the arithmetic."""
+        per_pass = self.micro_batch * data_ranks
+        total = per_pass if self.global_batch is None else self.global_batch
+        if total % per_pass:
             raise ConfigError(
                 f"global_batch({total}) is not a multiple of micro_batch({self.micro_batch}) x data-parallel "
-                f"ranks({data_ranks}) = {at_once}"
+                f"ranks({data_ranks}) = {per_pass}"
             )
-        return total, total // at_once
+        return total, total // per_pass
 
-    def continuing(self, record: Record) -> Self:
+    def resumed_from(self, record: Record) -> Self:
         """
-        This recipe, after a checkpoint: an undecided global batch stays what it was, whatever the number of ranks is now.
+        This recipe, resumed from a checkpoint: a global batch of null keeps its size, whatever the number of ranks is now.
 
         Raises:
-            ConfigError: the checkpoint is of another model, or there is nothing left to train.
+            ConfigError: the checkpoint is from another model, or already past the last step.
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(
-            f"\n  {key}: {old!r} there, {new!r} here" for key, old, new in changed if "freeze" not in key
+            f"\n  {key}: {old!r} in the checkpoint, {new!r} now" for key, old, new in changed if "freeze" not in key
         ):
             raise ConfigError(f"the checkpoint of step {record.step} holds another model:{lines}")
         if record.step > self.steps:

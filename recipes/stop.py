@@ -1,4 +1,4 @@
-"""Stopping early, all ranks after the same step: a preempted run saves itself and ends before it is killed."""
+"""Early stopping, on all ranks after the same step: a preempted run saves a checkpoint before it is killed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 class StopAgreement:
     """
-    Whether any rank is requested to stop, agreed on without waiting.
+    Agreement among ranks on whether any of them was requested to stop, without blocking.
 
-    After every step the ranks reduce a flag in the background, over gloo whatever the devices are, and read the result
-    of the step before: by then it is there.
+    After every step the ranks all-reduce a flag asynchronously, over gloo on any device, and read the result of the previous
+    step, which is complete by then.
 
     Args:
-        requested: whether this rank is requested to stop; called after every step.
+        requested: whether this rank was requested to stop; called after every step.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:
@@ -26,7 +26,7 @@ class StopAgreement:
         self.reduced: dist.Work | None = None
 
     def agreed(self) -> bool:
-        """Called by every rank after every step; True on all of them after the same one."""
+        """Whether to stop now. Every rank calls it after every step; it turns True on all of them after the same step."""
         if self.reduced is not None:
             self.reduced.wait()
             if self.flag.item():

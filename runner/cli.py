@@ -1,4 +1,4 @@
-"""The command line: which verb, its exit status, and the errors a user can cause. What a verb does not need is not imported."""
+"""The command line: dispatch to a verb, its exit status, and the errors a user can cause. Imports only what the verb needs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HELP = """\
 usage: meshrunner VERB ...
 
   run    [OVERRIDES] [-m]    train; with -m, a sweep over every combination
-  resume DIR [--force]       execute a run directory as it stands on disk, from its newest checkpoint, or the rest of a sweep
+  resume DIR [--force]       execute a run directory from its newest checkpoint, or the unfinished runs of a sweep directory
   show   [OVERRIDES]         resolved configuration, mesh, wrap plan, parameters, FLOPs per token; starts nothing
   compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
-  status DIR [DIR...]        how far every run of a sweep is, also while it is running
+  status DIR [DIR...]        the progress of every run of a sweep, also while it is running
   submit [OVERRIDES] [-m]    write run directories and submit them to SLURM; --dry-run prints the script and does nothing
   submit DIR                 submit again the unfinished runs of a run or sweep directory
-  cancel DIR                 stop what runs or waits
+  cancel DIR                 stop running and waiting runs
   place  [OVERRIDES] [-m]    write run directories, start nothing
   doctor                     what this machine has, what is missing and why it matters
 
@@ -31,12 +31,12 @@ exit status: 0 every run ended as asked; 1 a run failed; 2 the configuration is 
              75 preempted, may be run again; 130 interrupted"""
 
 VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "doctor")
-"""Each is the function of its name in the module of its name in runner/verbs: arguments in, exit status out."""
+"""Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
 
 
 def main() -> NoReturn:
-    """Entry point; ends with the exit status of the help text."""
-    signal.signal(signal.SIGINT, _interrupted)  # imports now and then swallow a KeyboardInterrupt
+    """Entry point; exits with a status of the help text."""
+    signal.signal(signal.SIGINT, _interrupted)  # imports sometimes swallow a KeyboardInterrupt
     here = os.getcwd()  # noqa: PTH109
     # A user's own classes may live here. Last: nothing here may shadow what is imported from elsewhere.
     sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
@@ -53,11 +53,11 @@ def _interrupted(_: int, __: FrameType | None) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    """Nothing that still runs in the background may delay or change the end."""
-    # A signal may come while the module is being imported: then there is no forkserver to end.
+    """Exit immediately: nothing in the background may delay the exit or change its status."""
+    # A signal may arrive while the module is being imported: then there is no forkserver to kill.
     forkserver = sys.modules.get("meshrunner.runner.process.forkserver")
-    end: Callable[[int], NoReturn] = getattr(forkserver, "exit_now", os._exit)
-    end(code)
+    exit_now: Callable[[int], NoReturn] = getattr(forkserver, "exit_now", os._exit)
+    exit_now(code)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -72,10 +72,10 @@ def _dispatch(arguments: list[str]) -> int:
         hint = did_you_mean(arguments[0], VERBS)
         print(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{HELP}", file=sys.stderr)
         return 2
-    return _guarded(*arguments)
+    return _run_verb(*arguments)
 
 
-def _guarded(verb: str, *arguments: str) -> int:
+def _run_verb(verb: str, *arguments: str) -> int:
     """Run a verb; turn the errors a user can cause into one screen and an exit status."""
     try:
         function: Callable[[list[str]], int] = getattr(import_module(f"meshrunner.runner.verbs.{verb}"), verb)
@@ -103,10 +103,8 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
         return 1, str(error)
     if isinstance(error, ConfigError):
         return 2, str(error)
-    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError) or type(error) in (
-        ValueError,
-        UnicodeDecodeError,
-    ):
+    wrong_input = HydraException | OmegaConfBaseException | YAMLError
+    if isinstance(error, wrong_input) or type(error) in (ValueError, UnicodeDecodeError):
         from meshrunner.runner.config.hydra_errors import explain
 
         return 2, explain(error, [a for a in arguments if not a.startswith("-")])
@@ -114,7 +112,7 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
 
 
 def _complete(arguments: list[str]) -> int:
-    """Tab completion. The line typed is `meshrunner run mo`; Hydra expects it without the verb."""
+    """Tab completion. The user has typed `meshrunner run mo`; Hydra expects the line without the verb."""
     from meshrunner.runner.config.compose import Composer, parse
 
     words = os.environ.get("COMP_LINE", "").split(" ", 2)
@@ -123,5 +121,5 @@ def _complete(arguments: list[str]) -> int:
         return 0
     if len(words) == 3:
         os.environ["COMP_LINE"] = f"{words[0]} {words[2]}"
-    Composer(parse("", arguments)).answer()
+    Composer(parse("", arguments)).answer_query()
     return 0

@@ -1,4 +1,4 @@
-"""What a person reads: tables on stdout as wide as the terminal and uncut when piped, warnings on stderr, short paths."""
+"""Terminal output: tables on stdout, as wide as the terminal and uncut when piped; warnings on stderr; short paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 400
-"""Columns when there is no terminal: wide enough that nothing is folded or cut."""
+"""Width without a terminal, in columns: nothing is folded or cut."""
 
 
 def console() -> Console:
@@ -21,17 +21,17 @@ def console() -> Console:
 
 
 def warn(text: str) -> None:
-    """One line to stderr."""
+    """Print one line to stderr."""
     print(f"meshrunner: {text}", file=sys.stderr, flush=True)
 
 
 def shown(path: Path) -> Path:
-    """A path as short as it can be said from here."""
+    """A path relative to the current directory if it is below it, else unchanged."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def duration(seconds: float) -> str:
-    """`1h02m`, `3m10s`, `5s`."""
+    """A duration as text: `1h02m`, `3m10s`, `5s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

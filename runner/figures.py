@@ -1,58 +1,178 @@
-"""Rows as a person reads them."""
+"""
+The one table of metrics. A metric is a line of FIGURES; from it follow the keys of rows and summaries, medians, how repeats
+are merged, the columns and cells of every table, the progress line, the charts' titles and the table in docs/figures.md.
+
+    python -m meshrunner.runner.figures     the table of docs/figures.md
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich import box
-from rich.table import Table
-
-from meshrunner.runner.console import console
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 UNKNOWN = "-"
 
 
-def cell(summary: dict[str, Any], key: str, form: str = ".2f") -> str:
-    """A figure, or a dash where it is not known."""
-    value = summary.get(key)
-    return UNKNOWN if value is None else format(value, form)
+def speed(value: float) -> str:
+    """`6,150`; three digits below 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def columns(summary: dict[str, Any]) -> dict[str, str]:
-    """Title -> text of the columns that one run has in a table."""
-    wps = f"{cell(summary, 'perf/wps_median', ',.0f')}"
-    if summary.get("perf/wps_p10") is not None:
-        wps += f" ({cell(summary, 'perf/wps_p10', ',.0f')}-{cell(summary, 'perf/wps_p90', ',.0f')})"
-    mfu = summary.get("perf/mfu_median")
-    found = {
-        "state": str(summary.get("state", UNKNOWN)),
-        "WPS per device (p10-p90)": wps,
-        "MFU": UNKNOWN if mfu is None else f"{mfu:.1f}%",
-    }
-    for name in ("active", "reserved"):
-        if summary.get(f"memory/peak_{name}_gib") is not None:
-            found[f"peak {name}"] = (
-                f"{cell(summary, f'memory/peak_{name}_gib')} GiB ({cell(summary, f'memory/peak_{name}_pct')}%)"
-            )
-    if "peak active" not in found:
-        found["peak RSS"] = f"{cell(summary, 'memory/peak_rss_gib')} GiB"
-    found["step time"] = f"{cell(summary, 'perf/step_time_s_median', '.3f')} s"
-    found["first step after"] = f"{cell(summary, 'perf/time_to_first_step_s', '.1f')} s"
-    found["final loss"] = cell(summary, "train/final_loss", ".4f")
-    return found
+PERCENT, SHARE = "{:.1f}%".format, "{:.2f}%".format
+GIB, SECONDS, NUMBER = "{:.2f} GiB".format, "{:.3f} s".format, "{:.4g}".format
+OVER_REPEATS: dict[str, Callable[[list[float]], float]] = {"median": median, "min": min, "max": max}
 
 
-def print_row(choices: dict[str, str], summary: dict[str, Any]) -> None:
-    """One run as a table of one row: what was chosen, then what was measured. On a narrow terminal one figure a line."""
-    row = choices | columns(summary)
-    screen = console()
-    if screen.width < sum(max(len(title), len(text)) + 3 for title, text in row.items()) + 1:
-        width = max(map(len, row))
-        for title, text in row.items():
-            screen.print(f"{title:{width}}  {text}", markup=False)
-        return
-    table = Table(box=box.MARKDOWN, pad_edge=True)
-    for title in row:
-        table.add_column(title, no_wrap=True)
-    table.add_row(*row.values())
-    screen.print(table)
+class Figure(NamedTuple):
+    """A metric: where it is kept, what it is called, how it is written, and how steps and repeats become one value."""
+
+    key: str
+    """In a row of events.jsonl; of what no step has (`once`), in summary.json."""
+    unit: str
+    title: str
+    """As a person reads it everywhere; empty where no person does."""
+    format: Callable[[float], str]
+    over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "once", ""]
+    """
+    What summary.json holds. Of the steps that count: `median` as `<key>_median`, with `p10` and `p90` their range. The
+    `last` step's value as `<key>`, or as `<group>/final_<name>`; the `sum` over all steps of the last attempt. `once`:
+    what the meter, the profiler or the end of the run adds. Empty: nothing.
+    """
+    over_repeats: Literal["median", "min", "max", "median min max", ""]
+    """How repeats become one value, for `compare` and its --json; of three the last two are a range. Empty: it is left out."""
+    why: str
+    """Its definition."""
+    beside: str = ""
+    """Key of the figure that stands in parentheses beside it."""
+    unless: str = ""
+    """Key of the figure beside which it has no place: it is shown where that one is not known."""
+
+    @property
+    def heading(self) -> str:
+        """Title of its column: `WPS per device (p10-p90)`, `final loss`."""
+        if self.over_steps == "final":
+            return f"final {self.title}"
+        ends = self.over_steps.split()[1:]
+        return f"{self.title} ({'-'.join(ends)})" if ends else self.title
+
+    @property
+    def summary_keys(self) -> tuple[str, ...]:
+        """Its keys in summary.json: of the value, then of its range if it has one."""
+        group, _, name = self.key.partition("/")
+        keys = {"last": self.key, "sum": self.key, "once": self.key, "final": f"{group}/final_{name}"}
+        return tuple(keys.get(statistic, f"{self.key}_{statistic}") for statistic in self.over_steps.split())
+
+    def values(self, runs: Sequence[Mapping[str, Any]]) -> list[float | None]:
+        """The value over the summaries of some repeats, and its range if it has one: lowest, highest."""
+        how, keys = self.over_repeats.split(), self.summary_keys
+        found: list[float | None] = []
+        for key, statistic in zip(keys if len(keys) > 1 else keys * len(how), how, strict=True):
+            values = [value for run in runs if (value := number(run.get(key))) is not None]
+            found.append(OVER_REPEATS[statistic](values) if values else None)
+        return found
+
+    def text(self, value: float | None, unknown: str = UNKNOWN) -> str:
+        """One value, as it is written everywhere."""
+        return unknown if value is None else self.format(value)
+
+    def cell(self, runs: Sequence[Mapping[str, Any]]) -> str:
+        """`6,150 (6,100-6,200)`: its cell in a row of some repeats; empty where it is not known or another stands for it."""
+        if self.unless and figure_of(self.unless).cell(runs):
+            return ""
+        value, *ends = (self.text(value, "") for value in self.values(runs))
+        if self.beside:
+            ends = [figure_of(self.beside).cell(runs)]
+        elif len(self.summary_keys) == 1 and ends[:1] == ends[1:]:  # the repeats agree
+            ends = []
+        return f"{value} ({'-'.join(ends)})" if value and ends and all(ends) else value
+
+
+# fmt: off
+FIGURES: tuple[Figure, ...] = (
+    Figure("perf/wps", "tokens / (s x device)", "WPS per device", speed, "median p10 p90", "median min max",
+           "tokens of the step / (`perf/step_time_s` x devices)"),
+    Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s"),
+    Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
+           "the same with half of the attention term: the part of the scores that a causal mask needs"),
+    Figure("perf/tflops", "TFLOP/s per device", "", NUMBER, "median", "", "`perf/wps` x `model/flops_per_token`"),
+    Figure("memory/peak_active_gib", "GiB", "peak active", GIB, "last", "max",
+           "most that tensors held since step `measure_after`, as the CUDA allocator counts; maximum over ranks",
+           beside="memory/peak_active_pct"),
+    Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max", "the same, of the device's memory"),
+    Figure("memory/peak_reserved_gib", "GiB", "peak reserved", GIB, "last", "max",
+           "most that the CUDA allocator had taken from the device since step `measure_after`; maximum over ranks",
+           beside="memory/peak_reserved_pct"),
+    Figure("memory/peak_reserved_pct", "percent", "", SHARE, "last", "max", "the same, of the device's memory"),
+    Figure("memory/alloc_retries", "", "", NUMBER, "last", "", "times the allocator had to free its cache and try again"),
+    Figure("memory/peak_rss_gib", "GiB", "peak RSS", GIB, "last", "max",
+           "peak resident host memory since step `measure_after`, maximum over ranks", unless="memory/peak_active_gib"),
+    Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
+           "from the end of the step before to the end of this one, waiting for data included, reading out excluded; "
+           "the slowest rank's; on CUDA between events"),
+    Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "part of it spent waiting for the next batch"),
+    Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks"),
+    Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "part of the step spent compiling, the slowest rank's"),
+    Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
+           "from the start of the last attempt to the end of its first step"),
+    Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
+           "cross entropy in fp32, mean over all tokens of the step on all ranks"),
+    Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
+           "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
+    Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),
+    Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "all that were trained on up to and including this step"),
+    Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
+           "`profiler=trace`: of the profiled steps' time, where something is computed; mean over the traced ranks"),
+    Figure("trace/exposed_comm_pct", "percent", "exposed communication", PERCENT, "once", "",
+           "of the same time, where only a collective goes on"),
+    Figure("trace/idle_pct", "percent", "idle", PERCENT, "once", "", "of the same time, where neither does"),
+    Figure("memory/peak_live_gib", "GiB", "peak of live tensors", "{:.3f} GiB".format, "once", "",
+           "`profiler=memory` on a CPU: most bytes that tensors held at a time in the profiled steps, and, as "
+           "`memory/live_*_gib`, what they were for; of the traced rank with the highest peak"),
+)
+# fmt: on
+"""In the order of the columns of tables and of docs/figures.md."""
+
+
+def figure_of(key: str) -> Figure:
+    """The figure of a key in rows (or of `once`)."""
+    return next(each for each in FIGURES if each.key == key)
+
+
+def table_figures() -> list[Figure]:
+    """Figures that have a column where runs are compared."""
+    return [each for each in FIGURES if each.title and each.over_repeats]
+
+
+def row_keys(group: str = "") -> list[str]:
+    """The keys of figures in a row of events.jsonl, all or those of a group (`memory/`)."""
+    return [each.key for each in FIGURES if each.over_steps != "once" and each.key.startswith(group)]
+
+
+def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The summaries of some repeats as one: key in summary.json -> value."""
+    figures = [each for each in FIGURES if each.over_repeats]
+    return {key: value for each in figures for key, value in zip(each.summary_keys, each.values(runs), strict=False)}
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def documentation() -> Iterator[str]:
+    """Lines of the table in docs/figures.md."""
+    yield "| in `events.jsonl` | in `summary.json` | unit | column | of repeats | definition |"
+    yield "|---|---|---|---|---|---|"
+    for each in FIGURES:
+        row = "" if each.over_steps == "once" else f"`{each.key}`"
+        summary = ", ".join(f"`{key}`" for key in each.summary_keys)
+        column = each.heading if each in table_figures() else ""
+        yield f"| {' | '.join([row, summary, each.unit, column, each.over_repeats.replace(' ', ', '), each.why])} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(documentation()))

@@ -34,7 +34,7 @@ SMALL = (
 
 def config(*overrides: str) -> dict[str, Any]:
     """The resolved configuration of some overrides."""
-    composed = Composer(parse("run", list(overrides))).one()
+    composed = Composer(parse("run", list(overrides))).single_run()
     assert composed is not None
     return composed.config
 

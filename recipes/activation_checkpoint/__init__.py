@@ -1,1 +1,1 @@
-"""Activation checkpointing: what of a block is kept for backward and what is computed again."""
+"""The `activation_checkpoint` group: which activations are saved for backward and which are recomputed."""

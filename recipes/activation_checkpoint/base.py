@@ -1,4 +1,4 @@
-"""The `activation_checkpoint` options that treat blocks as a whole, and the base class of all. By operator: selective_op."""
+"""The base class of the `activation_checkpoint` options, and the options that recompute whole blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ActivationCheckpoint(Option):
-    """Which blocks give up their activations after forward and recompute them in backward (Chen et al. 2016)."""
+    """Which blocks drop their activations after forward and recompute them in backward (Chen et al. 2016)."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.activation_checkpoint.base:NoRecompute",
@@ -23,60 +23,54 @@ class ActivationCheckpoint(Option):
         "memory_budget": "meshrunner.recipes.activation_checkpoint.base:MemoryBudget",
     }
 
-    compiled_with_block: ClassVar[bool] = False
-    """True: compilation has to see what is recomputed, so the checkpointed block is compiled. False: the compiled block
-    is checkpointed, from outside."""
+    inside_compile: ClassVar[bool] = False
+    """True: the checkpointed block is compiled, so the compiler sees it. False: the compiled block is checkpointed."""
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether the compiler is told to compute attention again; recomputing whole blocks is not its affair."""
+        """Whether the compiler is asked to recompute attention; it does not see the recomputation of whole blocks."""
         return False
 
     def problems(self) -> list[str]:
-        """What is wrong with the option and only shows with torch at hand; [] when nothing is."""
+        """One sentence for each mistake that only torch can detect."""
         return []
 
     def configure(self) -> None:
-        """Set what is global to a process. Called by every worker before anything is compiled."""
+        """Set process-wide options. Every worker calls it before anything is compiled."""
 
     def recomputes(self, block: int) -> bool:
-        """Whether anything of a block, counted from 0, is computed again."""
+        """Whether any part of a block, counted from 0, is recomputed."""
         return False
 
-    def wrap(self, block: nn.Module, *, draws: bool) -> nn.Module:
-        """
-        The module that takes a block's place.
-
-        Args:
-            draws: forward draws random numbers, which recomputing has to draw again.
-        """
+    def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
+        """The module that replaces a block. preserve_rng_state: recomputation has to draw the same random numbers."""
         return block
 
 
 class NoRecompute(ActivationCheckpoint):
-    """Every activation that backward needs is kept."""
+    """Every activation that backward needs is saved."""
 
 
 class Recompute(ActivationCheckpoint):
-    """Base of the options that wrap blocks."""
+    """Base class of the options that wrap blocks."""
 
     early_stop: bool
-    """Recompute only as far as backward needs, not to the end of the block."""
+    """Stop recomputing once backward has what it needs, not at the end of the block."""
     determinism_check: bool
-    """Compare shape, dtype and device of what is recomputed with what forward had; a mismatch is an error."""
+    """Compare shape, dtype and device of recomputed tensors with those of forward; a mismatch is an error."""
 
     def recomputes(self, block: int) -> bool:
         return True
 
-    def wrap(self, block: nn.Module, *, draws: bool) -> nn.Module:
-        return self._checkpointed(block, draws=draws)
+    def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
+        return self._checkpointed(block, preserve_rng_state=preserve_rng_state)
 
-    def _checkpointed(self, block: nn.Module, *, draws: bool, **how: Any) -> nn.Module:
+    def _checkpointed(self, block: nn.Module, *, preserve_rng_state: bool, **how: Any) -> nn.Module:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
         return checkpoint_wrapper(
             block,
-            preserve_rng_state=draws,
+            preserve_rng_state=preserve_rng_state,
             early_stop=self.early_stop,
             determinism_check="default" if self.determinism_check else "none",
             **how,
@@ -84,24 +78,24 @@ class Recompute(ActivationCheckpoint):
 
 
 class Full(Recompute):
-    """Only the input of every block is kept: the least memory, and one more forward."""
+    """Only the input of each block is saved: the least memory, at the cost of one more forward."""
 
 
 class SelectiveLayer(Recompute):
-    """Every k-th block is recomputed as a whole, the others keep everything: a trade in steps of one block."""
+    """Every k-th block is recomputed, the others save all their activations."""
 
     every: Count
-    """Length of a group of consecutive blocks of which the first is recomputed; 1: all blocks."""
+    """One in this many blocks is recomputed, beginning with the first; 1: all blocks."""
 
     def recomputes(self, block: int) -> bool:
         return block % self.every == 0
 
 
 class MemoryBudget(ActivationCheckpoint):
-    """The compiler keeps what is worth most within a budget of memory (functorch's knapsack partitioner)."""
+    """The compiler chooses what to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Part of the activations that backward would keep anyway under compilation; 0: recompute all, 1: change nothing."""
+    """Fraction of the activation memory that compiled code saves by default; 0: recompute all, 1: no change."""
 
     def configure(self) -> None:
         import torch._functorch.config

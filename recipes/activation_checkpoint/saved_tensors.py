@@ -1,4 +1,4 @@
-"""What a block keeps for backward and what it recomputes, found out by one forward pass on fake tensors: no memory, no data."""
+"""The tensors that a block saves for backward, found by one forward pass on fake tensors: no memory, no data."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class SavedTensors(NamedTuple):
-    """What is alive between a block's forward and its backward, the block's own input and output aside."""
+    """Tensors alive between a block's forward and backward, except the block's own input and output."""
 
     nbytes: int
     operators: dict[str, tuple[int, int]]
-    """Operator -> (results that are kept, results that there are), for those of which some are kept."""
+    """Operator -> (results saved, results in total), for operators with any saved result."""
 
 
 def saved_by_block(
     option: ActivationCheckpoint, build: Callable[[], Network], shape: tuple[int, int], dtype: torch.dtype | None
 ) -> tuple[SavedTensors, SavedTensors]:
     """
-    (without recomputing, as the option has it) for a micro batch on one device, before tensor parallelism.
+    Tensors saved by one block (without recomputation, with `option`), for a micro batch before tensor parallelism.
 
-    The second is of the first block that recomputes anything. Computed as a CPU would, eagerly: a compiler may keep less.
+    The block is the first that recomputes anything. It runs eagerly on CPU tensors: compiled code may save less.
 
     Args:
-        build: makes the network, on fake tensors.
-        shape: of a micro batch of tokens, (batch, seq).
-        dtype: the parameters' in compute; None: as they are built.
+        build: builds the network; called under fake tensors.
+        shape: (batch, seq) of a micro batch.
+        dtype: dtype of the parameters in compute; None: unchanged.
     """
     with FakeTensorMode():
         network = build()
@@ -49,33 +49,35 @@ def saved_by_block(
                 for name, parameter in list(module.named_parameters(recurse=False)):
                     setattr(module, name, nn.Parameter(parameter.to(dtype)))
         block = network.get_submodule(chosen)
-        given = _input_of(block, network, torch.zeros(shape, dtype=torch.long))
-        return _forward(block, given), _forward(option.wrap(block, draws=network.draws), given)
+        inputs = _block_inputs(block, network, torch.zeros(shape, dtype=torch.long))
+        return _saved_by_forward(block, inputs), _saved_by_forward(
+            option.wrap(block, preserve_rng_state=network.uses_rng), inputs
+        )
 
 
-class _Reached(Exception):
-    """The forward pass has come to the block."""
+class _BlockReached(Exception):
+    """The forward pass has reached the block."""
 
 
-def _input_of(block: nn.Module, network: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
+def _block_inputs(block: nn.Module, network: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
     found: list[tuple[Any, ...]] = []
 
-    def stop(_: nn.Module, given: tuple[Any, ...]) -> None:
-        found.append(given)
-        raise _Reached
+    def stop(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        found.append(inputs)
+        raise _BlockReached
 
     handle = block.register_forward_pre_hook(stop)
     try:
         network(tokens)
-    except _Reached:
+    except _BlockReached:
         pass
     finally:
         handle.remove()
     return found[0]
 
 
-class _Results(TorchDispatchMode):
-    """Remembers every operator's result without keeping it alive."""
+class _OperatorResults(TorchDispatchMode):
+    """Records every operator's results without keeping them alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,17 +93,17 @@ class _Results(TorchDispatchMode):
         return result
 
 
-def _forward(block: nn.Module, given: tuple[Any, ...]) -> SavedTensors:
-    with _Results() as results:
-        output = block(*given)
-    ends = {each.untyped_storage()._cdata for each in tree_leaves((given, output)) if isinstance(each, Tensor)}
+def _saved_by_forward(block: nn.Module, inputs: tuple[Any, ...]) -> SavedTensors:
+    with _OperatorResults() as results:
+        output = block(*inputs)
+    ends = {each.untyped_storage()._cdata for each in tree_leaves((inputs, output)) if isinstance(each, Tensor)}
     made: dict[int, str] = {}
     alive: dict[int, int] = {}
-    there: Counter[str] = Counter()
+    total: Counter[str] = Counter()
     for name, reference in results.seen:
-        there[name] += 1
+        total[name] += 1
         storage = reference()
         if storage is not None and storage._cdata not in ends and storage._cdata not in alive:
             alive[storage._cdata], made[storage._cdata] = storage.nbytes(), name
     kept = Counter(made.values())
-    return SavedTensors(sum(alive.values()), {name: (kept[name], there[name]) for name in sorted(kept)})
+    return SavedTensors(sum(alive.values()), {name: (kept[name], total[name]) for name in sorted(kept)})

@@ -1,4 +1,4 @@
-"""Selective activation checkpointing by operator: a block keeps what is expensive to compute, the rest is recomputed."""
+"""Selective activation checkpointing by operator: a block saves expensive results and recomputes the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
 
 
-OPERATORS = frozenset(
+KNOWN_OPERATORS = frozenset(
     {
         "_c10d_functional.all_to_all_single",
         "_c10d_functional.reduce_scatter_tensor",
@@ -26,25 +26,25 @@ OPERATORS = frozenset(
         "aten.mm",
     }
 )
-"""Operators of every supported torch: for others torch is imported and asked."""
+"""Operators that every supported torch has; any other is looked up in torch."""
 
 
-class Saved(Section):
-    """An operator whose results are kept."""
+class SavedOperator(Section):
+    """An operator whose results are saved."""
 
     op: str
-    """Name below torch.ops, without overload: `aten.mm`."""
+    """Name under torch.ops, without the overload: `aten.mm`."""
     every: Count = 1
-    """Length of a group of consecutive calls in a block of which the first is kept; 1: all. torchtitan keeps every second."""
+    """One in this many calls in a block is saved, beginning with the first; 1: all. torchtitan saves every second mm."""
 
 
 class SelectiveOp(Recompute):
-    """Compilation honours the same list: the partitioner of the compiled block keeps what is listed."""
+    """The listed results are saved, also in a compiled block: the partitioner honours the list."""
 
-    compiled_with_block: ClassVar[bool] = True
+    inside_compile: ClassVar[bool] = True
 
-    save: list[Saved]
-    """What is kept of every block."""
+    save: list[SavedOperator]
+    """Operators whose results are saved in every block."""
 
     @property
     def recomputes_attention(self) -> bool:
@@ -53,7 +53,7 @@ class SelectiveOp(Recompute):
     def problems(self) -> list[str]:
         found = []
         for number, saved in enumerate(self.save):
-            if saved.op in OPERATORS:
+            if saved.op in KNOWN_OPERATORS:
                 continue
             try:
                 _packet(saved.op)
@@ -62,38 +62,38 @@ class SelectiveOp(Recompute):
                 found.append(f"activation_checkpoint.save[{number}]: torch has no operator '{saved.op}'.{hint}")
         return found
 
-    def wrap(self, block: nn.Module, *, draws: bool) -> nn.Module:
+    def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
         return self._checkpointed(
             block,
-            draws=draws,
+            preserve_rng_state=preserve_rng_state,
             context_fn=lambda: create_selective_checkpoint_contexts(self.policy()),  # type: ignore[no-untyped-call]
         )
 
     def policy(self) -> Callable[..., Any]:
-        """What torch asks about every operator of one forward, and again of its recomputation."""
+        """The policy function for one forward and its recomputation; it counts the calls of each."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
         for saved in self.save:
             packet = _packet(saved.op)
             every |= {getattr(packet, overload): saved.every for overload in packet.overloads()}  # type: ignore[no-untyped-call]
-        met: Counter[tuple[bool, str]] = Counter()
+        calls: Counter[tuple[bool, str]] = Counter()
 
         def decide(context: Any, op: OpOverload[..., Any], *_: Any, **__: Any) -> CheckpointPolicy:
             if op not in every:
                 return CheckpointPolicy.PREFER_RECOMPUTE
             key = context.is_recompute, str(op.overloadpacket)
-            met[key] += 1
-            keep = (met[key] - 1) % every[op] == 0
+            calls[key] += 1
+            keep = (calls[key] - 1) % every[op] == 0
             return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
         return decide
 
 
 def _packet(name: str) -> OpOverloadPacket[..., Any]:
-    """The operator of a name such as `aten.mm`; raises AttributeError when there is none."""
+    """The operator with a name such as `aten.mm`; raises AttributeError when there is none."""
     import torch
 
     namespace, _, op = name.partition(".")

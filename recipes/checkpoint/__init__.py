@@ -1,1 +1,1 @@
-"""The `checkpoint` group: what is saved, when, how it is found again, and going on from it under any layout."""
+"""The `checkpoint` group: saving a run, and resuming it under any layout."""

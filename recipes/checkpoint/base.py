@@ -1,4 +1,4 @@
-"""The base class of the `checkpoint` options, what they need from a run, and `none`."""
+"""The base class of the `checkpoint` options, their interface to a run, and the option `none`."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ if TYPE_CHECKING:
 
 
 class Consumed(NamedTuple):
-    """How much data all steps so far have trained on."""
+    """Data consumed by all steps so far."""
 
     sequences: int
     tokens: int
 
 
 class Training(NamedTuple):
-    """What is saved, and what a checkpoint's record says about it."""
+    """The state to save and the facts that a checkpoint records about its run."""
 
     config: dict[str, Any]
-    """The checked configuration."""
+    """The validated configuration."""
     steps: int
     seed: int
     model: nn.Module
-    """The network as the parallelism has wrapped it."""
+    """The network as wrapped by the parallelism."""
     optimizer: torch.optim.Optimizer
     parameters: int
-    """Number of parameters of the whole model."""
+    """Number of parameters of the full model."""
     global_batch: int
 
 
 class Saver(Protocol):
-    """Saves one run. Every rank calls it, in the same order on each: saving is a collective operation."""
+    """Saves the checkpoints of one run. Every rank calls its methods in the same order: saving is a collective."""
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is wanted after this step. Does not wait; raises NotSaved when an earlier save has failed."""
+        """Whether a checkpoint is due after this step. Does not block; raises NotSaved if an earlier save failed."""
 
     def save(self, step: int, consumed: Consumed) -> None:
-        """Save what there is after `step`; raises NotSaved."""
+        """Save the state after `step`; raises NotSaved."""
 
     def close(self) -> None:
         """Wait until everything is on disk; raises NotSaved."""
 
 
 class Checkpoint(Option):
-    """Whether a run is saved. A run directory that holds checkpoints continues from the newest under every option."""
+    """Whether a run is saved. Under every option, a run directory with checkpoints continues from the newest."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
@@ -58,13 +58,12 @@ class Checkpoint(Option):
     }
 
     load: str | None
-    """A run directory (its newest good checkpoint counts) or one checkpoint to continue from, whatever layout wrote it;
-    checkpoints in the run's own directory go first."""
+    """A run directory (its newest good checkpoint is used) or one checkpoint to continue from; the run's own come first."""
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
-        """What saves a run into its `checkpoints` folder; None when nothing is to be saved."""
+        """The saver that writes to a run's `checkpoints` folder; None if nothing is saved."""
         return None
 
 
 class NoCheckpoint(Checkpoint):
-    """Nothing is saved; what lies in the run directory or in `load` is continued from all the same."""
+    """Nothing is saved; a run still continues from checkpoints in its directory or in `load`."""

@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from: the ranks agree on one that is good."""
+"""The checkpoint that a run continues from: the ranks agree on a good one."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshrunner.recipes.checkpoint.on_disk import Stored, candidates, sweep
+from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint, candidates, remove_leftovers
 from meshrunner.recipes.errors import ConfigError
 
 HOST = torch.device("cpu")
 
 
-def agreed(load: str | None, own: Path | None) -> Stored | None:
+def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
     """
-    The newest checkpoint that is good to the last byte, the same on every rank; None: begin at the beginning.
+    The newest checkpoint whose checksums all match, the same on every rank; None: start from scratch.
 
-    Each rank reads its part of the files. Where there is nothing that might be loaded, nothing is exchanged.
+    Each rank verifies its share of the files. Without a folder to look in, there is no communication.
 
     Args:
         load: `checkpoint.load`.
-        own: the run's own `checkpoints` folder; left-overs of a killed run are removed from it.
+        own: the run's own `checkpoints` folder; leftovers of a killed run are removed from it.
 
     Raises:
-        ConfigError: on every rank; `load` names something that holds no good checkpoint.
+        ConfigError: `load` contains no good checkpoint; raised on every rank.
     """
     if own is None and load is None:
         return None
-    listed = _listed(load, own)
+    listed = _candidates_of_rank_0(load, own)
     for candidate in listed:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         mine = candidate.damaged_files(sorted(candidate.record.files)[rank::ranks])
@@ -39,31 +39,31 @@ def agreed(load: str | None, own: Path | None) -> Stored | None:
         damaged = [name for names in everyone for name in names]
         if not damaged:
             return candidate
-        _warn(f"the checkpoint {candidate.path} is skipped: not what was written: {', '.join(damaged)}")
+        _warn_on_rank_0(f"the checkpoint {candidate.path} is skipped: the checksum differs for {', '.join(damaged)}")
     if listed and load is not None:
-        raise ConfigError(f"checkpoint.load: no checkpoint in '{load}' is as it was written")
+        raise ConfigError(f"checkpoint.load: every checkpoint in '{load}' is damaged: a checksum differs")
     return None
 
 
-def _listed(load: str | None, own: Path | None) -> list[Stored]:
-    """What rank 0 finds on disk, on every rank: a file system may show the others something older."""
+def _candidates_of_rank_0(load: str | None, own: Path | None) -> list[StoredCheckpoint]:
+    """Rank 0's candidates, broadcast to every rank: a network file system may show the others an older state."""
     answer: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
             if own is not None:
-                sweep(own)
+                remove_leftovers(own)
             answer[0], warnings = candidates(load, own)
             for warning in warnings:
-                _warn(warning)
+                _warn_on_rank_0(warning)
         except Exception as error:
             answer[0] = error
     dist.broadcast_object_list(answer, device=HOST)
     if isinstance(answer[0], Exception):
         raise answer[0]
-    found: list[Stored] = answer[0]
+    found: list[StoredCheckpoint] = answer[0]
     return found
 
 
-def _warn(text: str) -> None:
+def _warn_on_rank_0(text: str) -> None:
     if dist.get_rank() == 0:
         print(f"warning: {text}", file=sys.stderr, flush=True)

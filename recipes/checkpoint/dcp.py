@@ -1,4 +1,4 @@
-"""Checkpoints through torch.distributed.checkpoint: each rank writes its shards."""
+"""Checkpoints with torch.distributed.checkpoint: each rank writes its shards."""
 
 from __future__ import annotations
 
@@ -14,31 +14,23 @@ if TYPE_CHECKING:
 
 
 class DCP(Checkpoint):
-    """
-    Training waits until all is on disk.
-
-    Sharded, and independent of the layout: written under any, loaded under any other, bit for bit.
-    """
+    """Sharded checkpoints, loaded bit for bit under any layout; training waits until they are on disk."""
 
     every: Count
-    """Steps between two checkpoints; the last step is saved, too."""
+    """Steps between two checkpoints; the last step is always saved."""
     keep: Annotated[int | None, whole(None)]
-    """Newest checkpoints that are kept; null: all."""
+    """Number of newest checkpoints to keep; null: all."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
-        from meshrunner.recipes.checkpoint.save import Blocking
+        from meshrunner.recipes.checkpoint.save import BlockingSaver
 
-        return Blocking(folder, training, self.every, self.keep)
+        return BlockingSaver(folder, training, self.every, self.keep)
 
 
 class DCPAsync(DCP):
-    """
-    The same files, written while training goes on: a step waits only until its tensors are copied to host memory.
-
-    A save that is still being written when the next is due is waited for.
-    """
+    """The same files, written in the background: training waits only for the copy to host memory and for an earlier save."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
-        from meshrunner.recipes.checkpoint.save import Background
+        from meshrunner.recipes.checkpoint.save import AsyncSaver
 
-        return Background(folder, training, self.every, self.keep)
+        return AsyncSaver(folder, training, self.every, self.keep)

@@ -1,10 +1,10 @@
-"""Checkpoints as they lie on disk: which are good, which is the newest, which may go. Needs no torch.
+"""Checkpoints on disk: which are good, which is the newest, which may be removed. Needs no torch.
 
-    checkpoints/step-00000010/    .metadata, a .distcp file of every rank, and checkpoint.json, written last
-    checkpoints/.tmp-.../         being written or removed; left over by a run that was killed, it is swept away
+    checkpoints/step-00000010/    .metadata, one .distcp file per rank, and checkpoint.json, written last
+    checkpoints/.tmp-.../         being written or removed; removed if a killed run left it behind
 
-A folder gets its final name when everything in it is complete and on the disk. What is damaged later (or by a file system
-that lost what it promised to hold) is found by the sizes and checksums in checkpoint.json.
+A folder gets its final name once its contents are complete and on disk. Later damage, or data that a file system lost after
+fsync, is detected by the sizes and checksums in checkpoint.json.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from meshrunner.recipes.errors import ConfigError
 RECORD = "checkpoint.json"
 METADATA = ".metadata"
 FOLDER = "checkpoints"
-"""The folder of a run directory that holds its checkpoints."""
+"""The folder with the checkpoints in a run directory."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
 
 class Damaged(Exception):
-    """A checkpoint that cannot be used; the text says what is wrong with it."""
+    """A checkpoint cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """checkpoint.json: what a checkpoint holds beside tensors, and by what it is recognised as complete."""
+    """Contents of checkpoint.json: everything but the tensors, and the checksums of the files."""
 
     step: int
     tokens: int
-    """Tokens consumed in all steps up to this one."""
+    """Tokens consumed up to and including this step."""
     sequences: int
-    """Sequences consumed in all steps up to this one: the next step begins with the one of this index."""
+    """Sequences consumed up to and including this step: the index of the next step's first sequence."""
     global_batch: int
-    """Sequences of this step."""
+    """Sequences per optimizer step."""
     seed: int
     world_size: int
     parameters: int
-    """Number of parameters of the whole model."""
+    """Number of parameters of the full model."""
     config: dict[str, Any]
-    """The checked configuration it was written with."""
+    """The validated configuration of the run."""
     files: dict[str, tuple[int, int]]
     """Name -> (bytes, CRC-32)."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A checkpoint that is complete as far as can be told without reading the tensors."""
+class StoredCheckpoint:
+    """A checkpoint that is complete as far as one can tell without reading the tensors."""
 
     path: Path
     record: Record
 
     def damaged_files(self, names: Iterable[str]) -> list[str]:
-        """Those of the files whose content is not what was written; reads all of it."""
+        """The files whose checksum differs; reads them completely."""
         return [name for name in names if checksum(self.path / name) != tuple(self.record.files[name])]
 
 
 def step_folder(step: int) -> str:
-    """Name of the folder of a step's checkpoint."""
+    """Folder name of a step's checkpoint."""
     return f"step-{step:08}"
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write checkpoint.json, and see that all there is in the folder has reached the disk."""
+    """Write checkpoint.json, and sync the folder to disk."""
     replace_file(folder / RECORD, (json.dumps(asdict(record), indent=2) + "\n").encode())
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync the entries of a folder to disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -86,8 +86,8 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def read(folder: Path) -> Stored:
-    """A checkpoint, after a look at everything but the content of the large files; raises Damaged."""
+def read_checkpoint(folder: Path) -> StoredCheckpoint:
+    """A checkpoint, verified except for the content of large files; raises Damaged."""
     try:
         record = Record(**json.loads((folder / RECORD).read_text()))
         sizes = {name: int(size) for name, (size, _) in record.files.items()}
@@ -103,41 +103,41 @@ def read(folder: Path) -> Stored:
         if found != size:
             raise Damaged(f"{name} has {found} bytes, {size} were written")
     if checksum(folder / METADATA) != metadata:
-        raise Damaged(f"{METADATA} is not what was written (its checksum differs)")
-    return Stored(folder, record)
+        raise Damaged(f"{METADATA} is damaged: its checksum differs")
+    return StoredCheckpoint(folder, record)
 
 
-def steps(folder: Path) -> dict[int, Path]:
-    """Step -> checkpoint of a `checkpoints` folder, newest first, good or not; {} where there is no folder."""
+def checkpoint_folders(folder: Path) -> dict[int, Path]:
+    """Step -> checkpoint folder, good or damaged, newest first; {} without a `checkpoints` folder."""
     if not folder.is_dir():
         return {}
     found = {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
     return dict(sorted(found.items(), reverse=True))
 
 
-def good(folder: Path) -> tuple[list[Stored], list[str]]:
-    """The good checkpoints of a `checkpoints` folder, newest first, and a warning for each that is not."""
+def good_checkpoints(folder: Path) -> tuple[list[StoredCheckpoint], list[str]]:
+    """The good checkpoints in a `checkpoints` folder, newest first, and a warning for each damaged one."""
     found, warnings = [], []
-    for path in steps(folder).values():
+    for path in checkpoint_folders(folder).values():
         try:
-            found.append(read(path))
+            found.append(read_checkpoint(path))
         except Damaged as error:
             warnings.append(f"the checkpoint {path} is skipped: {error}")
     return found, warnings
 
 
-def candidates(load: str | None, own: Path | None) -> tuple[list[Stored], list[str]]:
+def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """
-    What a run may continue from, best first, and warnings about what is skipped.
+    Checkpoints that a run can continue from, best first, and warnings about skipped ones.
 
     Args:
         load: `checkpoint.load`, a run directory or one checkpoint.
-        own: the run's own `checkpoints` folder; what it holds goes before `load`.
+        own: the run's own `checkpoints` folder; it takes precedence over `load`.
 
     Raises:
-        ConfigError: `load` names something that holds no good checkpoint.
+        ConfigError: `load` contains no good checkpoint.
     """
-    found, warnings = good(own) if own else ([], [])
+    found, warnings = good_checkpoints(own) if own else ([], [])
     if found or load is None:
         return found, warnings
     path = Path(load).expanduser().absolute()
@@ -145,57 +145,54 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[Stored], list[s
         raise ConfigError(f"checkpoint.load: there is no folder '{path}'; expected a run directory or one checkpoint")
     if NAME.fullmatch(path.name) or (path / RECORD).exists():
         try:
-            return [read(path)], warnings
+            return [read_checkpoint(path)], warnings
         except Damaged as error:
             raise ConfigError(f"checkpoint.load: the checkpoint '{path}' cannot be used: {error}") from None
-    elsewhere, more = good(path / FOLDER)
+    elsewhere, more = good_checkpoints(path / FOLDER)
     if not elsewhere:
-        why = (
-            "".join(f"\n  {warning}" for warning in more)
-            or f"; there is no '{path}/{FOLDER}/{step_folder(10)}' or the like"
-        )
-        raise ConfigError(f"checkpoint.load: '{path}' holds no checkpoint that can be used{why}")
+        why = "".join(f"\n  {each}" for each in more) or f"; expected folders like '{path / FOLDER / step_folder(10)}'"
+        raise ConfigError(f"checkpoint.load: '{path}' contains no usable checkpoint{why}")
     return elsewhere, warnings + more
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
-    """Give a complete checkpoint its final name; then remove what is older than the newest `keep` good ones."""
+    """Give a complete checkpoint its final name, then remove all that are older than the newest `keep` good ones."""
     if final.exists():
-        remove(final)  # it was found damaged, or this step would not have been trained again
+        remove_checkpoint(final)  # it is damaged, or this step would not have been trained again
     temporary.rename(final)
     sync_folder(final.parent)
     if keep is None:
         return
     newest = int(final.name.removeprefix("step-"))
     kept = 0
-    for step, path in steps(final.parent).items():
+    for step, path in checkpoint_folders(final.parent).items():
         if step > newest:
             continue
         if kept < keep and (path == final or is_good(path)):
             kept += 1
         else:
-            remove(path)
+            remove_checkpoint(path)
 
 
 def is_good(path: Path) -> bool:
-    """Whether `read` accepts a checkpoint."""
+    """Whether `read_checkpoint` accepts a checkpoint."""
     try:
-        read(path)
+        read_checkpoint(path)
     except Damaged:
         return False
     return True
 
 
-def remove(path: Path) -> None:
-    """Remove a checkpoint. It loses its name first, so that no half of it is ever taken for one that is damaged."""
-    going = path.with_name(f"{TEMPORARY}removed-{path.name}")
-    shutil.rmtree(going, ignore_errors=True)
-    path.rename(going)
-    shutil.rmtree(going)
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint. It is renamed first, so that a partly removed one does not look like a damaged one."""
+    temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    path.rename(temporary)
+    shutil.rmtree(temporary)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a run that was killed has left half-written or half-removed."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove the partly written or removed checkpoints of a killed run."""
     if folder.is_dir():
         for path in folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path)

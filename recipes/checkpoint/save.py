@@ -1,4 +1,4 @@
-"""Saving: what makes a checkpoint appear complete or not at all, waited for or in the background."""
+"""Atomic saving of checkpoints, blocking or in the background."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, publish, step_folder, write_record
-from meshrunner.recipes.checkpoint.state_dict import take
+from meshrunner.recipes.checkpoint.state_dict import get_state
 from meshrunner.recipes.durable import checksum
 from meshrunner.recipes.errors import NotSaved
 
-PATIENCE = timedelta(days=1)
-"""Time-out of a save's collectives: the fastest rank waits for the slowest disk, and the launcher knows what hangs."""
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+"""Timeout of collectives in a save: ranks wait for the slowest disk, and the launcher detects hangs."""
 
 
-class Written(list[WriteResult]):
-    """What one rank wrote, and (bytes, CRC-32) of its files."""
+class WriteResults(list[WriteResult]):
+    """The write results of one rank, and (bytes, CRC-32) of its files."""
 
     files: dict[str, tuple[int, int]]
 
 
-class Writer(FileSystemWriter):
-    """Writes and syncs the shards of each rank; hands the files of all to `complete`, on the first rank."""
+class ChecksummedWriter(FileSystemWriter):
+    """Writes and syncs each rank's shards; rank 0 then calls `complete` with the files of all ranks."""
 
     def __init__(self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None]) -> None:
         super().__init__(folder, sync_files=True, overwrite=False)
         self.complete = complete
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        written = Written(super().write_data(plan, planner).wait())
+        written = WriteResults(super().write_data(plan, planner).wait())
         names = {result.storage_data.relative_path for result in written}
-        # Read back, not computed on the way: what is recorded is what lies there.
+        # Checksums are read back from disk, not computed while writing.
         written.files = {name: checksum(Path(self.path) / name) for name in names}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(written)
@@ -56,18 +56,18 @@ class Writer(FileSystemWriter):
         super().finish(metadata, results)
         files = {METADATA: checksum(Path(self.path) / METADATA)}
         for written in results:
-            assert isinstance(written, Written)
+            assert isinstance(written, WriteResults)
             files |= written.files
         self.complete(files)
 
 
-class Blocking:
-    """Training waits for the disk. Implements `Saver`."""
+class BlockingSaver:
+    """A `Saver`: training waits for the disk."""
 
     def __init__(self, folder: Path, training: Training, every: int, keep: int | None) -> None:
         self.folder, self.training, self.every, self.keep = folder, training, every, keep
-        # A group of its own: saving in the background must not mix with the collectives of training.
-        self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        # A separate group: collectives of a background save must not mix with those of training.
+        self.group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         folder.mkdir(exist_ok=True)
 
     def due(self, step: int) -> bool:
@@ -81,13 +81,13 @@ class Blocking:
         pass
 
     def _state(self) -> dict[str, Any]:
-        return dict(take(self.training.model, self.training.optimizer))
+        return dict(get_state(self.training.model, self.training.optimizer))
 
     def _temporary(self, step: int) -> Path:
         return self.folder / f"{TEMPORARY}{step_folder(step)}"
 
-    def _writer(self, step: int, consumed: Consumed) -> Writer:
-        """Its last act, when the shards of all ranks are complete: record, final name, and what is too old goes."""
+    def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
+        """The writer of one checkpoint. When all shards are complete, it writes the record and publishes the checkpoint."""
         training, temporary = self.training, self._temporary(step)
         record = Record(
             step=step,
@@ -105,11 +105,11 @@ class Blocking:
             write_record(temporary, replace(record, files=dict(sorted(files.items()))))
             publish(temporary, self.folder / step_folder(step), self.keep)
 
-        return Writer(temporary, complete)
+        return ChecksummedWriter(temporary, complete)
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """Turn a failure, which DCP makes known to every rank, into NotSaved; what was written gives its space back."""
+        """Turn a failure, which DCP raises on every rank, into NotSaved, and remove the partial checkpoint."""
         try:
             yield
         except CheckpointException as error:
@@ -122,8 +122,8 @@ class Blocking:
             ) from error
 
 
-class Background(Blocking):
-    """Training waits for the copy to host memory only."""
+class AsyncSaver(BlockingSaver):
+    """A `Saver`: training waits only for the copy to host memory."""
 
     _pending: tuple[int, Future[Any]] | None = None
 

@@ -1,4 +1,4 @@
-"""The state of a run as tensors that know their place in the whole, whatever the layout: {"model": ..., "optimizer": ...}."""
+"""The state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 State = dict[str, dict[str, Any]]
-"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are those of the network as it was built.
+"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are those in the network as it was built.
 
-The optimizer's settings (learning rate, decay, ...) are not state: the configuration has them.
+The optimizer's hyperparameters are not part of the state: they are in the configuration.
 """
 
 
-def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """The state as it is, or to be loaded over. A collective operation."""
-    if fsdp1_tensor.applies(model):
-        return fsdp1_tensor.take(model, optimizer)
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    of_parameters = of_optimizer["state"]
-    assert isinstance(of_parameters, dict)
-    return {"model": of_model, "optimizer": of_parameters}
+def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """The current state, also as the target of a load. A collective."""
+    if fsdp1_tensor.patch_if_needed(model):
+        return fsdp1_tensor.get_fsdp1_state(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    by_parameter = optimizer_state["state"]
+    assert isinstance(by_parameter, dict)
+    return {"model": model_state, "optimizer": by_parameter}
 
 
-def put(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Put a state that `take` gave, and that was loaded over, into place. A collective operation."""
-    if fsdp1_tensor.applies(model):
-        fsdp1_tensor.put(model, optimizer, state)
+def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Set a state that came from `get_state` and that a checkpoint was loaded into. A collective."""
+    if fsdp1_tensor.patch_if_needed(model):
+        fsdp1_tensor.set_fsdp1_state(model, optimizer, state)
         return
     names = {parameter: clean_name(name) for name, parameter in model.named_parameters()}
     groups = [group | {"params": [names[each] for each in group["params"]]} for group in optimizer.param_groups]

@@ -1,1 +1,1 @@
-"""Text or random tokens -> a cache of packed tokens -> global batches by index -> each data-parallel rank's slice."""
+"""The `data` group: text -> packed tokens in a cache -> global batches by index -> each data-parallel rank's slice."""

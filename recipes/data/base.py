@@ -1,4 +1,4 @@
-"""The `data` group: what a run trains on, as endless sequences of tokens that are addressed by a global index; `random`."""
+"""The base class of the `data` options, their endless sequences of tokens, and the option `random`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a run requires of its data."""
+    """A run's requirements of its data."""
 
     vocab_size: int
-    """The model's: every token is smaller."""
+    """Vocabulary size of the model: every token is smaller."""
     seq_len: int
-    """Tokens the model sees per sequence; a sequence has one more, the last target."""
+    """Input tokens per sequence; a sequence has one more, the last target."""
     seed: int
-    """Decides the order of the sequences (and random tokens), nothing else."""
+    """Seed of the order of sequences, and of random tokens."""
 
 
 class Sequences(Protocol):
-    """Endless sequences. The same index gives the same sequence in every process, layout and run."""
+    """Endless sequences. An index gives the same sequence in every process, layout and run."""
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """The sequences with the global indices `first`, `first + 1`, ...: [count, seq_len + 1].
+        """The `count` sequences from global index `first` on: [count, seq_len + 1].
 
-        Waits where the data is still being read; raises RuntimeError when it will never come.
+        Waits for data that is still being produced; raises RuntimeError if its producer is dead.
         """
 
     def describe(self) -> dict[str, Any]:
-        """What the record of a run says about its data: hashes of corpus and tokenizer, number of tokens."""
+        """The run record's entry about the data: hashes of corpus and tokenizer, number of tokens."""
 
 
 class Data(Option):
@@ -50,10 +50,10 @@ class Data(Option):
 
     def prepare(self, spec: DataSpec) -> bool:
         """
-        Make sure, in the launching process, that there will be data; what takes long is left to `produce`.
+        Check, in the launching process, that the data is usable; slow work is left to `produce`.
 
         Returns:
-            Whether a process that runs `produce` is needed.
+            Whether a process has to run `produce`.
 
         Raises:
             ConfigError: the data is missing, unusable, or does not fit the model.
@@ -61,23 +61,23 @@ class Data(Option):
         raise NotImplementedError
 
     def produce(self, spec: DataSpec) -> None:
-        """Read, tokenise and pack to the end of the data, in a process of its own. Waits while another process does it.
+        """Read, tokenise and pack the data to its end, in a separate process. Waits while another process does so.
 
-        A failure is recorded where `started` and the readers see it, then raised.
+        A failure is recorded for `started` and the readers, then raised.
         """
         raise NotImplementedError
 
     def started(self, spec: DataSpec) -> bool:
-        """Whether training can begin while `produce` goes on; raises ConfigError when `produce` recorded a failure."""
+        """Whether training can begin while `produce` continues; raises ConfigError if `produce` recorded a failure."""
         raise NotImplementedError
 
     def open(self, spec: DataSpec) -> Sequences:
-        """The sequences, in a worker, after `prepare`."""
+        """Open the sequences. Every worker calls it, after `prepare`."""
         raise NotImplementedError
 
 
 class Random(Data):
-    """Uniformly distributed tokens, without text: for pure speed runs. The loss stays at log(vocab_size)."""
+    """Uniformly random tokens, for speed runs. The loss stays at log(vocab_size)."""
 
     def prepare(self, spec: DataSpec) -> bool:
         return False
@@ -87,7 +87,7 @@ class Random(Data):
 
 
 class RandomSequences:
-    """Each sequence has a random stream of its own, keyed by (seed, index)."""
+    """Sequences of random tokens; each has its own random stream, keyed by (seed, index)."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec

@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub, streamed: nothing is downloaded but what the training reaches."""
+"""Data sets of the Hugging Face hub, streamed: only what training reaches is downloaded."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from meshrunner.recipes.errors import ConfigError
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
-PROBE_S = 10.0
-"""How long the hub may take to answer at all. Without asking first, the retries of its client take 25 s, then more."""
+PROBE_TIMEOUT_S = 10.0
+"""Seconds that the hub may take to answer a probe. Without it, the retries of the hub's client take 25 s and more."""
 
 
 class HuggingFace(PackedText):
-    """Reads a split of a hub data set in its order; what was read stays in the cache and is not asked for again."""
+    """A split of a hub data set, in order. Text that was read once is cached and not downloaded again."""
 
     name: str
-    """Name on the hub, such as `allenai/c4`; or a local folder that `datasets` can load."""
+    """Name on the hub, such as `allenai/c4`, or a local folder that `datasets` can load."""
     subset: str | None
     """The data set's configuration, such as `en`; null where it has only one."""
     split: str
-    """Such as `train`."""
+    """The split, such as `train`."""
     revision: str | None
-    """A commit or tag of the data set; null: its current state (what is in the cache already stays as it was read)."""
+    """A commit or tag of the data set; null: its current state (text in the cache is not updated)."""
     field: str
-    """The column that holds the text."""
+    """The column with the text."""
 
     def source(self) -> dict[str, Any]:
         parts = {"name": self.name, "subset": self.subset, "split": self.split, "revision": self.revision}
@@ -39,17 +39,17 @@ class HuggingFace(PackedText):
     def documents(self) -> Documents:
         return StreamedDocuments(self._load, self.field, self._explain)
 
-    def nothing(self) -> str:
+    def no_text_message(self) -> str:
         return f"data.name: there is no text in '{self.name}', split '{self.split}', column '{self.field}'"
 
     def _load(self) -> IterableDataset:
         from datasets import load_dataset
 
-        if not Path(self.name).is_dir() and (why := unreachable()):
-            raise self._no_hub(why)
+        if not Path(self.name).is_dir() and (why := why_unreachable()):
+            raise self._hub_error(why)
         return load_dataset(self.name, self.subset, split=self.split, revision=self.revision, streaming=True)
 
-    def _no_hub(self, why: str) -> ConfigError:
+    def _hub_error(self, why: str) -> ConfigError:
         return ConfigError(
             f"data: cannot reach the Hugging Face hub for '{self.name}' ({why}); use local files with data=jsonl "
             "data.path=... or data=parquet data.path=..."
@@ -60,9 +60,9 @@ class HuggingFace(PackedText):
 
         why = first_line(error)
         if isinstance(error, DatasetNotFoundError):
-            return ConfigError(f"data.name: {why} (a private or gated one needs HF_TOKEN)")
+            return ConfigError(f"data.name: {why} (a private or gated data set needs HF_TOKEN)")
         if isinstance(error, ConnectionError | TimeoutError) or "httpx" in type(error).__module__:
-            return self._no_hub(why)
+            return self._hub_error(why)
         if "BuilderConfig" in why or "Config name is missing" in why:
             return ConfigError(f"data.subset: '{self.name}': {' '.join(str(error).split())[:600]}")
         if "Bad split" in why:
@@ -72,24 +72,24 @@ class HuggingFace(PackedText):
         return None
 
 
-def unreachable() -> str:
-    """Why the hub (or its mirror in HF_ENDPOINT) does not answer; empty when it does."""
+def why_unreachable() -> str:
+    """Reason that the hub (or the mirror in HF_ENDPOINT) cannot be reached; empty if it can."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    outcome = [f"{constants.ENDPOINT} did not answer within {PROBE_S:.0f} s"]
+    outcome = [f"{constants.ENDPOINT} did not answer within {PROBE_TIMEOUT_S:.0f} s"]
 
     def ask() -> None:
         try:
-            get_session().head(constants.ENDPOINT, timeout=PROBE_S)
+            get_session().head(constants.ENDPOINT, timeout=PROBE_TIMEOUT_S)
             outcome[0] = ""
         except Exception as error:
             outcome[0] = first_line(error)
 
-    # In a thread of its own, because a name server that does not answer knows no timeout.
-    asking = threading.Thread(target=ask, daemon=True, name="is the hub there")
-    asking.start()
-    asking.join(PROBE_S + 2)
+    # In a thread, because a name lookup cannot be given a timeout.
+    probe = threading.Thread(target=ask, daemon=True, name="hub probe")
+    probe.start()
+    probe.join(PROBE_TIMEOUT_S + 2)
     return outcome[0]

@@ -1,4 +1,4 @@
-"""Global batches by index -> the micro batches of one data-parallel rank, made while the step before runs."""
+"""Global batches by index -> the micro batches of one data-parallel rank, prefetched during the previous step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 class Loader:
     """
-    Step s (from 1) trains on the sequences (s - 1) * global_batch .. s * global_batch - 1, whatever the layout.
+    A prefetching loader: step s (from 1) gets sequences (s - 1) * global_batch .. s * global_batch - 1 under any layout.
 
-    Of these, data-parallel rank r takes the r-th of `ranks` equal slices, and cuts it into consecutive micro batches.
+    Data-parallel rank r takes the r-th of `ranks` equal slices and splits it into consecutive micro batches.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Loader:
         """
         Args:
             global_batch: sequences per optimizer step over all ranks, a multiple of `ranks` x `micro_batch`.
-            rank, ranks: of the data-parallel dimension, not of the world.
-            first_step: the step that the first `next` is for; 1 unless the run is resumed.
-            shift: added to the index of every sequence, for a run whose earlier steps took batches of another size.
+            rank, ranks: data-parallel rank and number of data-parallel ranks, not those of the world.
+            first_step: step of the first `next`; 1 unless the run is resumed.
+            shift: offset of every sequence index, for a run whose earlier steps had another batch size.
         """
         assert 0 <= rank < ranks and global_batch % (ranks * micro_batch) == 0, (global_batch, micro_batch, rank, ranks)
         self._sequences = sequences
@@ -54,9 +54,9 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """(tokens, targets) of the next step's micro batches, each int64 [micro_batch, seq_len] on the device.
+        """(tokens, targets) of each micro batch of the next step, int64 [micro_batch, seq_len], on the device.
 
-        Raises what reading raised; the loader is of no use afterwards.
+        Raises what reading raised; the loader cannot be used afterwards.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ready is not None or self._closed)
@@ -64,16 +64,16 @@ class Loader:
                 raise RuntimeError("the loader is closed")
             ready = self._ready
             if isinstance(ready, Exception):
-                raise ready  # again and again: the thread has ended
+                raise ready  # on every call: the thread has ended
             self._ready = None
             self._changed.notify_all()
         assert ready is not None
-        rows = ready.to(self._device, non_blocking=True)  # asynchronous from pinned memory, in the stream of the step
+        rows = ready.to(self._device, non_blocking=True)  # asynchronous from pinned memory, on the step's stream
         parts = rows.view(-1, self._micro_batch, rows.shape[1])
         return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]
 
     def close(self) -> None:
-        """End the thread. It is not waited for while it waits for data: it cannot keep the process alive."""
+        """Stop the thread. If it is waiting for data, it is left behind: a daemon does not keep the process alive."""
         with self._changed:
             self._closed = True
             self._ready = None
@@ -103,5 +103,5 @@ class Loader:
         rows = torch.from_numpy(self._sequences.rows((step - 1) * self._global_batch + self._offset, self._rows))
         if self._device.type != "cuda":
             return rows
-        torch.cuda.set_device(self._device)  # of this thread: else every rank opens a context on the first GPU
+        torch.cuda.set_device(self._device)  # per thread: without it, every rank opens a context on the first GPU
         return rows.pin_memory()

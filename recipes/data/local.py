@@ -1,4 +1,4 @@
-"""Files of this machine, JSON lines or Parquet, read through `datasets` in streaming mode."""
+"""Local files, JSON lines or Parquet, streamed through `datasets`."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from datasets import IterableDataset
 
 
-def _given(value: Any) -> Any:
+def _not_missing(value: Any) -> Any:
     if value is None or value in ("", "???"):
         raise PydanticCustomError("no_path", "is missing; expected a file, a folder or a glob pattern")
     return value
 
 
 class LocalText(PackedText):
-    """Base class of the options that read files of this machine."""
+    """Base class of the options that read local files."""
 
     builder: ClassVar[str]
-    """What `datasets` calls the format."""
+    """The format's name in `datasets`."""
     suffixes: ClassVar[tuple[str, ...]]
-    """Which files of a folder count."""
+    """Suffixes of the files that are read from a folder."""
 
-    path: Annotated[str, BeforeValidator(_given)]
-    """A file, a folder (its files of this format, sub-folders included) or a glob pattern; read in name order."""
+    path: Annotated[str, BeforeValidator(_not_missing)]
+    """A file, a folder (its files of this format, recursively) or a glob pattern; read in name order."""
     field: str
-    """The column that holds the text."""
+    """The column with the text."""
 
     @abstractmethod
     def unreadable(self, files: list[str], error: Exception) -> ConfigError:
-        """What an exception while reading the files means."""
+        """The ConfigError for an exception raised while reading the files."""
 
     def files(self) -> list[str]:
-        """Absolute paths, sorted; raises ConfigError when there are none."""
+        """Absolute paths, sorted; raises ConfigError if none exist."""
         path = Path(self.path).expanduser().absolute()
         wanted = " or ".join(self.suffixes)
         if path.is_dir():
@@ -57,7 +57,7 @@ class LocalText(PackedText):
         elif path.exists():
             found = [str(path)]
         elif glob.has_magic(self.path):
-            found = [name for name in _matches(str(path)) if Path(name).is_file()]
+            found = [name for name in _glob(str(path)) if Path(name).is_file()]
             if not found:
                 raise ConfigError(f"data.path: no file matches '{path}'")
         else:
@@ -79,29 +79,29 @@ class LocalText(PackedText):
         """The rows of the files, streaming."""
         from datasets import config, load_dataset
 
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else it reports to a server: no business of local files, up to 5 s
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # without it, reading local files reports to a server (up to 5 s)
 
-        names = [glob.escape(name) for name in files]  # datasets takes every name for a pattern
+        names = [glob.escape(name) for name in files]  # datasets treats every name as a pattern
         return load_dataset(self.builder, data_files=names, split="train", streaming=True, **self.loading())
 
     def loading(self) -> dict[str, Any]:
-        """Further arguments of load_dataset."""
+        """Additional arguments of load_dataset."""
         return {}
 
-    def nothing(self) -> str:
+    def no_text_message(self) -> str:
         return f"data.path: there is no text in '{Path(self.path).expanduser().absolute()}', column '{self.field}'"
 
 
 class Jsonl(LocalText):
-    """Files of one JSON object per line; `.gz` is unpacked on the fly."""
+    """Files with one JSON object per line; `.gz` files are decompressed on the fly."""
 
     builder: ClassVar[str] = "json"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
     def load(self, files: list[str]) -> IterableDataset:
-        files = [name for name in files if Path(name).stat().st_size]  # datasets stumbles over an empty file
+        files = [name for name in files if Path(name).stat().st_size]  # datasets fails on an empty file
         if not files:
-            raise ConfigError(self.nothing())
+            raise ConfigError(self.no_text_message())
         return super().load(files)
 
     def unreadable(self, files: list[str], error: Exception) -> ConfigError:
@@ -112,15 +112,15 @@ class Jsonl(LocalText):
 
 
 def first_bad_line(path: Path) -> str:
-    """Where and why a file is no JSON lines; empty when it is. pyarrow names neither the file nor the line."""
+    """The first line that is not a JSON object, with the reason; empty if there is none. pyarrow does not name it."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if number == 1 and line.lstrip().startswith(b"["):
-                    return ""  # one array instead of lines: datasets reads that, too
+                    return ""  # a single array: datasets reads that too
                 if line.strip() and not isinstance(json.loads(line.decode("utf-8")), dict):
-                    return f"'{path}' line {number} is no JSON object"
+                    return f"'{path}' line {number} is not a JSON object"
     except UnicodeDecodeError:
         return f"'{path}' line {number} is not UTF-8 text"
     except ValueError as error:
@@ -131,22 +131,22 @@ def first_bad_line(path: Path) -> str:
 
 
 class Parquet(LocalText):
-    """Parquet files, of which one column is read."""
+    """Parquet files; only one column is read."""
 
     builder: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 
     def load(self, files: list[str]) -> IterableDataset:
-        """The rows; reads all footers first, so that a file that is none is found before anything is tokenised."""
+        """The rows. All footers are read first, so that a bad file is found before anything is tokenised."""
         filled = []
         for name in files:
             columns, rows = _footer(name)
             if self.field not in columns:
                 raise missing_field(self.field, columns)
-            if rows:  # datasets stumbles over a file without
+            if rows:  # datasets fails on a file without rows
                 filled.append(name)
         if not filled:
-            raise ConfigError(self.nothing())
+            raise ConfigError(self.no_text_message())
         return super().load(filled)
 
     def loading(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Parquet(LocalText):
 
 
 def _footer(name: str) -> tuple[list[str], int]:
-    """The columns of a file and its number of rows."""
+    """(columns, number of rows) of a file."""
     from pyarrow.parquet import read_metadata
 
     try:
@@ -167,5 +167,5 @@ def _footer(name: str) -> tuple[list[str], int]:
         raise ConfigError(f"data.path: '{name}' is not a parquet file: {first_line(error)}") from None
 
 
-def _matches(pattern: str) -> list[str]:
+def _glob(pattern: str) -> list[str]:
     return glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)

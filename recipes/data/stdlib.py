@@ -1,7 +1,6 @@
-"""The text every machine with Python has: its language reference (prose) and the sources of its standard library.
+"""Text that every Python installation has: the language reference (prose) and the standard library's sources.
 
-It differs between Python versions, so runs on different versions do not train on the same text; the record of a run
-names the corpus by its hash.
+It differs between Python versions, so runs on different versions train on different text; the run record has its hash.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from meshrunner.recipes.data.packing import Documents
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.errors import ConfigError
 
-NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
-SOURCES_IN_SAMPLE = 1_000_000
-"""Bytes of sources, next to all of the prose, on which the tokenizer is trained."""
+EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
+SAMPLE_BYTES = 1_000_000
+"""Bytes of source code, in addition to all prose, that the tokenizer is trained on."""
 
 
 class Stdlib(PackedText):
-    """The default: 12 MB, some 3.5 million tokens, packed within a few seconds before the first run."""
+    """The default data: 12 MB, about 3.5 million tokens, packed in a few seconds before the first run."""
 
     background: ClassVar[bool] = False
 
     text: Literal["prose", "sources", "all"]
-    """`prose`: the help texts of pydoc (0.5 MB); `sources`: the standard library without tests (12 MB); `all`: both."""
+    """`prose`: pydoc's help texts (0.5 MB); `sources`: the standard library without tests (12 MB); `all`: both."""
 
     def source(self) -> dict[str, Any]:
         files = [] if self.text == "prose" else library_files()
@@ -40,12 +39,12 @@ class Stdlib(PackedText):
 
     def sample(self) -> Iterator[str]:
         files = [] if self.text == "prose" else library_files()
-        every = max(1, sum(size for _, size in files) // SOURCES_IN_SAMPLE)
+        every = max(1, sum(size for _, size in files) // SAMPLE_BYTES)
         return StdlibDocuments(prose=self.text != "sources", files=files[::every]).read({})
 
 
 class StdlibDocuments:
-    """The prose by topic, then the source files by path."""
+    """The prose, sorted by topic, then the source files, sorted by path."""
 
     def __init__(self, prose: bool, files: list[tuple[str, int]]) -> None:
         self.prose = prose
@@ -76,10 +75,10 @@ def library() -> Path:
 
 
 def library_files() -> list[tuple[str, int]]:
-    """The source files of the standard library without tests: (path below `library()`, bytes), sorted."""
+    """(path below `library()`, bytes) of the standard library's source files without tests, sorted."""
     files = sorted(_walk(str(library()), "")) if library().is_dir() else []
     if not files:
-        raise ConfigError(f"data.text: this Python has no library sources in {library()}; choose data.text=prose")
+        raise ConfigError(f"data.text: this Python has no library sources in {library()}; use data.text=prose")
     return files
 
 
@@ -88,5 +87,5 @@ def _walk(folder: str, below: str) -> Iterator[tuple[str, int]]:
         for item in items:
             if item.name.endswith(".py"):
                 yield below + item.name, item.stat().st_size
-            elif "." not in item.name and item.name not in NOT_LIBRARY and item.is_dir(follow_symlinks=False):
+            elif "." not in item.name and item.name not in EXCLUDED_FOLDERS and item.is_dir(follow_symlinks=False):
                 yield from _walk(item.path, f"{below}{item.name}/")

@@ -1,4 +1,4 @@
-"""Texts out of a `datasets.IterableDataset`: one column, read row by row, which can be resumed exactly."""
+"""Texts from one column of a `datasets.IterableDataset`, exactly resumable."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class StreamedDocuments:
-    """The rows of one column, in order; rows that are null or empty are skipped."""
+    """The rows of one column, in order; null and empty rows are skipped."""
 
     def __init__(
         self, load: Callable[[], IterableDataset], field: str, explain: Callable[[Exception], ConfigError | None]
     ) -> None:
         """
         Args:
-            load: makes the data set, in streaming mode.
+            load: loads the data set in streaming mode.
             field: the column with the text.
-            explain: what an exception of `datasets` means to the user; None: it is unexpected and stays as it is.
+            explain: the ConfigError for an exception of `datasets`; None: the exception is unexpected and re-raised.
         """
         self._load = load
         self._field = field
@@ -41,7 +41,7 @@ class StreamedDocuments:
                     yield text
         except ConfigError:
             raise
-        except Exception as error:  # datasets lets through what its readers, pyarrow, fsspec or the network raise
+        except Exception as error:  # datasets passes on whatever its readers, pyarrow, fsspec or the network raise
             if explained := self._explain(error):
                 raise explained from error
             raise
@@ -57,14 +57,13 @@ class StreamedDocuments:
         text = row[self._field]
         if text is not None and not isinstance(text, str):
             raise ConfigError(
-                f"data.field: the column '{self._field}' holds {type(text).__name__}, expected text: {str(text)[:80]!r}"
+                f"data.field: the column '{self._field}' holds {type(text).__name__}, expected text; got {str(text)[:80]!r}"
             )
         return text or ""
 
 
 def _give_tqdm_a_lock() -> None:
-    """Else `datasets` makes its progress bars share a semaphore between processes, which a killed producer leaves behind
-    and multiprocessing then complains about on the terminal."""
+    """Give tqdm a thread lock: its default is a semaphore that a killed producer leaks, and multiprocessing warns."""
     from tqdm import tqdm
 
     if not hasattr(tqdm, "_lock"):
@@ -72,12 +71,12 @@ def _give_tqdm_a_lock() -> None:
 
 
 def missing_field(field: str, columns: list[str]) -> ConfigError:
-    """The error for a column that is not there."""
+    """The error for a missing column."""
     hint = did_you_mean(field, columns)
     return ConfigError(f"data.field: there is no column '{field}'.{hint} Columns: {', '.join(columns)}")
 
 
 def first_line(error: Exception) -> str:
-    """An exception's message, or its type where it has none, short enough for one line."""
+    """First line of an exception's message, at most 300 characters; its type if it has no message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]

@@ -1,4 +1,4 @@
-"""What every text option shares: documents -> tokenizer -> one packed stream of tokens in the cache."""
+"""The base class of text options: documents -> tokenizer -> one packed stream of tokens in the cache."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from meshrunner.recipes.durable import replace_file
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import AutoCount, whole
 
-SAMPLE = 8_000_000
-"""Characters at the start of the data on which a tokenizer is trained (1-2 s)."""
+SAMPLE_CHARACTERS = 8_000_000
+"""Characters at the start of the data that a tokenizer is trained on (1-2 s)."""
 
 
 class PackedText(Data):
     """Base class of the options that tokenise text."""
 
     background: ClassVar[bool] = True
-    """Whether the text is long enough to be packed by a process of its own while the training runs."""
+    """Whether a separate process packs the text during training, because it takes long."""
 
     tokenizer: str | None
-    """A sentencepiece .model file; null: a BPE tokenizer is trained on the text itself."""
+    """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary of the tokenizer that is trained; auto: the model's, at most 32000, at most what the text can carry."""
+    """Vocabulary of a trained tokenizer; auto: the model's, at most 32000, and no more than the text yields."""
     shuffle: Annotated[int | None, whole(None)]
-    """Blocks of so many sequences are shuffled within themselves; 1: file order; null: all of the data, all at once."""
+    """Sequences are shuffled within blocks of this many; 1: file order; null: one block of all data."""
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
-        """What identifies the text (JSON values), cheaply; raises ConfigError when it is not there."""
+        """Identity of the text (JSON values), cheap to compute; raises ConfigError if the text is missing."""
 
     @abstractmethod
     def documents(self) -> Documents:
-        """The text, from the start."""
+        """The documents of the text."""
 
     def sample(self) -> Iterator[str]:
-        """The texts a tokenizer is trained on."""
+        """The texts that a tokenizer is trained on."""
         size = 0
         for text in self.documents().read({}):
             yield text
             size += len(text)
-            if size >= SAMPLE:
+            if size >= SAMPLE_CHARACTERS:
                 return
 
     def prepare(self, spec: DataSpec) -> bool:
@@ -60,13 +60,13 @@ class PackedText(Data):
                 if progress is None or not progress.complete:
                     progress = self._pack(entry, spec)
         else:
-            with entry.lock_if_free() as mine:
+            with entry.try_lock() as mine:
                 progress = entry.verify() if mine else entry.read()
                 if mine and progress is not None and progress.error:
-                    progress = replace(progress, error="")  # it may be gone: the next producer finds out
+                    progress = replace(progress, error="")  # the cause may be gone: let the next producer try
                     entry.write(progress)
             if progress is None and self.tokenizer is not None:
-                self._check_vocabulary(len(tokenizers.load_tokenizer(*self._given())), spec)
+                self._check_vocabulary(len(tokenizers.load_tokenizer(*self._given_tokenizer())), spec)
         if progress is None:
             return True
         self._check(progress, spec)
@@ -86,7 +86,7 @@ class PackedText(Data):
 
     def started(self, spec: DataSpec) -> bool:
         entry = self.entry(spec)
-        written = entry.is_written()  # asked first: a failure is recorded before the lock is given up
+        written = entry.is_locked()  # checked first: a failure is recorded before the lock is released
         progress = entry.read()
         if progress is None:
             return False
@@ -103,7 +103,7 @@ class PackedText(Data):
         return PackedSequences(self.entry(spec), spec, self.shuffle)
 
     def entry(self, spec: DataSpec) -> CacheEntry:
-        """The place in the cache for this text with this tokenizer."""
+        """The cache entry of this text with this tokenizer."""
         identity: dict[str, Any] = {"source": self.source()}
         if self.tokenizer is None:
             identity["train"] = self._vocabulary(spec)
@@ -113,13 +113,13 @@ class PackedText(Data):
         return CacheEntry(identity)
 
     def _vocabulary(self, spec: DataSpec) -> int:
-        """The size of the tokenizer to train."""
+        """Vocabulary size of the tokenizer to train."""
         if self.vocab_size == "auto":
-            return min(spec.vocab_size, tokenizers.LARGEST_AUTO)
+            return min(spec.vocab_size, tokenizers.MAX_AUTO_VOCAB)
         self._check_vocabulary(self.vocab_size, spec)
         return self.vocab_size
 
-    def _given(self) -> tuple[bytes, str]:
+    def _given_tokenizer(self) -> tuple[bytes, str]:
         assert self.tokenizer is not None
         return tokenizers.read_model(self.tokenizer), f"data.tokenizer: '{self.tokenizer}'"
 
@@ -136,11 +136,13 @@ class PackedText(Data):
         check_length(progress, spec.seq_len)
 
     def _pack(self, entry: CacheEntry, spec: DataSpec) -> PackProgress:
-        """Bring the entry to its end. Only for who holds its lock."""
+        """Complete the entry. The caller holds its lock."""
         progress = entry.verify(thorough=True)
         try:
             if progress is None or not progress.vocab:
-                model, where = self._given() if self.tokenizer else (self._train(spec), "the tokenizer trained on data")
+                model, where = (
+                    self._given_tokenizer() if self.tokenizer else (self._train(spec), "the trained tokenizer")
+                )
                 vocab = len(tokenizers.load_tokenizer(model, where))
                 self._check_vocabulary(vocab, spec)
                 replace_file(entry.tokenizer, model)
@@ -158,9 +160,9 @@ class PackedText(Data):
     def _train(self, spec: DataSpec) -> bytes:
         first = next(texts := filter(None, self.sample()), None)
         if first is None:
-            raise ConfigError(self.nothing())
+            raise ConfigError(self.no_text_message())
         return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec))
 
-    def nothing(self) -> str:
-        """The message for a source without any text."""
-        return "data: there is no text in it"
+    def no_text_message(self) -> str:
+        """The error message for a source without text."""
+        return "data: the source contains no text"

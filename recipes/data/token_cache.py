@@ -1,12 +1,12 @@
-"""One entry of the token cache: a folder with a tokenizer, the packed tokens and a record of how far they go.
+"""The token cache: each entry is a folder with a tokenizer, packed tokens and a progress record.
 
     tokenizer.model   sentencepiece
-    tokens.bin        documents joined with the end-of-sentence token, little-endian uint16 or uint32, append-only
-    progress.json     how much of tokens.bin counts, checksums, where to read on; replaced atomically, after tokens.bin
-    .lock             held (flock) by the one process that writes here
+    tokens.bin        documents, each followed by the end-of-sentence token, little-endian uint16 or uint32, append-only
+    progress.json     valid length of tokens.bin, checksums, position in the source; replaced atomically, after tokens.bin
+    .lock             held (flock) by the one process that writes the entry
 
-Whatever lies in tokens.bin behind the recorded number of tokens does not count, so that a writer may be killed at any
-time. Nothing here is ever deleted for age: the folder may be removed by hand when nothing runs.
+Tokens beyond the recorded number are ignored, so a writer may be killed at any time. Entries never expire: the folder may be
+removed by hand when nothing is running.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from meshrunner.recipes.durable import checksum, replace_file
 from meshrunner.recipes.errors import ConfigError
 
 FORMAT = 1
-"""Part of every entry's key: raised when the same source would be packed in another way."""
-CHECKED_BYTES = 64 << 20
-"""tokens.bin is read through by `verify` up to this size (30 ms); a longer one when a producer continues it."""
+"""Version of the packing, part of every entry's key."""
+ALWAYS_VERIFIED_BYTES = 64 << 20
+"""Size of tokens.bin up to which `verify` always checks its CRC (30 ms); a larger file only if `thorough`."""
 
 
 @dataclass(frozen=True)
 class PackProgress:
-    """What progress.json says."""
+    """Contents of progress.json."""
 
     tokens: int = 0
     documents: int = 0
     complete: bool = False
-    """The end of the data is reached; only then is the length of an epoch known."""
+    """Whether the end of the data is reached; only then is the length of an epoch known."""
     error: str = ""
-    """Why the last producer gave up, for the user."""
+    """Message for the user if the last producer failed, else empty."""
     vocab: int = 0
-    """The tokenizer's."""
+    """Vocabulary size of the tokenizer."""
     tokenizer: str = ""
     """SHA-256 of tokenizer.model."""
     corpus: str = ""
-    """Hash over the documents so far, each hashed together with the hash before it."""
+    """Chained hash of the documents so far."""
     crc: int = 0
-    """CRC-32 of the tokens so far: one that can be continued."""
+    """Running CRC-32 of the tokens so far."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Where the source is to be read on; {} from the start."""
+    """Position at which to resume the source; {}: the start."""
 
     @property
     def itemsize(self) -> int:
@@ -59,17 +59,17 @@ class PackProgress:
 
     @property
     def dtype(self) -> str:
-        """numpy's name for a token in tokens.bin."""
+        """numpy dtype of the tokens in tokens.bin."""
         return f"<u{self.itemsize}"
 
 
 class CacheEntry:
-    """The entry of one (source, tokenizer); nothing is made before something is written."""
+    """The cache entry of one (source, tokenizer); nothing is created until something is written."""
 
     def __init__(self, identity: dict[str, Any]) -> None:
         """
         Args:
-            identity: everything that decides the packed tokens; JSON values only.
+            identity: everything that the packed tokens depend on; JSON values only.
         """
         text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
         self.folder = cache_dir() / "tokens" / hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -78,7 +78,7 @@ class CacheEntry:
         self._progress = self.folder / "progress.json"
 
     def read(self) -> PackProgress | None:
-        """The record; None where there is none or it is damaged."""
+        """The progress record; None if it is missing or damaged."""
         try:
             value = json.loads(self._progress.read_bytes())
             if value.pop("checksum") != _checksum(value):
@@ -88,21 +88,21 @@ class CacheEntry:
             return None
 
     def write(self, progress: PackProgress) -> None:
-        """Replace the record. What it counts must have been written to tokens.bin before."""
+        """Replace the progress record. Its tokens must be in tokens.bin already."""
         value = asdict(progress)
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
         """
-        The record, if the files are what it says; else None, and the entry is emptied. Only for who holds the lock.
+        The progress record if the files match it; otherwise the entry is emptied. The caller holds the lock.
 
         Args:
-            thorough: compare the checksum of the tokens whatever their size.
+            thorough: check the CRC of the tokens whatever their size.
         """
         progress = self.read()
         if progress is not None and self._intact(progress, thorough):
             return progress
-        for path in (self._progress, self.tokens, self.tokenizer):  # a reader that has mapped the tokens keeps them
+        for path in (self._progress, self.tokens, self.tokenizer):  # readers keep the tokens they have mapped
             path.unlink(missing_ok=True)
         return None
 
@@ -113,28 +113,28 @@ class CacheEntry:
             size = progress.tokens * progress.itemsize
             if self.tokens.stat().st_size < size:
                 return False
-            return (size > CHECKED_BYTES and not thorough) or checksum(self.tokens, size)[1] == progress.crc
+            return (size > ALWAYS_VERIFIED_BYTES and not thorough) or checksum(self.tokens, size)[1] == progress.crc
         except FileNotFoundError:
             return False
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the one writer; waits for the one there is. The system frees the lock when its holder dies."""
+        """Hold the writer's lock; waits for it. The system releases it when its holder dies."""
         with self._lock_file() as file:
             _flock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
-    def lock_if_free(self) -> Iterator[bool]:
-        """Be the one writer, unless there is one: then False."""
+    def try_lock(self) -> Iterator[bool]:
+        """Hold the writer's lock if it is free; yields whether it was."""
         with self._lock_file() as file:
-            for _ in range(5):  # `is_written` of another process holds it for microseconds
+            for _ in range(5):  # `is_locked` in another process takes it for microseconds
                 if held := _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     break
                 time.sleep(0.005)
             yield held
 
-    def is_written(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether some process holds the lock."""
         if not self.folder.is_dir():
             return False
@@ -154,16 +154,16 @@ class CacheEntry:
             os.close(file)
 
 
-def whole_sequences(tokens: int, seq_len: int) -> int:
-    """How many sequences a number of tokens holds; the last target of one is the first token of the next."""
+def sequence_count(tokens: int, seq_len: int) -> int:
+    """Number of sequences in `tokens` tokens; the last target of one is the first token of the next."""
     return max(0, (tokens - 1) // seq_len)
 
 
 def check_length(progress: PackProgress, seq_len: int) -> None:
-    """Raise ConfigError when the whole data is shorter than one sequence."""
-    if progress.complete and whole_sequences(progress.tokens, seq_len) == 0:
+    """Raise ConfigError if the data is complete and shorter than one sequence."""
+    if progress.complete and sequence_count(progress.tokens, seq_len) == 0:
         raise ConfigError(
-            f"seq_len({seq_len}) + 1 is more than the {progress.tokens} tokens the data has; lower seq_len or choose "
+            f"seq_len({seq_len}) + 1 is more than the {progress.tokens} tokens of the data; lower seq_len or use "
             "more data"
         )
 
@@ -179,6 +179,6 @@ def _flock(file: int, how: int) -> bool:
         return False
     except OSError as error:  # a file system without locks
         raise ConfigError(
-            f"the cache folder cannot be locked ({error.strerror}); name another in MESHRUNNER_CACHE"
+            f"the cache folder cannot be locked ({error.strerror}); set MESHRUNNER_CACHE to another folder"
         ) from None
     return True

@@ -1,6 +1,6 @@
-"""sentencepiece tokenizers: BPE with byte fallback, trained on the data itself.
+"""sentencepiece tokenizers: BPE with byte fallback, trained on the data.
 
-They give every text back exactly, but for the character U+2581, with which sentencepiece marks spaces: it becomes one.
+They are lossless except for U+2581, sentencepiece's marker of spaces, which is decoded as a space.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from meshrunner.recipes.errors import ConfigError
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-LARGEST_AUTO = 32000
-"""`vocab_size: auto` goes no further: a few MB of text carry no more, and training stays a matter of a second."""
-LONGEST_LINE = 2000
-"""Characters; sentencepiece leaves out sentences over 4192 bytes, so longer lines are cut for the training."""
+MAX_AUTO_VOCAB = 32000
+"""Upper limit of `vocab_size: auto`: a few MB of text yield no more, and training takes about a second."""
+MAX_LINE_CHARACTERS = 2000
+"""Characters to which lines are cut for training: sentencepiece skips sentences over 4192 bytes."""
 
 OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
-    "byte_fallback": True,  # no text is unknown
-    "normalization_rule_name": "identity",  # this and the next two: exact round trip
+    "byte_fallback": True,  # no unknown tokens
+    "normalization_rule_name": "identity",  # this and the next two: lossless
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
     "allow_whitespace_only_pieces": True,  # an indent is one token
     "split_digits": True,
-    "hard_vocab_limit": False,  # as many pieces as the text can carry, at most vocab_size
-    "num_threads": 1,  # part of the model file, hence of its hash
+    "hard_vocab_limit": False,  # as many pieces as the text yields, at most vocab_size
+    "num_threads": 1,  # stored in the model file, so part of its hash
     "minloglevel": 2,
 }
 
@@ -38,11 +38,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """A tokenizer model of at most `vocab_size` pieces; the same texts give the same bytes.
 
     Raises:
-        ConfigError: the vocabulary is too small for the bytes and the characters of the texts.
+        ConfigError: the vocabulary is too small for 256 bytes and the characters of the texts.
     """
     from sentencepiece import SentencePieceTrainer
 
-    lines = list(_lines(texts))  # read before: an exception inside of sentencepiece would come out as one of its own
+    lines = list(_short_lines(texts))  # read first: sentencepiece would replace an exception by its own
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **OPTIONS)
@@ -51,7 +51,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         if "smaller than required_chars" in why:  # "... required_chars. 256 vs 347. Increase ..."
             needed = why.partition(" vs ")[2].partition(".")[0]
             raise ConfigError(
-                f"data: a vocabulary of {vocab_size} is too small for a tokenizer of this text: it needs at least "
+                f"data: a vocabulary of {vocab_size} is too small for a tokenizer of this text, which needs at least "
                 f"{needed} (256 bytes and its frequent characters); raise model.vocab_size (or data.vocab_size)"
             ) from None
         raise ConfigError(f"data: sentencepiece cannot train a tokenizer on this text: {why}") from None
@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
 
 
 def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
-    """The tokenizer in the bytes of a model file; raises ConfigError when they are none, `where` says whose."""
+    """The tokenizer of a model file's bytes; raises ConfigError, naming `where`, if they are not a usable model."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -74,7 +74,7 @@ def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
 
 
 def read_model(path: str) -> bytes:
-    """The file that `data.tokenizer` names; raises ConfigError when it cannot be read."""
+    """Bytes of the file that `data.tokenizer` names; raises ConfigError if it cannot be read."""
     file = Path(path).expanduser()
     try:
         return file.read_bytes()
@@ -84,8 +84,8 @@ def read_model(path: str) -> bytes:
         ) from None
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
+def _short_lines(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         for line in text.splitlines():
-            for start in range(0, len(line), LONGEST_LINE):
-                yield line[start : start + LONGEST_LINE]
+            for start in range(0, len(line), MAX_LINE_CHARACTERS):
+                yield line[start : start + MAX_LINE_CHARACTERS]

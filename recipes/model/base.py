@@ -1,4 +1,4 @@
-"""The `model` group: what every model option says about itself before it is built."""
+"""The `model` group: the base class of model options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Flops(NamedTuple):
-    """Floating-point operations for one token, forward and backward, by the convention of `Model.flops_per_token`."""
+    """Floating-point operations per token, forward and backward, as defined in `Model.flops_per_token`."""
 
     total: int
     attention: int
@@ -26,31 +26,31 @@ class Model(Option):
     kinds: ClassVar[dict[str, str]] = {"llama": "meshrunner.recipes.model.llama:Llama"}
 
     vocab_size: Count
-    """Rows of the embedding table. A tokenizer may use fewer, never more."""
+    """Rows of the embedding table. A tokenizer may have fewer tokens, never more."""
     freeze: list[str] = []
-    """Parameters that are not trained: patterns over their names, such as `tok_embeddings.*`."""
+    """Parameters that are not trained: patterns for their names, such as `tok_embeddings.*`."""
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:
-        """The module, on the default device, its values not initialised."""
+        """The module on the default device, uninitialised."""
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
-        """FLOPs to train on one token of a sequence of `seq_len`: 6 per active weight plus attention."""
+        """FLOPs to train on one token of a sequence of `seq_len`: 6 per active parameter, plus attention."""
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        """Why this model cannot be split over `tensor` devices; [] when it can."""
+        """Reasons that this model cannot be split over `tensor` devices; [] if it can."""
         return []
 
     def build(self, seq_len: int) -> Network:
-        """The module with frozen parameters marked; raises ConfigError for a pattern in `freeze` that matches nothing."""
+        """The module with `freeze` applied; raises ConfigError for a pattern that matches nothing."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:
             matched = [name for name in parameters if fnmatchcase(name, pattern)]
             if not matched:
                 raise ConfigError(
-                    f"model.freeze: '{pattern}' matches no parameter; the first are {', '.join(list(parameters)[:3])}"
+                    f"model.freeze: '{pattern}' matches no parameter; names look like {', '.join(list(parameters)[:3])}"
                 )
             for name in matched:
                 parameters[name].requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: the network in `meshrunner.recipes.model.transformer`, its shape in `meshrunner.recipes.model.shape`."""
+"""Llama 2 and 3: the network is in `transformer`, its shape in `shape`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's module must offer beyond `forward`, so that every layout can wrap, initialise and train it."""
+"""The interface of a model's module, through which every layout can wrap, initialise and train it."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
 class Network(nn.Module):
     """A language model."""
 
-    draws: ClassVar[bool] = False
-    """Whether forward draws random numbers, for dropout and the like."""
+    uses_rng: ClassVar[bool] = False
+    """Whether forward uses random numbers, such as for dropout."""
     loss: LossFunction
-    """What `forward` answers when it is given targets."""
+    """The loss that `forward` returns when it is given targets."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """
         Args:
             tokens: [batch, seq].
-            targets: the tokens that follow, [batch, seq].
+            targets: the next tokens, [batch, seq].
 
         Returns:
-            Without targets the logits, [batch, seq, vocab]; with them the mean loss, 0-d, fp32.
+            The logits, [batch, seq, vocab]; with targets the mean loss, 0-d, fp32.
         """
 
     @abstractmethod
     def block_names(self) -> list[str]:
-        """Names of the repeated blocks, first to last: the units that are sharded, compiled and recomputed."""
+        """Names of the repeated blocks, first to last: the default units of wrapping, compilation and recomputation."""
 
     @abstractmethod
     def initial_std(self, name: str) -> float | None:
-        """Standard deviation of a parameter's initial truncated normal; None for a parameter that begins as ones."""
+        """Standard deviation of a parameter's truncated-normal initial value; None: it is initialised to ones."""
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        """Module name -> how tensor parallelism splits it."""
-        raise NotImplementedError(f"{type(self).__name__} has no plan for tensor parallelism")
+        """Module name -> its style of tensor parallelism."""
+        raise NotImplementedError(f"{type(self).__name__} has no tensor-parallel plan")
 
-    def tensor_entries(self) -> list[str]:
-        """Modules whose output is the result of a collective and goes into a block."""
+    def collective_outputs(self) -> list[str]:
+        """Modules whose output comes from a tensor-parallel collective and is the input of a block."""
         return []
 
     def tie_weights(self) -> None:
-        """Make modules share the parameters they should share: `Module.to_empty` gives each module one of its own."""
+        """Tie shared parameters again: `Module.to_empty` unties them."""
 
     def reset_buffers(self) -> None:
-        """Compute the buffers after the module was materialised from meta."""
+        """Compute the buffers, once the module is materialised."""

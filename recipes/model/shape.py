@@ -1,4 +1,4 @@
-"""The shape of a decoder and its arithmetic: parameters, FLOPs, what tensor parallelism can split. Needs no torch."""
+"""The shape of a decoder and its arithmetic: parameters, FLOPs, tensor-parallel degrees. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from meshrunner.recipes.option import Count, Section
 
 
 class RopeScaling(Section):
-    """Llama 3.1's stretch of the rotary wavelengths (Llama team 2024, "The Llama 3 Herd of Models", and its reference code)."""
+    """Llama 3.1's scaling of the rotary wavelengths (Llama team 2024, "The Llama 3 Herd of Models", and its reference code)."""
 
     factor: float = Field(gt=0)
-    """How much longer the context is than in the first training."""
+    """Ratio of the extended context length to `original_seq_len`."""
     low_freq_factor: float = 1.0
-    """Wavelengths above `original_seq_len / low_freq_factor` are stretched by the whole factor."""
+    """Wavelengths above `original_seq_len / low_freq_factor` are scaled by the full factor."""
     high_freq_factor: float = 4.0
-    """Wavelengths below `original_seq_len / high_freq_factor` stay as they are; those between are blended."""
+    """Wavelengths below `original_seq_len / high_freq_factor` are unchanged; those in between are interpolated."""
     original_seq_len: Count = 8192
-    """Sequence length of the first training."""
+    """Sequence length of the original training."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RopeScaling:
@@ -38,21 +38,21 @@ class DecoderShape(Model):
     dim: Count
     """Width of the residual stream."""
     n_layers: Count
-    """Blocks."""
+    """Number of blocks."""
     n_heads: Count
     """Query heads; each is dim / n_heads wide."""
     n_kv_heads: Count
     """Key and value heads; each serves n_heads / n_kv_heads query heads."""
     ffn_dim: Count
-    """Width inside the feed-forward network."""
+    """Hidden width of the feed-forward network."""
     rope_theta: float = Field(default=10000.0, gt=0)
     """Base of the rotary wavelengths."""
     rope_scaling: RopeScaling | None = None
-    """Llama 3.1's long-context stretch; null for none."""
+    """Llama 3.1's long-context scaling; null: none."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
-    """Use the embedding table as output projection, too."""
+    """Use the embedding table as the output projection too."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> DecoderShape:
@@ -63,7 +63,7 @@ class DecoderShape(Model):
         if self.head_dim % 2:
             raise PydanticCustomError(
                 "heads",
-                f"dim({self.dim}) / n_heads({self.n_heads}) = {self.head_dim} is odd, but rotary embeddings turn pairs",
+                f"dim({self.dim}) / n_heads({self.n_heads}) = {self.head_dim} is odd, but rotary embeddings rotate pairs",
             )
         return self
 
@@ -72,8 +72,8 @@ class DecoderShape(Model):
         """Width of one head."""
         return self.dim // self.n_heads
 
-    def parameters(self) -> int:
-        """Trained and frozen parameters, a tied table counted once."""
+    def parameter_count(self) -> int:
+        """Number of parameters, trained and frozen; a tied table counts once."""
         attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
         block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
         tables = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
@@ -83,12 +83,12 @@ class DecoderShape(Model):
         """
         6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
-        The embedding table is looked up, not multiplied, and does not count; a tied table is the output
-        projection and does. The attention term counts the whole square of scores, as torchtitan does.
+        The embedding table does not count, because it is looked up, not multiplied; a tied table counts as the output
+        projection. The attention term counts the full score matrix, ignoring causality, as torchtitan does.
         """
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
         attention = 12 * self.n_layers * self.n_heads * self.head_dim * seq_len
-        return Flops(6 * (self.parameters() - looked_up) + attention, attention)
+        return Flops(6 * (self.parameter_count() - looked_up) + attention, attention)
 
     def tensor_problems(self, tensor: int) -> list[str]:
         fields = ("n_heads", "n_kv_heads", "ffn_dim")

@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Built on meta; written so that tensor parallelism may shard heads and FFN width."""
+"""The network of Llama 2 and 3, written so that tensor parallelism can shard heads and FFN width."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class RMSNorm(nn.Module):
 
 
 def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
-    """Cosine and sine of position x frequency: [seq_len, head_dim / 2, 2], fp32 (Su et al. 2021)."""
+    """Cosine and sine of position x frequency, [seq_len, head_dim / 2, 2], fp32 (Su et al. 2021)."""
     freqs = theta ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
     if scaling is not None:
-        # 1 where a turn fits often into the original length (keep), 0 where hardly once (stretch), linear between
-        turns = scaling.original_seq_len * freqs / (2 * math.pi)
-        keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        # 1: many rotations in the original length, keep; 0: hardly one, scale; linear in between
+        rotations = scaling.original_seq_len * freqs / (2 * math.pi)
+        keep = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         keep = keep.clamp(0, 1)
         freqs = keep * freqs + (1 - keep) * freqs / scaling.factor
     angles = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), freqs)
@@ -49,7 +49,7 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turn neighbouring pairs of the last dimension. x: [batch, seq, heads, head_dim]; rope: [seq, head_dim / 2, 2]."""
+    """Rotate adjacent pairs of the last dimension. x: [batch, seq, heads, head_dim]; rope: [seq, head_dim / 2, 2]."""
     even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
     cos, sin = rope.unsqueeze(1).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
-        # -1 heads: under tensor parallelism a rank holds only its own
+        # -1: under tensor parallelism a rank holds only some of the heads
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -91,7 +91,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream."""
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
 
     def __init__(self, config: DecoderShape) -> None:
         super().__init__()
@@ -130,9 +130,9 @@ class Transformer(Network):
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         """
-        Heads, FFN width and vocabulary are split; what lies between is split over the sequence or whole on every rank.
+        Heads, FFN width and vocabulary are split; activations in between are sharded over the sequence or replicated.
 
-        Without sequence parallelism the norms are whole and plain, so their gradients are the same on every rank.
+        Without sequence parallelism the norms are plain tensors, so their gradients are the same on every rank.
         """
         between = Shard(1) if sequence_parallel else Replicate()
         plan: dict[str, ParallelStyle] = {
@@ -156,13 +156,15 @@ class Transformer(Network):
         between = Shard(1) if sequence_parallel else Replicate()
         plan |= {name: RowwiseParallel(output_layouts=between) for name in ("attention.wo", "feed_forward.w2")}
         if sequence_parallel:
-            whole, sharded = Replicate(), Shard(1)
-            plan["attention"] = PrepareModuleInput(input_layouts=(sharded, None), desired_input_layouts=(whole, None))
-            plan["feed_forward"] = PrepareModuleInput(input_layouts=(sharded,), desired_input_layouts=(whole,))
+            gathered, sharded = Replicate(), Shard(1)
+            plan["attention"] = PrepareModuleInput(
+                input_layouts=(sharded, None), desired_input_layouts=(gathered, None)
+            )
+            plan["feed_forward"] = PrepareModuleInput(input_layouts=(sharded,), desired_input_layouts=(gathered,))
             plan |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
         return plan
 
-    def tensor_entries(self) -> list[str]:
+    def collective_outputs(self) -> list[str]:
         return ["tok_embeddings"]
 
     def tie_weights(self) -> None:
@@ -173,7 +175,7 @@ class Transformer(Network):
         return [f"layers.{i}" for i in range(len(self.layers))]
 
     def initial_std(self, name: str) -> float | None:
-        """0.02, and less for the two projections that write to the stream, so that its variance does not grow with depth."""
+        """0.02; less for projections into the residual stream, so that its variance does not grow with depth."""
         if name.endswith("norm.weight"):
             return None
         if name in ("tok_embeddings.weight", "output.weight"):

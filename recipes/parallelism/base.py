@@ -1,4 +1,4 @@
-"""The `parallelism` group: degrees (the same for every kind) and the mechanism (one class per kind)."""
+"""The `parallelism` group: the degrees are common to every kind, the mechanism is one class per kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
@@ -36,19 +36,19 @@ class Degrees(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Data-parallel ranks: each sees its own part of the global batch."""
+        """Number of data-parallel ranks; each gets its own slice of the global batch."""
         return self.replicate * self.shard
 
 
 class Traffic(NamedTuple):
-    """Bytes of one unit in one step, before they are divided among devices."""
+    """Bytes communicated for one unit in one step, before division among devices."""
 
     gathered: int
     reduced: int
 
 
 class Parallelism(Option):
-    """How a model is spread over devices."""
+    """A way to distribute a model over devices."""
 
     kinds: ClassVar[dict[str, str]] = {
         "single": "meshrunner.recipes.parallelism.single:Single",
@@ -58,24 +58,24 @@ class Parallelism(Option):
     }
 
     wraps_units: ClassVar[bool] = False
-    """Whether the units of the wrap plan are gathered one by one."""
+    """Whether the units of the wrap plan are wrapped and all-gathered one by one."""
 
     shard: AutoCount
-    """Devices that share one copy of parameters, gradients and optimizer state; auto: what the other degrees leave."""
+    """Devices that parameters, gradients and optimizer state are sharded over; auto: what the other degrees leave."""
     replicate: Count
-    """Copies of the model, each sharded over `shard` devices."""
+    """Replicas of the model, each sharded over `shard` devices."""
     tensor: Count
-    """Devices that split each matrix product."""
+    """Devices that each matrix product is split over."""
     sequence_parallel: bool
-    """Between the matrix products each of the `tensor` devices holds a part of the sequence, not all of it."""
+    """Shard activations between the matrix products over the sequence, on the `tensor` devices."""
     loss_parallel: bool
-    """The logits stay split over the vocabulary on the `tensor` devices, and so does the cross entropy."""
+    """Keep the logits sharded over the vocabulary on the `tensor` devices, and the cross entropy too."""
     reshard_after_forward: Reshard
-    """Free a block's gathered parameters after its forward and gather them again in backward: always, never, except_last
-    (the last block's are needed at once), or the number of devices to keep them sharded over meanwhile."""
+    """Free a unit's gathered parameters after forward and all-gather them again in backward: always, never, except_last
+    (backward needs the last block immediately), or the number of devices over which to keep them sharded meanwhile."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """The degrees on nodes x workers devices, `auto` resolved; raises ConfigError that shows the arithmetic."""
+        """The degrees on nodes x workers devices, `auto` resolved; raises ConfigError with the arithmetic."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
         if self.shard == "auto":
@@ -95,42 +95,42 @@ class Parallelism(Option):
         reshard = self.reshard_after_forward
         if isinstance(reshard, int) and (degrees.shard % reshard or reshard >= degrees.shard):
             raise ConfigError(
-                f"parallelism: reshard_after_forward({reshard}) must be a divisor of shard({degrees.shard}) and smaller; "
-                "all of them is 'always', one is 'never'"
+                f"parallelism: reshard_after_forward({reshard}) must be a proper divisor of shard({degrees.shard}); "
+                "for all devices use 'always', for one use 'never'"
             )
         return degrees
 
     @abstractmethod
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initial: Initial
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         """
-        Spread a network over the data-parallel dimensions of the mesh, and give it its initial values.
+        Distribute a network over the data-parallel dimensions of the mesh and initialise it.
 
         Args:
             model: on meta, already split over the mesh's `tensor` dimension.
-            plan: which modules become units.
-            initial: materialises the model, as soon as this kind of parallelism wants it.
+            plan: modules that become units.
+            initialiser: materialises the model, whenever this kind of parallelism needs it.
 
         Returns:
-            What is trained: `model`, or a wrapper around it.
+            The model to train: `model` or a wrapper around it.
         """
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """A context around forward and backward of a micro batch: ranks exchange gradients in the last one of a step only."""
+        """Context manager around a micro batch: ranks reduce gradients only in the last micro batch of a step."""
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        """Bytes of a unit's parameters that data parallelism gathers, and of its gradients that it reduces, in one step."""
+        """Bytes that data parallelism all-gathers and reduces for one unit in one step."""
         return Traffic(0, 0)
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
         """
-        The process groups whose ranks hold different parts of a parameter and its gradient; elsewhere it is replicated.
+        Process groups whose ranks hold different shards of a parameter and its gradient; elsewhere it is replicated.
 
         Args:
-            name: as the network names it.
-            parameter: as `apply` left it.
+            name: name of the parameter in the network.
+            parameter: the parameter after `apply`.
             split: names of the parameters that tensor parallelism has split.
         """
         from torch.distributed.tensor import DTensor
@@ -142,8 +142,7 @@ class Parallelism(Option):
 
 
 def sharded_traffic(unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-    """Traffic of fully sharded data parallelism: gathered in forward, and once more in backward where it was freed meanwhile;
-    reduced once, in the last micro batch."""
+    """Traffic of FSDP: an all-gather in forward, another in backward if resharded, a reduction in the last micro batch."""
     if degrees.shard == 1:
         return Traffic(0, 0) if degrees.replicate == 1 else Traffic(0, precision.reduce_bytes * unit.trained)
     times = micro_batches * (2 if unit.reshard_after_forward else 1)

@@ -1,4 +1,4 @@
-"""DDP: a whole copy on every device, gradients averaged in buckets while backward runs (Li et al. 2020)."""
+"""DDP: a full replica on every device, gradients all-reduced in buckets during backward (Li et al. 2020)."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
 class DDP(Parallelism):
-    """Every data-parallel device holds a copy: what `shard: auto` would share is replicated instead."""
+    """Every data-parallel device holds a replica: the devices of `shard: auto` become replicas, too."""
 
     bucket_cap_mb: float = Field(gt=0)
-    """MiB of gradients that are reduced together."""
+    """MiB of gradients in one all-reduce."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
         if self.shard not in ("auto", 1):
             raise ConfigError(
-                f"parallelism: ddp shards nothing, but shard is {self.shard}; use shard=auto or parallelism=fsdp2"
+                f"parallelism.shard: ddp does not shard, but shard is {self.shard}; use shard=auto or parallelism=fsdp2"
             )
         found = super().degrees(nodes, workers)
         return Degrees(found.replicate * found.shard, 1, found.tensor)
 
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initial: Initial
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         from torch.nn.parallel import DistributedDataParallel
 
-        initial.materialise(model)
+        initialiser.materialise(model)
+        replicas = mesh["replicate"] if "replicate" in (mesh.mesh_dim_names or ()) else mesh
         return DistributedDataParallel(
             model,
-            process_group=mesh["replicate"].get_group()
-            if "replicate" in (mesh.mesh_dim_names or ())
-            else mesh.get_group(),
+            process_group=replicas.get_group(),
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
-            init_sync=False,  # the copies are equal by construction
+            init_sync=False,  # the replicas are equal by construction
         )
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:

@@ -1,4 +1,4 @@
-"""FSDP1: the parameters of a unit flattened into one tensor and sharded (FullyShardedDataParallel; Zhao et al. 2023)."""
+"""FSDP1: each unit's parameters are flattened and sharded as one tensor (FullyShardedDataParallel; Zhao et al. 2023)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import ShardingStrategy
 
-    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.base import Groups
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
 class FSDP1(Parallelism):
-    """The same units, degrees and keys as FSDP2. `always` is FULL_SHARD, `never` SHARD_GRAD_OP, with `replicate` hybrid."""
+    """FSDP1 with the units and degrees of FSDP2: `always` is FULL_SHARD, `never` SHARD_GRAD_OP, `replicate` makes it hybrid."""
 
     wraps_units: ClassVar[bool] = True
 
     backward_prefetch: Literal["pre", "post", "none"]
-    """When the next unit's parameters are gathered in backward: before the current unit's gradients are computed
-    (more overlap, more memory), after, or when they are needed."""
+    """Time to all-gather the next unit in backward: before the current unit's gradients are computed (more overlap, more
+    memory), after that, or when it is needed."""
     forward_prefetch: bool
-    """Gather the next unit's parameters before the current unit's forward."""
+    """All-gather the next unit before the current unit's forward."""
     limit_all_gathers: bool
-    """Let the host run at most two gathered units ahead of the device."""
+    """Limit the host to two gathered units ahead of the device."""
 
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initial: Initial
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
         from torch.distributed.fsdp.wrap import CustomPolicy
@@ -45,10 +45,11 @@ class FSDP1(Parallelism):
             for name, unit in plan.items()
             if name
         }
+        prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
         return FullyShardedDataParallel(
             model,
             device_mesh=mesh["replicate", "shard"] if hybrid else mesh["shard"],
-            # The root's parameters are kept between forward and backward under any strategy.
+            # FSDP1 keeps the root gathered between forward and backward under any strategy.
             sharding_strategy=_strategy(True, hybrid),
             auto_wrap_policy=CustomPolicy(lambda module: strategies.get(module, False)),
             mixed_precision=MixedPrecision(
@@ -57,20 +58,16 @@ class FSDP1(Parallelism):
                 cast_forward_inputs=False,
                 cast_root_forward_inputs=False,
             ),
-            backward_prefetch={
-                "pre": BackwardPrefetch.BACKWARD_PRE,
-                "post": BackwardPrefetch.BACKWARD_POST,
-                "none": None,
-            }[self.backward_prefetch],
+            backward_prefetch=prefetch[self.backward_prefetch],
             forward_prefetch=self.forward_prefetch,
             limit_all_gathers=self.limit_all_gathers,
-            param_init_fn=initial.module_by_module(),
-            device_id=initial.device,
+            param_init_fn=initialiser.param_init_fn(),
+            device_id=initialiser.device,
             use_orig_params=True,
         )
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
-        """A parameter is a plain view into its unit's shard: what it was split by before cannot be seen any more."""
+        """FSDP1's parameters are plain views into a unit's shard: only `split` tells which are tensor-parallel."""
         tensor = (mesh.get_group("tensor"),) if name in split else ()
         return (mesh.get_group("shard"), *tensor)
 

@@ -1,4 +1,4 @@
-"""FSDP2: every parameter sharded by itself (torch.distributed.fsdp.fully_shard; Zhao et al. 2023)."""
+"""FSDP2: each parameter is sharded individually (torch.distributed.fsdp.fully_shard; Zhao et al. 2023)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
 class FSDP2(Parallelism):
-    """Shard over `shard` devices; with `replicate` above 1 that many sharded copies (HSDP)."""
+    """Sharding over `shard` devices; with `replicate` above 1, that many sharded replicas (HSDP)."""
 
     wraps_units: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Units that are gathered ahead of the one that runs; 0: as torch does it by itself, one ahead."""
+    """Units that are all-gathered ahead of the current one; 0: torch's default, which is one."""
     cpu_offload: bool
-    """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer then runs there."""
+    """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
 
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initial: Initial
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         from torch.distributed.fsdp import (
             CPUOffloadPolicy,
@@ -44,10 +44,10 @@ class FSDP2(Parallelism):
         policy = MixedPrecisionPolicy(
             param_dtype=precision.param_dtype,
             reduce_dtype=precision.reduce_dtype,
-            # Parameters set the dtype of what flows through the model; inputs such as the rotary table stay fp32.
+            # Parameters determine the dtype of activations; inputs such as the rotary table stay fp32.
             cast_forward_inputs=False,
         )
-        on_gpu = initial.device.type != "cpu"
+        on_gpu = initialiser.device.type != "cpu"
         for name, unit in plan.items():
             fully_shard(
                 model.get_submodule(name),
@@ -57,10 +57,9 @@ class FSDP2(Parallelism):
                 reshard_after_forward=unit.reshard_after_forward,
             )
         if self.prefetch:
-            _prefetch(
-                [module for _, module in model.named_modules() if isinstance(module, FSDPModule)][1:], self.prefetch
-            )
-        initial.materialise(model)
+            units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+            _prefetch(units[1:], self.prefetch)
+        initialiser.materialise(model)
         return model
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
@@ -75,7 +74,7 @@ class FSDP2(Parallelism):
 
 
 def _prefetch(units: list[FSDPModule], depth: int) -> None:
-    """Gather `depth` units ahead, in forward and in backward. units: without the root, in the order of forward."""
+    """All-gather `depth` units ahead, in forward and in backward. units: in forward order, without the root."""
     for i, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + depth])
         unit.set_modules_to_backward_prefetch(units[max(0, i - depth) : i][::-1])

@@ -1,4 +1,4 @@
-"""The device mesh: one dimension for each degree above 1, named as the degree is."""
+"""The device mesh: one dimension for each degree above 1, named after the degree."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Name -> size, outermost first. `shard` is there even at size 1, so that a mesh is never empty."""
+    """Name -> size, outermost first. `shard` is always included, so that the mesh is never empty."""
     return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
 
 
 def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
-    """Replicas are outermost (between nodes), tensor innermost (neighbouring devices, the fastest links)."""
+    """The mesh: `replicate` outermost (across nodes), `tensor` innermost (adjacent devices, the fastest links)."""
     dims = mesh_dims(degrees)
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
 def data_rank(mesh: DeviceMesh) -> int:
-    """Which part of the global batch this rank sees: replicate x shard, row by row."""
+    """This rank's index among the data-parallel ranks: replicate x shard, row-major."""
     names = mesh.mesh_dim_names or ()
     replicate = mesh.get_local_rank("replicate") if "replicate" in names else 0
     return replicate * mesh["shard"].size() + mesh.get_local_rank("shard")

@@ -1,4 +1,4 @@
-"""One device, nothing spread: the reference every layout is compared with."""
+"""One device, nothing distributed: the reference for every other layout."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshrunner.recipes.init_weights import Initial
+    from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
 class Single(Parallelism):
-    """The model as it is, on one device."""
+    """The unwrapped model on one device."""
 
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initial: Initial
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
-        initial.materialise(model)
+        initialiser.materialise(model)
         return model

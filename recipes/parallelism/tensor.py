@@ -1,6 +1,6 @@
-"""Tensor, sequence and loss parallelism: a network's matrix products split over the mesh's `tensor` dimension.
+"""Tensor, sequence and loss parallelism over the mesh's `tensor` dimension (Shoeybi et al. 2019; Korthikanti et al. 2022).
 
-It applies under any kind, before data parallelism (Shoeybi et al. 2019; Korthikanti et al. 2022 for the sequence).
+It is applied before data parallelism, under any kind.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def split_over_tensor(network: Network, mesh: DeviceMesh, *, sequence_parallel: 
 
     Args:
         mesh: the 1-d tensor-parallel mesh.
-        sequence_parallel: between the matrix products each rank holds its part of the sequence instead of all of it.
-        loss_parallel: the logits stay split over the vocabulary, as a DTensor.
+        sequence_parallel: shard activations between the matrix products over the sequence.
+        loss_parallel: keep the logits sharded over the vocabulary, as a DTensor.
     """
     parallelize_module(network, mesh, network.tensor_plan(sequence_parallel, loss_parallel))
     network.tie_weights()
-    for name in network.tensor_entries():
-        network.get_submodule(name).register_forward_hook(_wait)
+    for name in network.collective_outputs():
+        network.get_submodule(name).register_forward_hook(_wait_for_collective)
 
 
 def split_parameters(network: Network) -> frozenset[str]:
-    """Names of the parameters of which a tensor-parallel rank holds only a part."""
+    """Names of the parameters that are sharded over the tensor-parallel ranks."""
     return frozenset(
         name
         for name, parameter in network.named_parameters()
@@ -42,6 +42,6 @@ def split_parameters(network: Network) -> frozenset[str]:
     )
 
 
-def _wait(_: nn.Module, __: object, output: Tensor) -> Tensor:
-    """A collective's result that is still on its way must not enter a compiled block: its gradient would be lost."""
+def _wait_for_collective(_: nn.Module, __: object, output: Tensor) -> Tensor:
+    """Wait for an asynchronous collective: if its result entered a compiled block unfinished, its gradient would be lost."""
     return wait_tensor(output) if isinstance(output, AsyncCollectiveTensor) else output  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The wrap plan: what a policy decided, and what can be said about it before anything is wrapped."""
+"""The wrap plan: which modules become units, and what follows from it before anything is wrapped."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from meshrunner.recipes.model.network import Network
 
 @dataclass(frozen=True)
 class Unit:
-    """How one module is wrapped."""
+    """The wrapping of one module."""
 
     reshard_after_forward: bool | int
-    """Free the gathered parameters after forward; a number: keep them sharded over that many devices meanwhile."""
+    """Whether to free the gathered parameters after forward; a number: keep them sharded over that many devices."""
 
 
 WrapPlan = dict[str, Unit]
@@ -26,27 +26,27 @@ WrapPlan = dict[str, Unit]
 
 
 def check_units(network: Network, names: Iterable[str]) -> None:
-    """Raises ConfigError for a unit that would never be gathered, or that holds a parameter which others use, too."""
-    shared = shared_outside(network)
+    """Raise ConfigError for a unit that is never called or that shares a parameter with a module outside it."""
+    shared = parameters_shared_outside(network)
     for name in names:
-        if not is_called(network.get_submodule(name)):
+        if not has_forward(network.get_submodule(name)):
             raise ConfigError(
-                f"wrap: '{name}' is a container that is never called, it cannot be a unit; match what it holds"
+                f"wrap: '{name}' cannot be a unit: it is a container that is never called; match its children"
             )
         if parameters := shared.get(name):
             raise ConfigError(
-                f"wrap: '{name}' cannot be a unit: {parameters[0]} is shared with a module outside of it and belongs to the "
-                "unit around both"
+                f"wrap: '{name}' cannot be a unit: {parameters[0]} is shared with a module outside it and belongs to "
+                "the unit around both"
             )
 
 
-def is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward of its own: FSDP gathers a unit when it is called."""
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module has its own forward: FSDP gathers a unit when it is called."""
     return type(module).forward is not nn.Module.forward
 
 
-def shared_outside(network: Network) -> dict[str, list[str]]:
-    """Module name -> its parameters that a module outside of it uses, too, such as a tied embedding table."""
+def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
+    """Module name -> its parameters that a module outside it also uses, such as a tied embedding table."""
     users: dict[nn.Parameter, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         users.setdefault(parameter, []).append(name)
@@ -61,8 +61,8 @@ def shared_outside(network: Network) -> dict[str, list[str]]:
     return found
 
 
-def frozen_waste(network: Network, plan: WrapPlan) -> dict[str, int]:
-    """Unit -> bytes of gradients (fp32) that FSDP1 reserves for frozen parameters which share a unit with trained ones."""
+def frozen_gradient_bytes(network: Network, plan: WrapPlan) -> dict[str, int]:
+    """Unit -> bytes of fp32 gradients that FSDP1 allocates for frozen parameters in units with trained ones."""
     found = {}
     for name, parameters in unit_parameters(network, plan).items():
         frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
@@ -72,7 +72,7 @@ def frozen_waste(network: Network, plan: WrapPlan) -> dict[str, int]:
 
 
 def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.Parameter]]:
-    """Parameters of every unit by name; a parameter belongs to the innermost unit around it."""
+    """Unit -> its parameters by name; a parameter belongs to the innermost unit around it."""
     found: dict[str, dict[str, nn.Parameter]] = {unit: {} for unit in plan}
     for name, parameter in network.named_parameters():
         around = [unit for unit in plan if not unit or name.startswith(f"{unit}.")]
@@ -81,7 +81,7 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
 
 
 class UnitParameters(NamedTuple):
-    """A device's parameters of one unit after tensor parallelism, before sharding."""
+    """Number of a unit's parameters on one device after tensor parallelism, before sharding."""
 
     trained: int
     frozen: int
@@ -90,7 +90,7 @@ class UnitParameters(NamedTuple):
 
 
 def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str, UnitParameters]:
-    """Unit -> what a device holds of it after tensor parallelism, before sharding."""
+    """Unit -> its parameters on one device after tensor parallelism, before sharding."""
     styles = network.tensor_plan(sequence_parallel=True, loss_parallel=False) if tensor > 1 else {}
     split = {name for name, style in styles.items() if isinstance(style, ColwiseParallel | RowwiseParallel)}
     found = {}

@@ -1,8 +1,8 @@
-"""The `wrap` group: which modules become units of data parallelism.
+"""The `wrap` group: which modules become FSDP units.
 
-A policy turns a model into a plan, an ordered mapping from module name to keyword arguments, before anything is wrapped.
-Every data-parallel kind consumes the same plan, so a comparison of kinds is a comparison of the same units, and the plan
-can be printed and checked without wrapping anything (the idea is that of pytorch pull request #104346).
+A policy turns a model into a plan, an ordered mapping from module name to `Unit`, before anything is wrapped. Every
+data-parallel kind uses the same plan, so kinds are compared with the same units, and the plan can be printed and checked
+without wrapping anything (the idea of pytorch pull request #104346).
 """
 
 from __future__ import annotations
@@ -32,127 +32,125 @@ class Wrap(Option):
         "root_only": "meshrunner.recipes.parallelism.wrap_policy:RootOnly",
     }
 
-    by_name: ClassVar[bool] = False
-    """Whether the plan depends on names and sizes inside the model, which only the built model shows."""
+    needs_network: ClassVar[bool] = False
+    """Whether the plan depends on module names and sizes, so that checking it needs the built model."""
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """The modules to wrap below the root, in the order of `named_modules`, and their `reshard_after_forward`;
-        None: that of the parallelism."""
+        """Module name -> its `reshard_after_forward` (None: that of `parallelism`), in `named_modules` order, no root."""
 
-    def unmentioned(self, network: Network) -> list[str]:
-        """Modules with parameters that the policy should decide about and does not."""
+    def unmatched_modules(self, network: Network) -> list[str]:
+        """Modules with parameters that no rule of the policy covers."""
         return []
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
-        """What works under a kind of parallelism, but is perhaps not what was meant."""
-        from meshrunner.recipes.parallelism.wrap_plan import frozen_waste
+        """Remarks on a plan that works under a kind of parallelism but may not be intended."""
+        from meshrunner.recipes.parallelism.wrap_plan import frozen_gradient_bytes
 
         found = [
-            f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {wasted / 2**20:,.2f} MiB of gradients in vain"
-            for name, wasted in (frozen_waste(network, plan).items() if kind == "fsdp1" else ())
+            f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {wasted / 2**20:,.2f} MiB of unused gradients"
+            for name, wasted in (frozen_gradient_bytes(network, plan).items() if kind == "fsdp1" else ())
         ]
-        if names := self.unmentioned(network):
+        if names := self.unmatched_modules(network):
             found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
         return found
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
-        """The plan for a network on meta, with `parallelism.reshard_after_forward` spelled out for every unit."""
+        """The plan for a network on meta, with `parallelism.reshard_after_forward` resolved for every unit."""
         from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units
 
         units = {name: own or reshard for name, own in self.units(network).items()}
         check_units(network, units)
-        # In the order of named_modules a parent precedes what is inside it.
+        # Children before parents; named_modules has them the other way round.
         names = sorted(units, key=lambda name: name.count("."), reverse=True)
-        plan = {name: Unit(_spell_out(units[name])) for name in names}
+        plan = {name: Unit(_reshard_argument(units[name])) for name in names}
         if blocks := [name for name in network.block_names() if units.get(name) == "except_last"]:
             plan[blocks[-1]] = Unit(False)
-        # The root holds what is outside the units. It ends the forward and begins the backward: freeing it between the
-        # two would only gather it again at once.
+        # The root ends forward and begins backward: if freed in between, it would be gathered again immediately.
         plan[""] = Unit(False)
         return plan
 
 
-def _spell_out(reshard: Reshard) -> bool | int:
+def _reshard_argument(reshard: Reshard) -> bool | int:
     return reshard if isinstance(reshard, int) else reshard != "never"
 
 
 class Blocks(Wrap):
-    """Each block of the model is a unit; the embedding, the last norm and the output projection belong to the root."""
+    """Each block of the model is a unit; the embedding, the final norm and the output projection belong to the root."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         return dict.fromkeys(network.block_names())
 
 
 class RootOnly(Wrap):
-    """The whole model is one unit: everything is gathered at once, nothing is freed before backward has ended."""
+    """The whole model is one unit: everything is gathered in forward and stays so until backward has ended."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         return {}
 
 
 class Size(Wrap):
-    """The smallest modules that hold at least so many parameters outside the units they contain."""
+    """Units are the smallest modules with at least `min_parameters` parameters outside the units they contain."""
 
-    by_name: ClassVar[bool] = True
+    needs_network: ClassVar[bool] = True
     min_parameters: Count
-    """Parameters of a unit."""
+    """Minimum number of parameters in a unit."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        from meshrunner.recipes.parallelism.wrap_plan import is_called, shared_outside
+        from meshrunner.recipes.parallelism.wrap_plan import has_forward, parameters_shared_outside
 
-        taken: set[nn.Parameter] = set()
+        covered: set[nn.Parameter] = set()
         found: list[str] = []
-        shared = shared_outside(network)
+        shared = parameters_shared_outside(network)
         for name, module in reversed(list(network.named_modules())):  # children first
-            left = set(module.parameters()) - taken
+            remaining = set(module.parameters()) - covered
             if (
                 not name
-                or not is_called(module)
+                or not has_forward(module)
                 or shared.get(name)
-                or sum(p.numel() for p in left) < self.min_parameters
+                or sum(p.numel() for p in remaining) < self.min_parameters
             ):
                 continue
             found.append(name)
-            taken |= left
+            covered |= remaining
         if not found:
             raise ConfigError(
-                f"wrap.min_parameters({self.min_parameters:,}): no module has so many; use wrap=root_only"
+                f"wrap.min_parameters({self.min_parameters:,}): no module has that many parameters; use wrap=root_only"
             )
         return dict.fromkeys(reversed(found))
 
 
 class Rule(Section):
-    """Modules and how they are wrapped."""
+    """A pattern for modules and how they are wrapped."""
 
     match: str
-    """A pattern over module names, part by part (`layers.*.attention`), or the name of a class (`Block`)."""
+    """A pattern for module names, matched part by part (`layers.*.attention`), or a class name (`Block`)."""
     reshard_after_forward: Reshard | None = None
-    """null: that of the parallelism."""
+    """null: that of `parallelism`."""
     wrap: bool = True
-    """false: modules that match stay in the unit around them, also when a later rule matches."""
+    """false: matching modules stay in the unit around them, even if a later rule matches."""
 
 
 class Rules(Wrap):
-    """A list of rules; the first that matches a module decides. A rule that matches nothing is an error."""
+    """A list of rules; the first that matches a module applies. A rule that matches nothing is an error."""
 
-    by_name: ClassVar[bool] = True
+    needs_network: ClassVar[bool] = True
     rules: list[Rule]
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        decided = self._decided(network)
+        decided = self._first_matches(network)
         for number, rule in enumerate(self.rules):
             if number not in decided.values():
                 modules = ", ".join(sorted({type(module).__name__ for module in network.modules()}))
                 raise ConfigError(
-                    f"wrap.rules[{number}]: '{rule.match}' matches no module that an earlier rule has left. "
+                    f"wrap.rules[{number}]: '{rule.match}' matches no module that earlier rules do not match. "
                     f"Classes: {modules}; names such as {network.block_names()[0]}"
                 )
         rules = {name: self.rules[number] for name, number in decided.items()}
         return {name: rule.reshard_after_forward for name, rule in rules.items() if rule.wrap}
 
-    def unmentioned(self, network: Network) -> list[str]:
-        decided = self._decided(network)
+    def unmatched_modules(self, network: Network) -> list[str]:
+        decided = self._first_matches(network)
         return [
             name
             for name, module in network.named_modules()
@@ -160,17 +158,17 @@ class Rules(Wrap):
             and not any(f"{name}.".startswith(f"{other}.") for other in decided)
         ]
 
-    def _decided(self, network: Network) -> dict[str, int]:
-        """Module name -> number of the first rule that matches it."""
+    def _first_matches(self, network: Network) -> dict[str, int]:
+        """Module name -> index of the first rule that matches it."""
         found: dict[str, int] = {}
         for name, module in network.named_modules():
             for number, rule in enumerate(self.rules):
-                if name and (_matches(name, rule.match) or type(module).__name__ == rule.match):
+                if name and (_matches_pattern(name, rule.match) or type(module).__name__ == rule.match):
                     found[name] = number
                     break
         return found
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _matches_pattern(name: str, pattern: str) -> bool:
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
-from meshrunner.runner.compare.parity import TOLERANCE, short
-from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
+from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
+from meshrunner.runner.compare.rows import Against, Comparison, Row
+from meshrunner.runner.figures import table_figures
 
 
 class Column(NamedTuple):
@@ -23,21 +24,12 @@ def columns(comparison: Comparison) -> list[Column]:
     found = [Column(key, [_value(row, key) for row in rows]) for key in comparison.keys]
     if not found:
         found.append(Column("run", [row.runs[0].path.name for row in rows]))
-    found.append(Column("WPS per device (p10-p90)", [_wps(row) for row in rows]))
-    if comparison.baseline:
-        found.append(Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against]))
-    found += [
-        Column("MFU", _figures(rows, "perf/mfu_median", "{:.1f}%")),
-        Column("peak active", [_memory(row, "active") for row in rows]),
-        Column("peak reserved", [_memory(row, "reserved") for row in rows]),
-        Column("peak RSS", [_rss(row) for row in rows]),
-        Column("step time", _figures(rows, "perf/step_time_s_median", "{:.3f} s")),
-        Column("time to first step", _figures(rows, "perf/time_to_first_step_s", "{:.1f} s")),
-        Column("final loss", [_final_loss(row) for row in rows]),
-    ]
-    if comparison.baseline:
+    measured = [Column(figure.heading, [figure.cell(row.summaries) for row in rows]) for figure in table_figures()]
+    if comparison.baseline:  # a delta beside the speed, a verdict beside the loss
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
-        found.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
+        measured.insert(1, Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against]))
+        measured.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
+    found += measured
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
     if any(row.state != "completed" for row in rows):
@@ -50,46 +42,11 @@ def _value(row: Row, key: str) -> str:
     return text(row.values[key]) if key in row.values else ""
 
 
-def _figures(rows: list[Row], key: str, form: str) -> list[str]:
-    return ["" if (value := row.figures[key]) is None else form.format(value) for row in rows]
-
-
-def _wps(row: Row) -> str:
-    median, low, high = (row.figures[key] for key in (WPS, "perf/wps_p10", "perf/wps_p90"))
-    if median is None:
-        return ""
-    spread = "" if low is None or high is None else f" ({_speed(low)}-{_speed(high)})"
-    return f"{_speed(median)}{spread}"
-
-
-def _speed(wps: float) -> str:
-    return f"{wps:,.0f}" if wps >= 100 else f"{wps:.3g}"
-
-
 def _delta(against: Against | None) -> str:
     if against is None or against.wps_pct is None:
         return ""
     marks = {None: " (not tested)", True: " ~", False: ""}
     return f"{against.wps_pct:+.1f}%{marks[against.within_noise]}"
-
-
-def _memory(row: Row, name: str) -> str:
-    gib, pct = row.figures[f"memory/peak_{name}_gib"], row.figures[f"memory/peak_{name}_pct"]
-    return "" if gib is None else f"{gib:.2f} GiB" + ("" if pct is None else f" ({pct:.2f}%)")
-
-
-def _rss(row: Row) -> str:
-    """Host memory, where there is no device's."""
-    gib = row.figures["memory/peak_rss_gib"]
-    return f"{gib:.2f} GiB" if gib is not None and row.figures["memory/peak_active_gib"] is None else ""
-
-
-def _final_loss(row: Row) -> str:
-    losses = [loss for run in row.completed or row.runs if (loss := run.figure("train/final_loss")) is not None]
-    if not losses:
-        return ""
-    low, high = f"{min(losses):.4f}", f"{max(losses):.4f}"
-    return f"{row.figures['train/final_loss']:.4f}" + (f" ({low}-{high})" if low != high else "")
 
 
 def legend(comparison: Comparison) -> list[str]:
@@ -106,7 +63,7 @@ def legend(comparison: Comparison) -> list[str]:
     if kinds & {"agrees", "differs"}:
         losses, norms = (
             ", ".join(f"{short(f'{limit[curve]:.0e}')} in {name}" for name, limit in TOLERANCE.items())
-            for curve in ("loss", "grad norm")
+            for curve in (LOSS, NORM)
         )
         lines.append(
             f"agrees: the losses' largest relative difference in any step is at most {losses}; gradient norms' {norms}"

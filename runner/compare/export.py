@@ -9,6 +9,7 @@ from typing import Any
 
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.rows import WPS, Comparison, Row
+from meshrunner.runner.compare.runs import Run
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -34,7 +35,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "loss_differs_from_step": verdict.step if verdict else None,
                 "loss_why": verdict.why or None if verdict else _alone(row, *comparison.baseline),
             }
-        record["runs"] = [_run(row, i) for i in range(len(row.runs))]
+        record["runs"] = [_run(run) for run in row.runs]
         found.append(record)
     return found
 
@@ -43,8 +44,7 @@ def _alone(row: Row, key: str, value: str) -> str:
     return "it is a baseline" if text(row.values.get(key)) == value else "no row is equal in all other varying keys"
 
 
-def _run(row: Row, i: int) -> dict[str, Any]:
-    run = row.runs[i]
+def _run(run: Run) -> dict[str, Any]:
     return {
         "directory": str(run.path),
         "state": run.state,

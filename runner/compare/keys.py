@@ -75,7 +75,7 @@ class Keys:
         self._settings = {path: json.dumps(flat, sort_keys=True, default=str) for path, flat in self._flat.items()}
         self._facts: dict[str, Callable[[Run], Any]] = {}
         known = [run for run in runs if run.config]
-        names = _ordered(known, self._flat)
+        names = dict.fromkeys(key for run in known for key in self._flat[run.path])  # in the order of the configuration
         differing = [name for name in names if _differ(self._flat[run.path].get(name, ...) for run in known)]
         groups = [group for group in _groups(known) if _differ(_option(run, group) for run in known)]
         self.groups = frozenset(groups)
@@ -146,11 +146,6 @@ def _option(run: Run, group: str) -> str | None:
     section = run.config.get(group)
     kind = section.get("kind") if isinstance(section, dict) else None
     return run.choices.get(group, kind)
-
-
-def _ordered(runs: Sequence[Run], flat: dict[Any, dict[str, Any]]) -> list[str]:
-    """All keys, in the order of the configuration."""
-    return list(dict.fromkeys(key for run in runs for key in flat[run.path]))
 
 
 def _groups(runs: Sequence[Run]) -> list[str]:

@@ -1,5 +1,5 @@
 "use strict";
-const { rows, baseline } = JSON.parse(document.getElementById("data").textContent);
+const { rows, baseline, titles } = JSON.parse(document.getElementById("data").textContent);
 // Okabe and Ito's colours, which the colour-blind can tell apart; dashes and symbols repeat what they say.
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
@@ -43,18 +43,18 @@ function speed() {
   const kept = where((row) => row.wps[0]);
   const spread = { type: "data", symmetric: false, array: kept.map((i) => (rows[i].wps[2] ?? rows[i].wps[0]) - rows[i].wps[0]),
     arrayminus: kept.map((i) => rows[i].wps[0] - (rows[i].wps[1] ?? rows[i].wps[0])), color: "#8C8C8C", thickness: 1.5 };
-  bars("wps", [bar("WPS", kept, (i) => rows[i].wps[0], COLOURS[0], { error_x: spread })], kept, { xaxis: { rangemode: "tozero" } });
+  bars("wps", [bar(titles.wps, kept, (i) => rows[i].wps[0], COLOURS[0], { error_x: spread })], kept, { xaxis: { rangemode: "tozero" } });
   const known = where((row) => row.mfu);
-  bars("mfu", [bar("MFU", known, (i) => rows[i].mfu, COLOURS[2])], known, { xaxis: { ticksuffix: "%", rangemode: "tozero" } });
+  bars("mfu", [bar(titles.mfu, known, (i) => rows[i].mfu, COLOURS[2])], known, { xaxis: { ticksuffix: "%", rangemode: "tozero" } });
 }
 
 function memory() {
   const device = rows.some((row) => row.active !== null);
   const kept = where((row) => device ? row.active : row.rss);
   const traces = device
-    ? [bar("active", kept, (i) => rows[i].active, COLOURS[0]),
-       bar("reserved", kept, (i) => rows[i].reserved, COLOURS[1], { marker: { pattern: { shape: "/" } } })]
-    : [bar("host memory (RSS)", kept, (i) => rows[i].rss, COLOURS[0])];
+    ? [bar(titles.active, kept, (i) => rows[i].active, COLOURS[0]),
+       bar(titles.reserved, kept, (i) => rows[i].reserved, COLOURS[1], { marker: { pattern: { shape: "/" } } })]
+    : [bar(titles.rss, kept, (i) => rows[i].rss, COLOURS[0])];
   const limits = device ? [...new Set(kept.map((i) => rows[i].limit).filter((limit) => limit !== null))] : [];
   bars("memory", traces, kept, {
     showlegend: true, xaxis: { ticksuffix: " GiB", rangemode: "tozero" },
@@ -76,7 +76,7 @@ function pareto() {
   const line = { type: "scatter", mode: "lines", name: "Pareto front", x: front.map((i) => used(rows[i])), y: front.map((i) => rows[i].wps[0]),
     line: { color: "#8C8C8C", dash: "dot" }, hoverinfo: "skip" };
   Plotly.react(box, [line, ...points], layout({ height: 380 + 10 * Math.min(kept.length, 30), showlegend: kept.length <= 30,
-    xaxis: { title: { text: "peak memory, GiB" } }, yaxis: { title: { text: "WPS per device" } } }), CONFIG);
+    xaxis: { title: { text: "peak memory, GiB" } }, yaxis: { title: { text: titles.wps } } }), CONFIG);
 }
 
 function losses() {

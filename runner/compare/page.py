@@ -17,12 +17,21 @@ from typing import Any
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.cells import columns, legend, reasons
 from meshrunner.runner.compare.keys import flatten, text
-from meshrunner.runner.compare.rows import WPS, Comparison, Row
-from meshrunner.runner.compare.runs import Run, number
+from meshrunner.runner.compare.rows import Comparison, Row
+from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.figures import figure_of, number
 from meshrunner.runner.rundir.files import ERROR, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
 
 HERE = Path(__file__).parent
+CHARTED = {
+    "wps": "perf/wps",
+    "mfu": "perf/mfu",
+    "active": "memory/peak_active_gib",
+    "reserved": "memory/peak_reserved_gib",
+    "rss": "memory/peak_rss_gib",
+}
+"""Name in page.js -> figure."""
 POINTS = 600
 """Of a curve; a longer one is thinned out evenly."""
 LOG_LINES = 15
@@ -67,11 +76,9 @@ def _varying(comparison: Comparison) -> str:
     found = []
     for key in comparison.keys:
         values = dict.fromkeys(text(row.values[key]) for row in comparison.rows if key in row.values)
-        is_baseline = comparison.baseline is not None and comparison.baseline[0] == key
-        shown = (
-            f"; the others are compared with {comparison.baseline[1]}" if comparison.baseline and is_baseline else ""
-        )
-        found.append(f"<li><b>{escape(key)}</b>: {escape(', '.join(values) + shown)}</li>")
+        named, baseline = comparison.baseline or ("", "")
+        remark = f"; the others are compared with {baseline}" if key == named else ""
+        found.append(f"<li><b>{escape(key)}</b>: {escape(', '.join(values) + remark)}</li>")
     return f"<ul>{''.join(found)}</ul>" if found else "<p>Nothing varies between these runs.</p>"
 
 
@@ -93,6 +100,7 @@ def _sorted_by(cell: str) -> str:
 
 def _data(comparison: Comparison) -> dict[str, Any]:
     """What the charts are drawn from."""
+    charted = {name: figure_of(key) for name, key in CHARTED.items()}
     places = {id(row): i for i, row in enumerate(comparison.rows)}
     rows = []
     for row, against in zip(comparison.rows, comparison.against, strict=True):
@@ -103,18 +111,16 @@ def _data(comparison: Comparison) -> dict[str, Any]:
                 "name": escape(name_of(row, comparison.keys)),
                 "state": row.state,
                 "completed": bool(row.completed),
-                "wps": [row.figures[key] for key in (WPS, "perf/wps_p10", "perf/wps_p90")],
-                "mfu": row.figures["perf/mfu_median"],
-                "active": row.figures["memory/peak_active_gib"],
-                "reserved": row.figures["memory/peak_reserved_gib"],
-                "rss": row.figures["memory/peak_rss_gib"],
+                **{name: row.figures[figure.summary_keys[0]] for name, figure in charted.items()},
+                "wps": [row.figures[key] for key in charted["wps"].summary_keys],  # with its range
                 "limit": min(limits, default=None),
                 "steps": steps,
                 "losses": losses,
                 "baseline": places[id(against.row)] if against else None,
             }
         )
-    return {"rows": rows, "baseline": "=".join(comparison.baseline) if comparison.baseline else None}
+    baseline = "=".join(comparison.baseline) if comparison.baseline else None
+    return {"rows": rows, "baseline": baseline, "titles": {name: figure.title for name, figure in charted.items()}}
 
 
 def _curve(row: Row) -> tuple[list[int], list[float | None]]:

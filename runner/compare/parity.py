@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
 
 from meshrunner.runner.compare.noise import REPEATS
-from meshrunner.runner.compare.runs import Run, number
+from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.figures import figure_of, number
 
-CURVES = {"loss": "train/loss", "grad norm": "train/grad_norm"}
-TOLERANCE = {"fp32": {"loss": 1e-5, "grad norm": 1e-4}, "bf16": {"loss": 1e-2, "grad norm": 5e-2}}
+LOSS, NORM = "train/loss", "train/grad_norm"
+TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
 """Largest relative difference in any step that counts as agreement: layouts sum in different orders. The rounding step of
 bf16 is 2^-8 = 3.9e-3; a gradient norm amplifies what has drifted apart. TF32 is judged as bf16, fp32 against bf16, too."""
 
@@ -33,11 +35,7 @@ class Verdict:
     """Of an empty verdict."""
 
     def __str__(self) -> str:
-        size = (
-            "not finite"
-            if self.difference is None
-            else f"{self.difference:.1e}".replace("e-0", "e-").replace("e+0", "e+")
-        )
+        size = "not finite" if self.difference is None else short(f"{self.difference:.1e}")
         if self.kind == "differs":
             return f"differs from step {self.step} on ({self.curve} {size})"
         return f"{self.kind} ({size})" if self.kind in ("agrees", "within seeds") else self.kind
@@ -115,20 +113,21 @@ def _curve(run: Run, key: str) -> dict[int, float | None]:
 
 
 def _pair(a: Run, b: Run) -> Verdict:
-    loosest = max((_precision(a), _precision(b)), key=lambda name: TOLERANCE[name]["loss"])
-    identical, worst = True, dict.fromkeys(CURVES, 0.0)
+    limits = max((TOLERANCE[_precision(run)] for run in (a, b)), key=itemgetter(LOSS))
+    identical, worst = True, dict.fromkeys(limits, 0.0)
     first: tuple[int, str] | None = None
-    for name, key in CURVES.items():
+    for key, limit in limits.items():
         mine, theirs = _curve(a, key), _curve(b, key)
         for step in [step for step in mine if step in theirs]:
             apart = relative(mine[step], theirs[step])
             identical = identical and apart == 0
-            worst[name] = max(worst[name], apart)
-            if apart > TOLERANCE[loosest][name] and (first is None or step < first[0]):
-                first = (step, name)
+            worst[key] = max(worst[key], apart)
+            if apart > limit and (first is None or step < first[0]):
+                first = (step, key)
     if first is not None:
-        return Verdict("differs", worst[first[1]] if math.isfinite(worst[first[1]]) else None, first[1], first[0])
-    return Verdict("identical", 0.0) if identical else Verdict("agrees", worst["loss"])
+        step, key = first
+        return Verdict("differs", worst[key] if math.isfinite(worst[key]) else None, figure_of(key).title, step)
+    return Verdict("identical", 0.0) if identical else Verdict("agrees", worst[LOSS])
 
 
 def relative(a: float | None, b: float | None) -> float:
@@ -139,7 +138,7 @@ def relative(a: float | None, b: float | None) -> float:
 
 
 def _within_seeds(pairs: Sequence[tuple[Run, Run]]) -> Verdict | None:
-    mine, theirs = ([_curve(pair[side], "train/loss") for pair in pairs] for side in (0, 1))
+    mine, theirs = ([_curve(pair[side], LOSS) for pair in pairs] for side in (0, 1))
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for curve in (*mine, *theirs)))):
         a, b = ([value for curve in curves if (value := curve[step]) is not None] for curves in (mine, theirs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -17,23 +17,9 @@ from meshrunner.runner.compare.keys import Keys, flatten, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
 from meshrunner.runner.compare.runs import Run, YamlLoader
+from meshrunner.runner.figures import merged
 
 WPS = "perf/wps_median"
-MERGED: dict[str, Callable[[list[float]], float]] = {
-    WPS: median,
-    "perf/wps_p10": min,
-    "perf/wps_p90": max,
-    "perf/mfu_median": median,
-    "memory/peak_active_gib": max,
-    "memory/peak_active_pct": max,
-    "memory/peak_reserved_gib": max,
-    "memory/peak_reserved_pct": max,
-    "memory/peak_rss_gib": max,
-    "perf/step_time_s_median": median,
-    "perf/time_to_first_step_s": median,
-    "train/final_loss": median,
-}
-"""Figure -> how those of repeats become one: of the middle run; the range and the memory are the widest of all runs."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +35,14 @@ class Row:
         return [run for run in self.runs if run.state == "completed"]
 
     @cached_property
+    def summaries(self) -> list[dict[str, Any]]:
+        """Those of the completed runs; of all where none is."""
+        return [run.summary for run in self.completed or self.runs]
+
+    @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Over the completed runs; over all where none is."""
-        found: dict[str, float | None] = {}
-        for key, merge in MERGED.items():
-            values = [value for run in self.completed or self.runs if (value := run.figure(key)) is not None]
-            found[key] = merge(values) if values else None
-        return found
+        """The summaries as one."""
+        return merged(self.summaries)
 
     @property
     def state(self) -> str:
@@ -138,7 +125,8 @@ def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
     if not separator:
         raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
     if key not in names:
-        same = {name: text(value) for row in rows for name, value in _everything(row.runs[0]).items()}
+        first = [row.runs[0] for row in rows]
+        same = {name: text(value) for run in first for name, value in (run.choices | flatten(run.config)).items()}
         if key in same:
             raise ConfigError(f"--baseline: {key} is {same[key]} in all of these runs. What varies: {_listed(names)}")
         raise ConfigError(f"--baseline: '{key}' does not vary.{did_you_mean(key, names)} What varies: {_listed(names)}")
@@ -153,10 +141,6 @@ def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
         if raw == given and type(raw) is not bool:  # 1e-3 is 0.001
             return key, name
     raise ConfigError(f"--baseline: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
-
-
-def _everything(run: Run) -> dict[str, Any]:
-    return run.choices | flatten(run.config)
 
 
 def _listed(names: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.figures import number
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, STATUS, SUMMARY, is_run, read_json
 from meshrunner.runner.rundir.owner import owner_is_alive
@@ -90,13 +90,6 @@ class Run:
         return self.config.get("seed")
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
-
-
 def read_runs(folders: Iterable[Path]) -> list[Run]:
     """
     The runs in some run or sweep directories, each once, in the order given and then by name.
@@ -142,14 +135,7 @@ def read_run(path: Path) -> Run:
         return Run(path, {}, "damaged", f"config.yaml cannot be read: {_one_line(error)}")
     overrides = read_overrides(path)  # without them the columns are named after keys, not after options
     state, reason = _state(path)
-    return Run(
-        path,
-        config,
-        state,
-        reason,
-        overrides.choices,
-        overrides.task,
-    )
+    return Run(path, config, state, reason, overrides.choices, overrides.task)
 
 
 def _state(path: Path) -> tuple[str, str]:

@@ -13,12 +13,13 @@ BETWEEN = 3
 
 def markdown(comparison: Comparison) -> str:
     """The table in Markdown, aligned, and what is to be said below it, after an empty line: it would become a row."""
-    blocks = [[*_lines(columns(comparison))], [*legend(comparison), *comparison.remarks]]
+    blocks = [[*lines_of(columns(comparison))], [*legend(comparison), *comparison.remarks]]
     blocks.append([f"- {line}" for line in reasons(comparison)])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def _lines(table: Sequence[Column]) -> Iterator[str]:
+def lines_of(table: Sequence[Column]) -> Iterator[str]:
+    """A table in Markdown, aligned."""
     escaped = [Column(title, [cell.replace("|", "\\|") for cell in cells]) for title, cells in table]
     widths = [_width(column) for column in escaped]
     yield _line([title.ljust(width) for (title, _), width in zip(escaped, widths, strict=True)])

@@ -1,1 +1,1 @@
-"""Command line and YAML -> a checked `Experiment`, and what this node offers it."""
+"""Command line and YAML -> a checked `Experiment`; the devices of this node."""

@@ -1,7 +1,7 @@
-"""Command line and `conf/` -> one configuration, by Hydra. The only room that touches Hydra's internals.
+"""Command line and `conf/` -> one configuration, by Hydra. The only module that uses Hydra's internals.
 
 `@hydra.main` would create the run directory before the configuration is checked and swallow errors; the public compose
-API knows no sweepers, `--cfg` or tab completion. So the `Hydra` object is driven directly.
+API has no sweepers, no `--cfg` and no tab completion. So the `Hydra` object is driven directly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 
-CONFIG = "run"
+PRIMARY_CONFIG = "run"
 
 
 @dataclass(frozen=True)
@@ -33,39 +33,39 @@ class Composed:
     """A configuration and where it came from."""
 
     config: dict[str, Any]
-    """Resolved, without Hydra's own part."""
+    """The resolved configuration, without Hydra's section."""
     run_dir: Path
     overrides: dict[str, Any]
-    """What the user typed (`task`), and which option of each group was chosen (`choices`)."""
+    """The overrides that the user typed (`task`) and the option chosen of each group (`choices`)."""
     launcher: dict[str, Any] = field(default_factory=dict)
     """`hydra.launcher`, resolved."""
 
     @property
     def submits(self) -> bool:
-        """Whether the launcher hands runs over to SLURM."""
+        """Whether the launcher submits runs to SLURM."""
         return str(self.launcher.get("_target_")).endswith(".SlurmLauncher")
 
 
 def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
-    """Hydra's command line: overrides and its own flags."""
+    """Parse Hydra's command line: overrides and Hydra's own flags."""
     parser = get_args_parser()
     parser.prog = f"meshrunner {verb}"
     args: argparse.Namespace = parser.parse_intermixed_args(arguments)  # flags may stand between overrides
     args.parser = parser
-    # The environment is open: a variable that is not in the configuration yet needs no plus sign.
+    # launch.env takes any variable: one that is not in the configuration yet needs no plus sign.
     args.overrides = [f"++{o}" if o.startswith("launch.env.") else o for o in args.overrides]
     return args
 
 
 class Composer:
-    """Hydra, set up for one command line. Raises ConfigError and Hydra's own exceptions for wrong overrides."""
+    """Hydra, set up for one command line. Raises ConfigError, or Hydra's own exceptions, for wrong overrides."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         version.setbase("1.3")
         if args.config_path:
             raise ConfigError("--config-path would replace meshrunner's own options; --config-dir adds yours")
         self.args = args
-        self.name = args.config_name or CONFIG
+        self.name = args.config_name or PRIMARY_CONFIG
         path = create_config_search_path("pkg://meshrunner.conf")
         if args.config_dir is not None:
             folder = Path(args.config_dir).absolute()
@@ -77,8 +77,8 @@ class Composer:
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)
 
-    def answer(self) -> bool:
-        """Answer what Hydra answers itself (--help, --cfg, --info, tab completion); False when nothing was asked."""
+    def answer_query(self) -> bool:
+        """Answer a query that Hydra answers itself (--help, --cfg, --info, tab completion); False when there is none."""
         args, hydra = self.args, self.hydra
         query: dict[str, Any] = {"config_name": self.name, "overrides": args.overrides}
         if args.help or args.hydra_help:
@@ -94,18 +94,18 @@ class Composer:
             return False
         return True
 
-    def one(self) -> Composed | None:
-        """The configuration of a single run; None when a sweep is asked for (`-m`, or `hydra.mode: MULTIRUN` in a file)."""
+    def single_run(self) -> Composed | None:
+        """The configuration of a single run; None for a sweep (`-m`, or `hydra.mode: MULTIRUN` in a file)."""
         if self.args.multirun:
             return None
         config = self.hydra.compose_config(
             config_name=self.name, overrides=self.args.overrides, run_mode=RunMode.RUN, with_log_configuration=False
         )
         _check_launcher(config)
-        return None if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN else resolved(config, None)
+        return None if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN else resolve_config(config, None)
 
     def sweep(self, ended: Callable[[Any], object]) -> None:
-        """Hand the sweep to the sweeper, which hands its jobs to the launcher, which calls `ended` after each batch."""
+        """Run the sweeper: it passes batches of jobs to the launcher, which calls `ended` after each."""
         config = self.hydra.compose_config(
             config_name=self.name,
             overrides=self.args.overrides,
@@ -114,27 +114,24 @@ class Composer:
         )
         _check_launcher(config)
         self.hydra.multirun(
-            config_name=self.name,
-            task_function=ended,
-            overrides=self.args.overrides,
-            with_log_configuration=False,
+            config_name=self.name, task_function=ended, overrides=self.args.overrides, with_log_configuration=False
         )
 
 
-def _pick(key: Any, table: DictConfig, otherwise: Any = None) -> Any:
-    """`${pick:${parallelism.kind},{fsdp1:always},except_last}`: the table's value for a key, or what stands last."""
-    return table.get(key, otherwise)
+def _pick(key: Any, table: DictConfig, default: Any = None) -> Any:
+    """`${pick:${parallelism.kind},{fsdp1:always},except_last}`: the table's value for a key, or the default."""
+    return table.get(key, default)
 
 
 def _check_launcher(config: DictConfig) -> None:
-    """Another launcher would call an empty function for every job, and say that all went well."""
+    """Raise ConfigError for any other launcher: it would call an empty function for every job and report success."""
     launcher = str(OmegaConf.select(config, "hydra.launcher._target_"))
     if not launcher.startswith("hydra_plugins.meshrunner."):
         raise ConfigError(f"hydra/launcher: {launcher} starts no workers; use hydra/launcher=local")
 
 
-def resolved(config: DictConfig, run_dir: Path | None) -> Composed:
-    """Take Hydra's part out of a composed configuration and resolve the rest. run_dir None: `hydra.run.dir`."""
+def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
+    """Remove Hydra's section from a composed configuration and resolve the rest. run_dir None: `hydra.run.dir`."""
     setup_globals()
     HydraConfig.instance().set_config(config)
     task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])

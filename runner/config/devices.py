@@ -1,4 +1,4 @@
-"""What this node offers, found without importing torch where there is no GPU."""
+"""The devices of this node, found without importing torch where there is no GPU."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA and the AMD driver."""
 CPU_WORKERS = 2
-"""Workers where there is no GPU: enough that everything is really distributed."""
+"""Workers on a node without GPUs: the fewest that still communicate."""
 
 
 class NodeDevices(NamedTuple):
-    """What the workers of a run use on one node."""
+    """The devices that a run's workers use on one node."""
 
     type: str
     """`cuda` or `cpu`."""
     workers: int
-    """Workers on the node, one for each device."""
+    """Workers on the node, one per device."""
     threads: int
     """CPU threads of each worker."""
 
 
 def gpu_count() -> int:
-    """GPUs that torch can use here. Without a driver's device file the answer is 0 and torch is not asked."""
+    """Number of GPUs that torch can use here. Without a driver's device file it is 0, and torch is not imported."""
     if not any(driver.exists() for driver in DRIVERS):
         return 0
     import torch
@@ -38,7 +38,7 @@ def gpu_count() -> int:
 
 
 def cores() -> int:
-    """Cores this process may run on."""
+    """Number of cores this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
@@ -56,14 +56,14 @@ def node_devices(experiment: Experiment) -> NodeDevices:
 
     Raises:
         Incompatible: more workers than GPUs, or the devices cannot compute in the precision.
-        ConfigError: a GPU is asked for where there is none.
+        ConfigError: the configuration requires a GPU and there is none.
     """
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if hardware.kind == "cpu" else gpu_count()
     if hardware.kind not in ("cpu", "auto") and not gpus:
         raise ConfigError(
             f"hardware: this node has no GPU that torch can use, but the hardware is of kind '{hardware.kind}'; "
-            "`meshrunner doctor` says what is here, hardware=auto takes it"
+            "`meshrunner doctor` lists what this node has, hardware=auto uses it"
         )
     workers = (gpus or CPU_WORKERS) if launch.workers == "auto" else launch.workers
     if gpus and workers > gpus:

@@ -134,7 +134,7 @@ def remarks(experiment: Experiment) -> list[str]:
             f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
             "will be unknown, and its peak memory is that of the start-up, too"
         )
-    if not (experiment.model.freeze or experiment.wrap.by_name):
+    if not (experiment.model.freeze or experiment.wrap.needs_network):
         return found
     import torch
 

@@ -1,4 +1,4 @@
-"""The `hardware` group: what a device can do. MFU and memory percentages are measured against it."""
+"""The `hardware` group: a device's peak FLOP/s, memory and bandwidths, the reference of MFU and memory percentages."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class GPU(Hardware):
     """An accelerator, from its data sheet."""
 
     name: str
-    """As a table shows it."""
+    """Name shown in tables."""
     match: str
-    """Regular expression over the name the driver reports."""
+    """Regular expression for the name that the driver reports."""
     memory_gib: float = Field(gt=0)
     """Device memory in GiB, as torch reports it or the data sheet's GB converted."""
     peak: PeakFlops
     memory_bandwidth: float = Field(gt=0)
-    """GB/s of device memory."""
+    """Bandwidth of device memory in GB/s."""
     link_bandwidth: float = Field(gt=0)
-    """GB/s between two devices of a node, one direction."""
+    """Bandwidth between two devices of a node in GB/s, one direction."""
     network_bandwidth: float = Field(gt=0)
-    """GB/s of a device to other nodes, one direction."""
+    """Bandwidth of a device to other nodes in GB/s, one direction."""
     devices_per_node: Count
 
     def peak_tflops(self, rate: str) -> float | None:
@@ -62,21 +62,21 @@ class GPU(Hardware):
 
 
 class CPU(Hardware):
-    """The processor. Its peak is not looked up but measured, by a matrix product with the run's own threads."""
+    """The processor. Its peak is measured, by a matrix product with the run's number of threads."""
 
 
 class AutoHardware(Hardware):
-    """Found out where the run starts."""
+    """The device found on the node where the run starts."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
         known = [gpu for gpu in known_gpus() if re.search(gpu.match, device_name, re.IGNORECASE)]
-        # One name may stand for sizes of one device (H100 80 GB and 96 GB): the nearest in memory.
+        # One name may stand for several memory sizes (H100 80 GB and 96 GB): the nearest.
         return min(known, key=lambda gpu: abs(gpu.memory_gib - memory_gib), default=None)
 
 
 def known_gpus() -> list[GPU]:
     """The shipped `conf/hardware` files that describe a GPU."""
-    from omegaconf import OmegaConf  # here: the workers need this module, seldom this
+    from omegaconf import OmegaConf  # here: every worker imports this module, few call this
 
     folder = files("meshrunner.conf") / "hardware"
     loaded = [

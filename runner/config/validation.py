@@ -1,4 +1,4 @@
-"""pydantic's errors, as a user reads them: the key, what was expected, the nearest name that exists."""
+"""pydantic's errors as text for the user: the key, what was expected, the nearest existing name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Known = Callable[[tuple[int | str, ...]], Iterable[str]]
 
 
 def invalid(error: ValidationError, known: Known, prefix: str = "") -> ConfigError:
-    """One ConfigError that lists every part that is wrong; `prefix` is put before each key."""
+    """One ConfigError that lists every problem; `prefix` is put before each key."""
     lines = sorted(set(_lines(error.errors(include_url=False), known, prefix)))
     return ConfigError(listed("The configuration is wrong:", lines))
 
@@ -35,5 +35,5 @@ def _lines(errors: list[ErrorDetails], known: Known, prefix: str) -> Iterator[st
             yield f"{where}: this key is missing"
         else:
             message = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
-            told = "got " in message or isinstance(error["input"], dict | list)
-            yield f"{where}: {message}" + ("" if told else f", got {error['input']!r}")
+            has_input = "got " in message or isinstance(error["input"], dict | list)
+            yield f"{where}: {message}" + ("" if has_input else f", got {error['input']!r}")

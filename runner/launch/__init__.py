@@ -1,1 +1,1 @@
-"""One run directory executed: data, workers, nodes, preemption, the first failure, the report."""
+"""Execution of one run directory: data, workers, nodes, preemption, the first failure, the report."""

@@ -1,4 +1,4 @@
-"""Data, before workers exist: what is missing or unusable stops a run here; what takes long is read by a producer."""
+"""Data, before workers exist: missing or unusable data stops a run here; a producer reads large data in the background."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 NOTICE_S = 3.0
-"""Seconds after which a person is told what is waited for."""
-GRACE_S = 2.0
+"""Seconds of waiting after which the user is told the reason."""
+PRODUCER_GRACE_S = 2.0
 
 
 @contextmanager
-def data_prepared(experiment: Experiment, run_dir: Path) -> Iterator[None]:
+def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
     """
-    Inside, the data can be opened by workers; a producer reads on in the background where there is more to read.
+    A context in which workers can open the data, while a producer reads the rest in the background.
 
-    One producer at a time writes to a cache entry. That of a second run on this node waits for the first to end and
-    then takes over, while the readers of both use what is there.
+    One producer at a time writes to a cache entry; that of a second run waits for the first to end. The workers of both
+    read what is complete.
 
     Raises:
         ConfigError: the data is missing, unusable, or does not fit the model.
@@ -52,12 +52,12 @@ def data_prepared(experiment: Experiment, run_dir: Path) -> Iterator[None]:
         _wait_until_started(data, spec, producer, log)
         yield
     finally:
-        _end(producer)
+        _terminate(producer)
 
 
 def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str], path: list[str]) -> None:
     forkserver.enter(log, environment, path)
-    signal.signal(forkserver.END, signal.SIG_DFL)  # no stack in the log: this is the normal end, the record is exact
+    signal.signal(forkserver.END_SIGNAL, signal.SIG_DFL)  # no stack in the log: this is how a producer ends
     status = 1
     try:
         data.produce(spec)
@@ -69,34 +69,34 @@ def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str],
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # threads of pyarrow and fsspec can hang or crash while the interpreter is taken down
+        os._exit(status)  # threads of pyarrow and fsspec can hang or crash at interpreter shutdown
 
 
 def _wait_until_started(data: Data, spec: DataSpec, producer: BaseProcess, log: Path) -> None:
-    began, told = time.monotonic(), False
+    began, notified = time.monotonic(), False
     while True:
-        ended = producer.exitcode is not None  # asked before looking: its last record was written before its end
-        asked = time.monotonic()
+        ended = producer.exitcode is not None  # read first: the last record is written before the end
+        checked_at = time.monotonic()
         if data.started(spec):
             return
         if ended:
-            raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {_end_of(log)}")
+            raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {_log_tail(log)}")
         now = time.monotonic()
-        if now - began > NOTICE_S and not told:
+        if now - began > NOTICE_S and not notified:
             print(f"data: reading and tokenising the first sequences; log: {log}", file=sys.stderr, flush=True)
-            told = True
-        producer.join(max(POLL_S, 5 * (now - asked)))  # looking may mean listing thousands of files
+            notified = True
+        producer.join(max(POLL_S, 5 * (now - checked_at)))  # the check may list thousands of files
 
 
-def _end_of(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     lines = last_lines(log)
     return "\n  ".join([f"The end of {log}:", *lines]) if lines else f"{log} is empty"
 
 
-def _end(producer: BaseProcess) -> None:
+def _terminate(producer: BaseProcess) -> None:
     if producer.exitcode is None and producer.pid is not None:
-        os.kill(producer.pid, forkserver.END)
-        producer.join(GRACE_S)
+        os.kill(producer.pid, forkserver.END_SIGNAL)
+        producer.join(PRODUCER_GRACE_S)
     if producer.exitcode is None:
         producer.kill()
         producer.join()

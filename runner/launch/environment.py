@@ -1,4 +1,4 @@
-"""environment.json: the versions, devices and variables that a run was executed with."""
+"""environment.json: the versions, devices and environment variables of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshrunner.runner.config.devices import NodeDevices
 
 PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
 RECORDED = ("NCCL_", "CUDA_", "TORCH", "PYTORCH_", "OMP_", "SLURM_")
-"""Beginnings of the environment variables that may change what is measured."""
+"""Prefixes of environment variables that may affect measurements."""
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Executing a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM all do it this way."""
+"""Execution of a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM all use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.config.experiment import check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import warn
-from meshrunner.runner.launch.data import data_prepared
+from meshrunner.runner.launch.data import prepare_data
 from meshrunner.runner.launch.environment import environment
 from meshrunner.runner.launch.failure import write_error
 from meshrunner.runner.launch.nodes import Peers, this_node
@@ -30,7 +30,7 @@ from meshrunner.runner.rundir.summary import write_summary
 from meshrunner.runner.trackers.handle import TrackerHandle
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.checkpoint.on_disk import Stored
+    from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
     from meshrunner.runner.config.experiment import Experiment
     from meshrunner.runner.process.worker_context import Node
 
@@ -39,24 +39,24 @@ def execute(
     run_dir: Path, *, force: bool = False, poll: Callable[[], None] | None = None
 ) -> tuple[Outcome, dict[str, Any]]:
     """
-    Run what a directory says and record how it ended; returns that and the summary ({} on all nodes but the first).
+    Execute a run directory and record its outcome; returns that and the summary ({} on all nodes but the first).
 
     Args:
-        force: continue from a checkpoint though keys have changed that decide what is trained.
-        poll: called a few times a second, by one who shows the progress; None: it is shown here.
+        force: continue from a checkpoint although keys have changed that affect what is trained.
+        poll: called a few times a second to show progress; None: a progress line is printed.
 
     Raises:
         ConfigError: the configuration does not fit this node or its data; nothing was started.
         AlreadyRunning: another process executes the directory.
-        Interrupted: by the user, after everything was ended and recorded.
+        Interrupted: by the user; the workers are gone and the state is recorded.
     """
     experiment = _configuration(run_dir)
     node = this_node(experiment.launch.nodes)
     if node.rank > 0:
-        return _execute_part(run_dir, experiment, node), {}
+        return _execute_other_node(run_dir, experiment, node), {}
     devices = node_devices(experiment)
     _, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
-    _warn(experiment, devices, stored)
+    _print_remarks(experiment, devices, stored)
     status: dict[str, Any] | None = None
     tracking: TrackerHandle | None = None
     with interruptible(), Preemption(run_dir) as preemption, Peers(run_dir, node) as peers:
@@ -72,13 +72,13 @@ def execute(
             attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)
             with heartbeat(run_dir):
                 write_json(run_dir / ENVIRONMENT, environment(devices, experiment.launch.env))
-                return _train(attempt, poll)
+                return _prepare_and_launch(attempt, poll)
 
         outcome, error = _outcome(run)
         if status is None:
             assert error is not None
             raise error
-        outcome = peers.agree(outcome)
+        outcome = peers.agree_on_outcome(outcome)
         with interrupts_held():
             summary = _record(run_dir, experiment, outcome)
         if tracking is not None:
@@ -90,40 +90,40 @@ def execute(
     return outcome, summary
 
 
-def _execute_part(run_dir: Path, experiment: Experiment, node: Node) -> Outcome:
-    """What every node but the first does: its workers. The record is the first node's, which hears what is wrong here."""
+def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Outcome:
+    """Execute the part of every node but the first: its workers. The first node records the run, failures here included."""
     with interruptible(), Preemption(run_dir) as preemption, Peers(run_dir, node) as peers:
 
         def run() -> Outcome:
-            # The rows, and so the number of the attempt, are the first node's.
+            # Only the first node writes rows, which hold the number of the attempt.
             attempt = Attempt(run_dir, experiment, node_devices(experiment), 0, peers, preemption)
-            with data_prepared(experiment, run_dir):
-                return launch(attempt, started=lambda workers: peers.say(workers=workers), poll=lambda: None)
+            with prepare_data(experiment, run_dir):
+                return launch(attempt, started=lambda workers: peers.publish(workers=workers), poll=lambda: None)
 
         outcome, error = _outcome(run)
-        outcome = peers.agree(outcome)
-        peers.wait_for_head()
+        outcome = peers.agree_on_outcome(outcome)
+        peers.wait_for_first_node()
     if error is not None:
         raise error
     return outcome
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """How a node's part ended, and what is to be raised once that is recorded."""
+    """The outcome of a node's part, and the exception to raise once it is recorded."""
     try:
         return run(), None
     except (Interrupted, Exception) as error:
-        return Outcome.of(error), error
+        return Outcome.from_error(error), error
 
 
-def _train(attempt: Attempt, poll: Callable[[], None] | None) -> Outcome:
+def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None) -> Outcome:
     run_dir = attempt.run_dir
 
     def started(workers: list[dict[str, int]]) -> None:
         update_status(run_dir, workers=workers)
-        attempt.peers.say(workers=workers)
+        attempt.peers.publish(workers=workers)
 
-    with data_prepared(attempt.experiment, run_dir):
+    with prepare_data(attempt.experiment, run_dir):
         if poll is not None:
             return launch(attempt, started=started, poll=poll)
         tail = Tail(run_dir / EVENTS)
@@ -139,14 +139,14 @@ def _configuration(run_dir: Path) -> Experiment:
         raise ConfigError(f"{run_dir / CONFIG}:\n{error}") from None
 
 
-def _warn(experiment: Experiment, devices: NodeDevices, stored: Stored | None) -> None:
+def _print_remarks(experiment: Experiment, devices: NodeDevices, stored: StoredCheckpoint | None) -> None:
     done = stored.record.step if stored is not None else 0
     for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment.profiled, devices.type, done)]:
         warn(remark)
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    """Write the final state and the summary. On a full disk the run has still ended, so that is said and no more."""
+    """Write the final state and the summary; returns the summary. A full disk only costs a warning."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())

@@ -1,4 +1,4 @@
-"""Which rank ended a run, and why, from exit codes and what the ranks have written."""
+"""The rank that failed first, and why, from exit codes, error files and logs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ COLLATERAL = re.compile(
     r"NCCL.*(abort|remote)|Failed to recv|Socket",
     re.IGNORECASE,
 )
-"""What a rank says when another one has gone."""
+"""Messages of a rank whose peer is gone."""
 
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
     """
-    The rank that hangs. The others of its step wait for it in a collective, as the stacks in their logs show.
+    The outcome of a hang, with the rank that hangs: the stacks of the others show that they wait in a collective.
 
     Args:
         first: rank of this node's first worker.
         steps: last completed step of each of the node's workers.
-        minutes: that were waited.
+        minutes: minutes without a completed step.
     """
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
@@ -39,17 +39,17 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
     """
-    The rank that failed first, and why: a signal before an error, the cause before its victims, then by time.
+    The outcome of a failure, with the rank that failed first: a signal before an error, a cause before its victims, then by time.
 
     Args:
         codes: exit codes of the ranks that failed.
-        killed_by_kernel: whether the kernel has killed a process for memory meanwhile.
+        killed_by_kernel: whether the kernel has killed a process for lack of memory during the run.
     """
     errors = {rank: read_json(rank_error(run_dir, rank)) for rank in codes}
 
     def order(rank: int) -> int:
         code, error = codes[rank], errors[rank]
-        # A signal is a cause, but for SIGABRT: that is also how a communication library ends a victim.
+        # A signal is a cause, except SIGABRT: communication libraries abort their victims.
         if code < 0:
             return 2 if code == -signal.SIGABRT else 0
         return 3 if error and COLLATERAL.search(error["message"]) else 1
@@ -71,12 +71,12 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def write_error(run_dir: Path, outcome: Outcome) -> None:
-    """Write error.json: what is known of the rank that failed first. Nothing where none did."""
+    """Write error.json, about the rank that failed first; nothing where none did."""
     if outcome.rank is None or outcome.state == "timeout":
         return
     error = read_json(rank_error(run_dir, outcome.rank))
     found = {"rank": outcome.rank, "exit_code": outcome.exit_code, "state": outcome.state, "reason": outcome.reason}
-    with suppress(OSError):  # on a full disk the reason is still said
+    with suppress(OSError):  # on a full disk the reason is still printed
         write_json(run_dir / ERROR, found | error)
 
 
@@ -85,6 +85,6 @@ def _first_line(text: str) -> str:
 
 
 def oom_kills() -> int:
-    """How often the kernel killed a process for memory since boot; 0 where it does not say."""
+    """Number of processes that the kernel killed for lack of memory since boot; 0 when unknown."""
     found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
     return int(found[1]) if found else 0

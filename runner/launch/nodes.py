@@ -1,4 +1,4 @@
-"""The machines of one run: which of them this is, and what they tell each other in the run directory."""
+"""The nodes of one run: the place of this node, and what the nodes exchange through the run directory."""
 
 from __future__ import annotations
 
@@ -9,82 +9,79 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.launch.outcome import Outcome
-from meshrunner.runner.process.signals import start_of_job
+from meshrunner.runner.process.signals import job_start_id
 from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir.files import node_file, read_json, write_json
 
-BEAT_S = 3.0
-LOST_S = 30.0
-"""Seconds without a sign of life after which a node counts as gone."""
-SPEAK_S = 5.0
-"""Seconds that the others have after the first failure to say what they saw."""
+NODE_HEARTBEAT_S = 3.0
+NODE_LOST_S = 30.0
+"""Seconds without a heartbeat after which a node is lost."""
+REPORT_S = 5.0
+"""Seconds that the other nodes have after a failure to publish their outcome."""
 POLL_S = 0.2
 
 
 def this_node(nodes: int) -> Node:
     """
-    Where this process stands among `launch.nodes` machines: alone, or a task of the srun in slurm/run.sbatch.
+    The place of this process among `launch.nodes` nodes: alone, or a task of the srun in slurm/run.sbatch.
 
     Raises:
-        Incompatible: there are not as many as the run wants, or more.
-        ConfigError: it is not said where they meet.
+        Incompatible: SLURM has started another number of nodes or tasks.
+        ConfigError: the address of the rendezvous is missing.
     """
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without it: a step of separate runs
+    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without it: a job step of separate runs
         return Node(0, 1, "localhost", 0, "")
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
         only_this_node(nodes)
     if here != nodes or environment.get("SLURM_STEP_NUM_TASKS", str(here)) != str(here):
         tasks = environment.get("SLURM_STEP_NUM_TASKS")
         raise Incompatible(
-            f"launch.nodes({nodes}) wants {nodes} node{'s' * (nodes > 1)} with one task each, "
+            f"launch.nodes({nodes}) needs {nodes} node{'s' * (nodes > 1)} with one task each, "
             f"but SLURM has started {tasks} tasks on {here}"
         )
     if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():
-        raise ConfigError("MASTER_ADDR and MASTER_PORT say where the workers meet; slurm/run.sbatch sets them")
+        raise ConfigError(
+            "MASTER_ADDR and MASTER_PORT must be the address of the rendezvous; slurm/run.sbatch sets them"
+        )
     return Node(
         rank=int(environment["SLURM_NODEID"]),
         count=nodes,
         host=environment["MASTER_ADDR"],
         port=int(environment["MASTER_PORT"]),
-        rendezvous=f"{start_of_job()}.{environment.get('SLURM_STEP_ID', '0')}",
+        rendezvous=f"{job_start_id()}.{environment.get('SLURM_STEP_ID', '0')}",
     )
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible where a run that is not placed yet wants several: each of them would place it."""
+    """Raise Incompatible when a run that is not placed yet needs several nodes: each of them would place it."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. `meshrunner submit` has SLURM start "
-            "the run on several; slurm/run.sbatch shows how"
+            "the run on several, as slurm/run.sbatch does"
         )
 
 
 class Peers:
     """
-    The nodes of a run, as each sees the others: `logs/node<N>.json` says that a node lives and how its workers ended.
+    The other nodes of a run: `logs/node<N>.json` holds the heartbeat of a node and the outcome of its workers.
 
-    A context manager: inside, this node is heard of. On a single machine there is nobody to talk to, and nothing is written.
+    A context manager: inside, this node sends heartbeats. A run on a single node writes nothing.
     """
 
     def __init__(self, run_dir: Path, node: Node) -> None:
         self.run_dir, self.node = run_dir, node
-        self.mine: dict[str, Any] = {
-            "rendezvous": node.rendezvous,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "beat": 0,
-        }
+        self.record: dict[str, Any] = {"rendezvous": node.rendezvous, "host": socket.gethostname()}
+        self.record |= {"pid": os.getpid(), "beat": 0}
         self.others = [rank for rank in range(node.count) if rank != node.rank]
-        self.heard: dict[int, tuple[dict[str, Any], float]] = {}
+        self.seen: dict[int, tuple[dict[str, Any], float]] = {}
         self.lock, self.done = threading.Lock(), threading.Event()
-        self.thread = threading.Thread(target=self._beat, daemon=True, name="beat")
+        self.thread = threading.Thread(target=self._send_heartbeats, daemon=True, name="node heartbeat")
 
     def __enter__(self) -> Peers:
         if self.others:
@@ -92,85 +89,82 @@ class Peers:
             self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.others:
             self.done.set()
             self.thread.join()
             self._write(gone=True)
 
-    def say(self, **news: Any) -> None:
-        """Tell the others something."""
+    def publish(self, **changes: Any) -> None:
+        """Change this node's record, which the others read."""
         if self.others:
-            self._write(**news)
+            self._write(**changes)
 
-    def trouble(self) -> bool:
-        """Whether another node's workers have not ended well, or it is gone."""
-        self._listen()
-        return any((self._said(rank) or {}).get("state", "completed") != "completed" for rank in self.others) or bool(
-            self._lost()
-        )
+    def failed_elsewhere(self) -> bool:
+        """Whether the workers of another node have failed, or it is lost."""
+        self._read_peers()
+        states = [(self._outcome_of(rank) or {}).get("state", "completed") for rank in self.others]
+        return any(state != "completed" for state in states) or bool(self._lost_nodes())
 
-    def agree(self, own: Outcome) -> Outcome:
-        """Tell the others how this node's workers ended, hear them, and return what the run's outcome is: that of the cause."""
+    def agree_on_outcome(self, own: Outcome) -> Outcome:
+        """Publish the outcome of this node's workers, wait for the others', and return the run's: that of the cause."""
         if not self.others:
             return own
         self._write(outcome=asdict(own) | {"time": time.time()})
         if own.state == "completed":
             return own
-        # A victim waits for the cause to be known. If the cause is gone without a word, that takes longest.
-        deadline = time.monotonic() + (LOST_S + SPEAK_S if own.collateral else SPEAK_S)
-        while any(self._said(rank) is None for rank in self.others if rank not in self._lost()):
+        # A victim waits for its cause; longest if the cause is a lost node, which publishes nothing.
+        deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
+        while any(self._outcome_of(rank) is None for rank in self.others if rank not in self._lost_nodes()):
             if time.monotonic() > deadline:
                 break
             time.sleep(POLL_S)
-            self._listen()
-        said = [self.mine["outcome"], *(found for rank in self.others if (found := self._said(rank)))]
-        causes = [each for each in said if each["state"] != "completed" and not each["collateral"]]
+            self._read_peers()
+        outcomes = [self.record["outcome"], *(found for rank in self.others if (found := self._outcome_of(rank)))]
+        causes = [each for each in outcomes if each["state"] != "completed" and not each["collateral"]]
         if causes:
             first = min(causes, key=lambda each: each["time"])
             return Outcome(first["state"], first["reason"], first["rank"], first["exit_code"])
-        if lost := self._lost():
-            names = ", ".join(str(self.heard[rank][0].get("host", rank)) for rank in lost)
-            return Outcome("preempted", f"{names}: no sign of life for {LOST_S:g} s")
+        if lost := self._lost_nodes():
+            names = ", ".join(str(self.seen[rank][0].get("host", rank)) for rank in lost)
+            return Outcome("preempted", f"{names}: no heartbeat for {NODE_LOST_S:g} s")
         return own
 
-    def wait_for_head(self) -> None:
-        """Return when the first node has finished, or is gone: srun ends those who take much longer than the first to end."""
-        self._listen()
-        deadline = time.monotonic() + LOST_S  # it may never have come
-        while not self.heard[0][0].get("gone") if 0 in self.heard else time.monotonic() < deadline:
-            if 0 in self._lost(silent=True):
+    def wait_for_first_node(self) -> None:
+        """Wait until the first node has finished or is lost: srun kills the tasks that outlive the first to end."""
+        self._read_peers()
+        deadline = time.monotonic() + NODE_LOST_S  # it may never have started
+        while not self.seen[0][0].get("gone") if 0 in self.seen else time.monotonic() < deadline:
+            if 0 in self._lost_nodes(include_ended=True):
                 return
             time.sleep(POLL_S)
-            self._listen()
+            self._read_peers()
 
-    def _beat(self) -> None:
-        while not self.done.wait(BEAT_S):
-            self._write(beat=self.mine["beat"] + 1)
+    def _send_heartbeats(self) -> None:
+        while not self.done.wait(NODE_HEARTBEAT_S):
+            self._write(beat=self.record["beat"] + 1)
 
-    def _write(self, **news: Any) -> None:
-        with self.lock, suppress(OSError):  # on a full disk the others take this node for lost, which ends the run, too
-            self.mine |= news
-            write_json(node_file(self.run_dir, self.node.rank), self.mine)
+    def _write(self, **changes: Any) -> None:
+        with self.lock, suppress(OSError):  # on a full disk this node becomes lost, which ends the run, too
+            self.record |= changes
+            write_json(node_file(self.run_dir, self.node.rank), self.record)
 
-    def _listen(self) -> None:
+    def _read_peers(self) -> None:
         now = time.monotonic()
         for rank in self.others:
             found = read_json(node_file(self.run_dir, rank))
-            known = self.heard.get(rank)
+            known = self.seen.get(rank)
             if found.get("rendezvous") == self.node.rendezvous and (known is None or known[0] != found):
-                self.heard[rank] = found, now
+                self.seen[rank] = found, now
 
-    def _said(self, rank: int) -> dict[str, Any] | None:
-        return self.heard[rank][0].get("outcome") if rank in self.heard else None
+    def _outcome_of(self, rank: int) -> dict[str, Any] | None:
+        return self.seen[rank][0].get("outcome") if rank in self.seen else None
 
-    def _lost(self, *, silent: bool = False) -> list[int]:
-        """Nodes that were heard of, but not any more. silent: whatever they said last."""
+    def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
+        """Nodes whose heartbeats have stopped. include_ended: those that had published their outcome, too."""
         now = time.monotonic()
         return [
             rank
-            for rank, (found, when) in self.heard.items()
-            if now - when > LOST_S and (silent or found.get("outcome") is None)
+            for rank, (found, when) in self.seen.items()
+            if now - when > NODE_LOST_S and (include_ended or found.get("outcome") is None)
         ]

@@ -1,4 +1,4 @@
-"""How a run, or one node's part of it, ended."""
+"""The outcome of a run, or of one node's part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run, as far as one node can know it."""
+    """The outcome of a run, as far as one node knows it."""
 
     state: str
     """One of `rundir.states.FINAL`."""
@@ -15,13 +15,13 @@ class Outcome:
     rank: int | None = None
     """The rank that failed first."""
     exit_code: int | None = None
-    """Exit code of that rank; negative: the signal that killed it."""
+    """Exit code of that rank; negative: killed by that signal."""
     collateral: bool = False
-    """Whether this is what a rank says when another one has gone."""
+    """Whether this failure may be the consequence of another rank's."""
 
     @classmethod
-    def of(cls, error: BaseException) -> Outcome:
-        """The outcome of an exception in the launching process."""
+    def from_error(cls, error: BaseException) -> Outcome:
+        """The outcome of an exception in the launcher."""
         if isinstance(error, KeyboardInterrupt):
             return cls("interrupted", str(error))
         return cls("failed", str(error) or type(error).__name__)

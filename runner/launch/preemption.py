@@ -1,8 +1,8 @@
-"""Requests to stop, by SLURM: the run saves itself, ends with exit status 75, and continues when it is started again.
+"""Preemption by SLURM: the run saves a checkpoint, ends with exit status 75, and continues when it is requeued.
 
-Clusters differ in what they send and to whom. SIGTERM reaches every process of a job's steps (the workers and their
-forkserver ignore it); SIGUSR1, as slurm/run.sbatch has it sent, reaches the batch shell, which marks the run directory. A
-run whose parent was killed, the daemon of SLURM's step, is on its own: it stops, too.
+Clusters differ in what they send and to whom. SIGTERM reaches every process of a job's steps (the workers and the
+forkserver ignore it); SIGUSR1, as requested in slurm/run.sbatch, reaches the batch shell, which writes a file into the run
+directory. A run whose parent, SLURM's step daemon, was killed stops, too.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import socket
 import time
 from datetime import datetime
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.process.forkserver import shared_integers
-from meshrunner.runner.process.signals import STOP_REQUESTS, in_slurm_job, start_of_job
+from meshrunner.runner.process.signals import STOP_REQUESTS, in_slurm_job, job_start_id
 from meshrunner.runner.rundir.files import STOP_REQUEST
-from meshrunner.runner.slurm.client import show
+from meshrunner.runner.slurm.client import show_job
 
-LOOK_EVERY_S = 0.5
-NEAR_S = 240.0
-"""A request to stop so shortly before the job's time limit is because of the limit."""
+CHECK_EVERY_S = 0.5
+NEAR_LIMIT_S = 240.0
+"""Seconds before the job's time limit in which a stop request is attributed to the limit."""
 
 
 class Preemption:
-    """Whether a run is requested to stop. A context manager: inside, the signals are heard (in a job of SLURM's)."""
+    """Whether a stop is requested. A context manager: inside, STOP_REQUESTS are handled (in a SLURM job)."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.mark = run_dir / STOP_REQUEST
-        self.start = start_of_job()
+        self.request = run_dir / STOP_REQUEST
+        self.job_start = job_start_id()
         self.shared: Any = shared_integers(1) if in_slurm_job() else None
-        """What the workers see; None where nobody requests anything."""
+        """The flag that the workers read; None outside a SLURM job."""
         self.reason = ""
         self._signal = 0
         self._parent = os.getppid()
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._before: dict[int, Any] = {}
 
     @property
@@ -47,63 +47,58 @@ class Preemption:
 
     def __enter__(self) -> Preemption:
         if self.shared is not None:
-            self._before = {name: signal.signal(name, self._hear) for name in STOP_REQUESTS}
+            self._before = {name: signal.signal(name, self._on_signal) for name in STOP_REQUESTS}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_REQUESTS)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, handler in self._before.items():
             signal.signal(name, handler)
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._signal = number
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """
-        See whether the run is requested to stop, and tell the workers.
+        Check for a stop request, and pass it on to the workers.
 
         Raises:
-            Interrupted: the job was cancelled. That cannot be told from a preemption by what is sent.
+            Interrupted: the job was cancelled. SLURM sends the same signals as for a preemption.
         """
         now = time.monotonic()
-        if self.shared is None or self.requested or not (self._signal or now - self._looked > LOOK_EVERY_S):
+        if self.shared is None or self.requested or not (self._signal or now - self._checked_at > CHECK_EVERY_S):
             return
-        self._looked = now
+        self._checked_at = now
         if os.getppid() != self._parent:
-            self.reason = f"what had started the run on {socket.gethostname()} was killed"
-        elif self._signal or self._marked():
+            self.reason = f"the parent process of the run on {socket.gethostname()} was killed"
+        elif self._signal or self._request_written():
             self.reason = _reason()
         if self.reason:
             self.shared[0] = 1
 
-    def _marked(self) -> bool:
-        """Whether the batch shell of this start of the job has marked the run."""
+    def _request_written(self) -> bool:
+        """Whether the batch shell of this job start has written a stop request."""
         try:
-            return self.mark.read_text().strip() == self.start
+            return self.request.read_text().strip() == self.job_start
         except FileNotFoundError:
             return False
 
 
 def _reason() -> str:
+    """Why SLURM requests a stop; raises Interrupted when the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    # Of an array's tasks one has the number of the whole.
-    job = show(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
-    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # it is being ended: soon all processes are killed
-        again = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        if not again and job.get("Reason") != "TimeLimit":
+    # One task of an array has the array's own job id.
+    job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
+    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # its processes will be killed soon
+        requeued = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        if not requeued and job.get("Reason") != "TimeLimit":
             raise Interrupted("by scancel")
-        return (
-            "SLURM ends the job and starts it again"
-            if again
-            else f"the job's time limit ({job.get('TimeLimit')}) is reached"
-        )
+        return "requeued by SLURM" if requeued else f"the job's time limit ({job.get('TimeLimit')}) is reached"
     if job.get("PreemptTime", "None") != "None":
         return "preempted by SLURM for a job of higher priority"
     limit, end = job.get("TimeLimit"), job.get("EndTime", "Unknown")
     try:
-        near = (datetime.fromisoformat(end) - datetime.now()).total_seconds() < NEAR_S
+        near = (datetime.fromisoformat(end) - datetime.now()).total_seconds() < NEAR_LIMIT_S
     except ValueError:
         near = False
     if near:

@@ -7,19 +7,19 @@ import sys
 import time
 from collections.abc import Sequence
 from statistics import median
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
 
 from meshrunner.runner.console import console, duration
-from meshrunner.runner.figures import UNKNOWN
+from meshrunner.runner.figures import UNKNOWN, figure_of
 
 if TYPE_CHECKING:
     from meshrunner.runner.rundir.events import StepRow
 
-PROGRESS = ("state", "step", "WPS per device", "memory", "left")
+SPEED = figure_of("perf/wps")
+PROGRESS = ("state", "step", SPEED.title, "memory", "left")
 """Columns of a run that may be going on."""
 RECENT = 20
 """Last steps that the time left is judged by."""
@@ -53,9 +53,7 @@ class ProgressLine:
             self.live.update(Text("starting the workers"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live:
             self.live.stop()
         if self.waiting is not None:
@@ -65,7 +63,7 @@ class ProgressLine:
         """Show rows that are new since the last call."""
         if not rows:
             return
-        self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-20:]
+        self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-RECENT:]
         line = self._line(rows[-1])
         if self.live:
             self.live.update(Text(line))
@@ -87,10 +85,10 @@ class ProgressLine:
         left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])
         parts = [
             f"step {row['step']}/{self.steps}",
-            f"loss {_number(row['train/loss'], '.4f')}",
-            f"grad norm {_number(row['train/grad_norm'], '.3f')}",
-            f"{_number(row['perf/wps'], ',.0f')} WPS",
-            f"MFU {_number(row['perf/mfu'], '.1f')}%" if row["perf/mfu"] is not None else "MFU unknown",
+            _titled("train/loss", row),
+            _titled("train/grad_norm", row),
+            f"{SPEED.text(row['perf/wps'])} WPS",
+            _titled("perf/mfu", row),
             memory_text(row),
             f"{duration(left)} left" if row["step"] < self.steps else "done",
         ]
@@ -99,13 +97,14 @@ class ProgressLine:
 
 def memory_text(row: StepRow) -> str:
     """Peak memory as a line shows it: reserved on a GPU, resident on a CPU."""
-    if row.get("memory/peak_reserved_gib") is not None:
-        return f"{row['memory/peak_reserved_gib']:.2f} GiB ({_number(row['memory/peak_reserved_pct'], '.1f')}%)"
-    return f"{_number(row.get('memory/peak_rss_gib'), '.2f')} GiB host"
+    reserved = figure_of("memory/peak_reserved_gib").cell([row])
+    resident = figure_of("memory/peak_rss_gib").cell([row])
+    return reserved or (f"{resident} host" if resident else UNKNOWN)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "?" if value is None else format(value, form)
+def _titled(key: str, row: StepRow) -> str:
+    figure = figure_of(key)
+    return f"{figure.title} {figure.text(row[key], 'unknown')}"
 
 
 def progress_cells(state: str, steps: object, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
@@ -123,5 +122,4 @@ def progress_cells(state: str, steps: object, rows: Sequence[StepRow]) -> tuple[
     left = UNKNOWN
     if state == "running" and isinstance(steps, int) and times:
         left = duration(median(times) * (steps - last["step"]))
-    wps = last.get("perf/wps")
-    return f"{last['step']}/{steps}", UNKNOWN if wps is None else f"{wps:,.0f}", memory_text(last), left
+    return f"{last['step']}/{steps}", SPEED.text(last.get(SPEED.key)), memory_text(last), left

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.runner.console import shown, warn
-from meshrunner.runner.figures import cell, print_row
-from meshrunner.runner.rundir.files import TRACES, rank_log, read_json
+from meshrunner.runner.compare.cells import Column
+from meshrunner.runner.compare.table import lines_of
+from meshrunner.runner.console import console, shown, warn
+from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
+from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.run import read_overrides
 
@@ -26,10 +28,9 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
     Args:
         row: False where a table of all runs shows it and where it lies.
     """
-    if row and summary.get("perf/wps_median") is not None:
-        print()
-        print_row(_choices(run_dir), summary)
-        if summary.get("peak_tflops"):
+    if row and (outcome.state == "completed" or summary.get("perf/wps_median") is not None):
+        print_row(_choices(run_dir) | row_cells(summary))
+        if summary.get("perf/mfu_median") is not None:
             peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"
             print(f"MFU is of {peak}")
     for late in summary.get("compile/late_recompiles", ()):
@@ -48,20 +49,37 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
         print(f"run directory: {shown(run_dir)}")
 
 
+def row_cells(summary: dict[str, Any]) -> dict[str, str]:
+    """Title -> text of a run's columns. A median that is not known is a dash; what else is unknown has no column."""
+    cells = {figure: figure.cell([summary]) for figure in table_figures()}
+    kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or "median" in figure.over_steps}
+    return {"state": str(summary.get("state", UNKNOWN))} | kept
+
+
+def print_row(row: dict[str, str]) -> None:
+    """One run as a table of one row: title -> text. On a narrow terminal one figure a line."""
+    lines = list(lines_of([Column(title, [text]) for title, text in row.items()]))
+    if len(lines[0]) > console().width:
+        width = max(map(len, row))
+        lines = [f"{title:{width}}  {text}" for title, text in row.items()]
+    print("", *lines, "", sep="\n")
+
+
 def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
     """What the profiler found; nothing where there was none."""
-    traced = read_json(run_dir / TRACES / "table.json")
+    traced = read_json(run_dir / TRACE_TABLE)
     if traced:
-        first, last = traced["steps"]
-        print(f"\nsteps {first} to {last}      compute  exposed communication  idle")
-        for row in traced["ranks"]:
-            shares = [f"{cell(row, key, '.1f')}%" for key in ("compute_pct", "exposed_comm_pct", "idle_pct")]
-            print(f"  rank {row['rank']:<8} {shares[0]:>12} {shares[1]:>22} {shares[2]:>5}")
-    if summary.get("memory/peak_live_gib") is not None:
-        parts = [key for key in summary if key.startswith("memory/live_")]
-        print(f"\npeak of live tensors: {cell(summary, 'memory/peak_live_gib', '.3f')} GiB")
-        for key in parts:
-            print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {cell(summary, key, '.3f')} GiB")
+        ranks = traced["ranks"]
+        table = [Column("steps {} to {}".format(*traced["steps"]), [f"rank {row['rank']}" for row in ranks])]
+        for key in ("compute_pct", "exposed_comm_pct", "idle_pct"):
+            share = figure_of(f"trace/{key}")
+            table.append(Column(share.title, [share.text(row.get(key)) for row in ranks]))
+        print("", *lines_of(table), sep="\n")
+    live = figure_of("memory/peak_live_gib")
+    if summary.get(live.key) is not None:
+        print(f"\n{live.title}: {live.text(summary[live.key])}")
+        for key in [key for key in summary if key.startswith("memory/live_")]:
+            print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {live.text(summary[key])}")
     for path in sorted((run_dir / TRACES).glob("memory_rank*")):
         print(f"what held memory: {shown(path)}")
 

@@ -1,4 +1,4 @@
-"""A worker: what one rank does around the recipe. Its process comes from the forkserver, which has imported torch."""
+"""A worker: one rank's process, forked from the forkserver, and what it does around the recipe."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
     from meshrunner.runner.process.worker_context import WorkerContext
 
 GIB = 2**30
-_until_exit: list[Any] = []
-"""The model stays referenced until the process ends: DDP destroyed before its process group may hang."""
+_kept_alive: list[Any] = []
+"""Referenced until the process exits: DDP may hang when it is destroyed before its process group."""
 STOPPED_EARLY = 75
-"""Exit code of a worker that has stopped before the last step, as it was requested to."""
+"""Exit code of a worker that stopped before the last step, on request."""
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
     """
-    The worker process, from start to end.
+    Entry point of a worker process.
 
     Args:
-        experiment: pickled. It may hold objects of a user's own classes, which can be imported under `path` only.
+        experiment: pickled: a user's own classes can be imported under `path` only.
     """
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:
-        code = _work(folder, pickle.loads(experiment), context)
-    except BaseException as error:  # whatever it is, the launcher has to learn of it
-        _report(folder, context.rank, error)
+        code = _train(folder, pickle.loads(experiment), context)
+    except BaseException as error:  # of any kind: the launcher has to know
+        _write_error(folder, context.rank, error)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a regular exit destroys the process group under DDP's feet and may hang
+    os._exit(code)  # a regular exit destroys the process group before DDP and may hang
 
 
-def _work(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
+def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
     """Train as this rank; returns the exit code."""
     import torch
     import torch.distributed as dist
@@ -61,15 +61,15 @@ def _work(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
 
     torch.set_num_threads(context.threads)
     torch.set_float32_matmul_precision(getattr(experiment.precision, "matmul", "highest"))
-    device = (
-        torch.device(context.device_type, context.local_rank) if context.device_type != "cpu" else torch.device("cpu")
-    )
+    kind = context.device_type
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, context.local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         _keep_freed_memory()
     launch = experiment.launch
-    _join(context, device, timedelta(minutes=max(launch.start_timeout_minutes, launch.timeout_minutes) + 1))
+    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1
+    _init_process_group(context, device, timedelta(minutes=minutes))
     if launch.host_memory_gib is not None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         limit = held + int(launch.host_memory_gib * GIB)
@@ -88,38 +88,38 @@ def _work(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
         dist.barrier()
     except BaseException as error:
         if _is_out_of_memory(error):
-            _tell_profiler(meter)
+            _report_out_of_memory(meter)
         raise
-    _until_exit.append(result.model)
+    _kept_alive.append(result.model)
     return 0 if result.step == experiment.steps else STOPPED_EARLY
 
 
 def _keep_freed_memory() -> None:
     """
-    Let the C library keep what a CPU's tensors gave back, as the caching allocator of a GPU does.
+    Let the C library keep the memory of freed tensors, like the caching allocator of a GPU.
 
-    glibc would return large ones to the kernel at once, and the next step would get them zeroed page by page: 4% of a step.
+    glibc would return large blocks to the kernel, which zeroes their pages for the next step: 4% of a step.
     """
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 0)  # M_MMAP_MAX: large blocks are part of the heap, too
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: and the heap does not shrink
+        mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
-def _tell_profiler(meter: RunMeter) -> None:
-    """Whatever goes wrong, what is reported is that there was not enough memory."""
+def _report_out_of_memory(meter: RunMeter) -> None:
+    """Let the profiler write what it has; its own failure must not hide that memory ran out."""
     try:
         meter.out_of_memory()
     except Exception:
         traceback.print_exc()
 
 
-def _join(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
+def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
     """
-    Meet the other ranks. Rank 0 opens the store on a port of the system's choice and tells the node through memory.
+    Rendezvous with the other ranks. Rank 0 opens the store, on a free port if none is given, and shares the port with its node.
 
     Args:
-        timeout: of collectives; longer than the launcher's patience, which knows which rank did not come.
+        timeout: for collectives; longer than the launcher's timeout, which names the missing rank.
     """
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -148,26 +148,26 @@ def _join(context: WorkerContext, device: torch.device, timeout: timedelta) -> N
     )
 
 
-def _report(run_dir: Path, rank: int, error: BaseException) -> None:
-    """Print the traceback to the rank's log, and write the error for the launcher to read."""
-    message = f"{error}" if _is_plain(error) else f"{type(error).__name__}: {error}"
+def _write_error(run_dir: Path, rank: int, error: BaseException) -> None:
+    """Write the error to the rank's log, and to a file for the launcher."""
+    message = f"{error}" if _is_user_error(error) else f"{type(error).__name__}: {error}"
     trace = traceback.format_exc()
     record = {
         "time": time.time(),
         "rank": rank,
         "oom": _is_out_of_memory(error),
         "message": message.strip(),
-        "plain": _is_plain(error),
+        "plain": _is_user_error(error),
         "traceback": trace,
     }
-    sys.stderr.write(f"{message}\n" if _is_plain(error) else trace)
+    sys.stderr.write(f"{message}\n" if _is_user_error(error) else trace)
     sys.stderr.flush()
-    with suppress(OSError):  # on a full disk the exit code has to do
+    with suppress(OSError):  # on a full disk the exit code has to suffice
         write_json(rank_error(run_dir, rank), record)
 
 
-def _is_plain(error: BaseException) -> bool:
-    """Errors whose text is written for the user and says all there is to say."""
+def _is_user_error(error: BaseException) -> bool:
+    """Whether an error's text is written for the user and needs no traceback."""
     from meshrunner.recipes.errors import ConfigError
 
     return isinstance(error, ConfigError | FloatingPointError)

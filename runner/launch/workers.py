@@ -1,7 +1,7 @@
-"""Run directory -> N workers on this node, watched until they end. Needs no torch in this process.
+"""The workers of a run on this node, from start to end. The launcher does not import torch.
 
-torch elastic is not used: once ranks are coupled by collectives it names a victim as the cause ("connection closed by
-peer"), and an out-of-memory rank is reported as a network error.
+Not torch elastic: once ranks are coupled by collectives it reports a victim as the cause ("connection closed by peer"),
+and an out-of-memory rank as a network error.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from meshrunner.runner.launch.nodes import Peers
     from meshrunner.runner.launch.preemption import Preemption
 
-GRACE_S = 2.0
-"""Seconds that the other ranks have after the first failure to say what they saw."""
-END_S = 5.0
-"""Seconds from the signal that writes a stack to SIGKILL."""
+FAILURE_GRACE_S = 2.0
+"""Seconds that the other ranks have after the first failure to report theirs."""
+KILL_AFTER_S = 5.0
+"""Seconds from END_SIGNAL to SIGKILL."""
 POLL_S = 0.1
 
 
@@ -49,10 +49,10 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """The configured one; the workers find out by themselves whether they continue from a checkpoint."""
+    """The experiment as configured; the workers find the checkpoint themselves."""
     devices: NodeDevices
     number: int
-    """Executions of the run directory so far, this one included."""
+    """Counts from 1 over all executions of the run directory."""
     peers: Peers
     preemption: Preemption
 
@@ -64,22 +64,22 @@ class Attempt:
 
 def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object], poll: Callable[[], None]) -> Outcome:
     """
-    Start this node's workers and wait for their end, or for trouble on another node.
+    Start this node's workers and wait until they end or another node fails.
 
     Args:
         started: called once with the workers, each {"rank", "pid"}.
         poll: called a few times a second, to show progress.
 
     Returns:
-        How the run ended, as far as this node can know.
+        The outcome of the run, as far as this node knows it.
 
     Raises:
-        Interrupted: after the workers were ended.
+        Interrupted: the workers are gone.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps = forkserver.shared_integers(attempt.devices.workers)
-    processes = _processes(attempt, steps)
-    kills = oom_kills()
+    processes = _create_processes(attempt, steps)
+    oom_kills_before = oom_kills()
     try:
         try:
             for process in processes:
@@ -87,17 +87,15 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
         except (OSError, EOFError) as error:
             return Outcome("failed", f"the workers could not be started: {error}")
         started([{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)])
-        waited = _watch(attempt, processes, steps, poll)
-        codes = [process.exitcode for process in processes]  # before this process ends any of them
+        stalled_minutes = _watch(attempt, processes, steps, poll)
+        codes = [process.exitcode for process in processes]  # before any of them is ended here
     finally:
-        _end(processes)
-    if waited is not None:
-        return hang(run_dir, first, list(steps), waited)
-    failed = {first + i: code for i, code in enumerate(codes) if code not in (0, STOPPED_EARLY, None)}
+        _terminate(processes)
+    if stalled_minutes is not None:
+        return hang(run_dir, first, list(steps), stalled_minutes)
+    failed = {first + i: code for i, code in enumerate(codes) if code and code != STOPPED_EARLY}
     if failed:
-        return first_failure(
-            run_dir, {rank: code for rank, code in failed.items() if code}, killed_by_kernel=oom_kills() > kills
-        )
+        return first_failure(run_dir, failed, killed_by_kernel=oom_kills() > oom_kills_before)
     if not any(code is None or code == STOPPED_EARLY for code in codes):
         return Outcome("completed", "")
     if attempt.preemption.requested:
@@ -105,15 +103,11 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
     return Outcome("failed", "workers on another node have ended", collateral=True)
 
 
-def _processes(attempt: Attempt, steps: Any) -> list[BaseProcess]:
+def _create_processes(attempt: Attempt, steps: Any) -> list[BaseProcess]:
     devices, node, launch = attempt.devices, attempt.peers.node, attempt.experiment.launch
     port = forkserver.shared_integers(1)
     port[0] = launch.port or node.port
-    environment = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"),  # compiled code is shared by all runs
-        **launch.env,
-    }
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"), **launch.env}
     pickled = pickle.dumps(attempt.experiment)
     processes: list[BaseProcess] = []
     for local_rank in range(devices.workers):
@@ -137,41 +131,41 @@ def _processes(attempt: Attempt, steps: Any) -> list[BaseProcess]:
 
 def _watch(attempt: Attempt, processes: list[BaseProcess], steps: Any, poll: Callable[[], None]) -> float | None:
     """
-    Wait until all workers have ended, one here or on another node has failed (plus some grace), no step was completed for
-    too long, or the run is requested to stop before its first step.
+    Wait until all workers have ended, one here or on another node has failed (plus a grace period), no step was completed
+    within the time limit, or a stop is requested before the first step.
 
     Returns:
-        The minutes that were waited for a step; None in the other cases.
+        The minutes without a completed step, if they exceeded the limit; else None.
     """
     settings, preemption = attempt.experiment.launch, attempt.preemption
-    seen, since, saved = list(steps), time.monotonic(), 0
+    seen, since, saved_bytes = list(steps), time.monotonic(), 0
     failed_at: float | None = None
     while alive := [p for p in processes if p.exitcode is None]:
         wait([p.sentinel for p in alive], timeout=POLL_S)
         poll()
-        preemption.look()
+        preemption.poll()
         now = time.monotonic()
         if failed_at is None and (
-            any(p.exitcode not in (0, STOPPED_EARLY, None) for p in processes) or attempt.peers.trouble()
+            any(p.exitcode not in (0, STOPPED_EARLY, None) for p in processes) or attempt.peers.failed_elsewhere()
         ):
             failed_at = now
-        if failed_at is not None and now - failed_at > GRACE_S:
+        if failed_at is not None and now - failed_at > FAILURE_GRACE_S:
             break
         if preemption.requested and not any(steps):
-            break  # nothing is lost, and the first step may be long in coming
+            break  # nothing is lost, and the first step may take long
         if list(steps) != seen:
             seen, since = list(steps), now
         minutes = settings.timeout_minutes if min(seen) else settings.start_timeout_minutes
         if failed_at is None and now - since > 60 * minutes:
-            if (size := _being_saved(attempt.run_dir)) == saved:
+            if (size := _unfinished_checkpoint_bytes(attempt.run_dir)) == saved_bytes:
                 return minutes
-            saved, since = size, now  # slow, but it continues
+            saved_bytes, since = size, now  # a slow save that still makes progress
     poll()
     return None
 
 
-def _being_saved(run_dir: Path) -> int:
-    """Bytes so far of the checkpoint that is being written."""
+def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
+    """Bytes written so far of the checkpoint being saved."""
     size = 0
     for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
         with suppress(FileNotFoundError):
@@ -179,18 +173,18 @@ def _being_saved(run_dir: Path) -> int:
     return size
 
 
-def _end(processes: list[BaseProcess]) -> None:
-    """End what still runs, and wait until it is gone. Processes are addressed by id: the forkserver may be gone, too."""
-    for name in (forkserver.END, signal.SIGKILL):
+def _terminate(processes: list[BaseProcess]) -> None:
+    """End the processes that still run, and wait for them. By id: the forkserver may be gone, too."""
+    for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):
                 os.kill(process.pid, name)
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + KILL_AFTER_S
         while any(_exists(p) for p in processes) and time.monotonic() < deadline:
             time.sleep(0.01)
 
 
 def _exists(process: BaseProcess) -> bool:
     if process.pid is None or (process.exitcode is not None and process.exitcode != 255):
-        return False  # 255 also means that the forkserver, which reports exit codes, has gone
+        return False  # 255 also means that the forkserver, which reports exit codes, is gone
     return started_at(process.pid) is not None

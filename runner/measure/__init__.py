@@ -1,1 +1,1 @@
-"""What the workers measure: steps, memory, compilation, the peak that MFU is a share of."""
+"""Measurements in the workers: steps, memory, compilation, the peak FLOP/s behind MFU."""

@@ -1,4 +1,4 @@
-"""What torch.compile has done in this process, from its own books. Nothing here needs the device."""
+"""Statistics of torch.compile in this process, from dynamo's own counters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def compile_seconds() -> float:
 
 
 def recompile_reasons() -> list[str]:
-    """Why something that was compiled was compiled again, in order: the guard that failed."""
+    """Reasons of all recompilations so far, in order: function and failed guard."""
     from torch._dynamo.utils import get_compilation_metrics
 
     return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
 
 
 def compile_facts() -> dict[str, Any]:
-    """The keys of summary.json that tell what became of `compile`."""
+    """The keys of summary.json about compilation."""
     from torch._dynamo.utils import counters
 
     return {

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import torch
 
+from meshrunner.runner.figures import row_keys
+
 GIB = 2**30
-ROW_KEYS = (
-    "memory/peak_active_gib",
-    "memory/peak_active_pct",
-    "memory/peak_reserved_gib",
-    "memory/peak_reserved_pct",
-    "memory/alloc_retries",
-    "memory/peak_rss_gib",
-)
 
 
 class Memory:
@@ -33,7 +27,7 @@ class Memory:
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
         """The memory keys of a row, null where this device has no such figure."""
-        found: dict[str, float | None] = dict.fromkeys(ROW_KEYS)
+        found: dict[str, float | None] = dict.fromkeys(row_keys("memory/"))
         found |= peaks
         if self.total_gib:
             for key in ("active", "reserved"):
@@ -63,12 +57,7 @@ class HostMemory(Memory):
 class CudaMemory(HostMemory):
     """Peaks of the caching allocator: active (in use by tensors) and reserved (taken from the device)."""
 
-    keys = (
-        "memory/peak_active_gib",
-        "memory/peak_reserved_gib",
-        "memory/alloc_retries",
-        "memory/peak_rss_gib",
-    )
+    keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostMemory.keys)
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,7 +1,7 @@
 """The meter: measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
 
-A step's values stay on the device until a read-out, every `log_every` steps; then the ranks' figures are gathered and the
-rows are written and flushed. What a read-out costs is not counted as part of a step.
+A step's values stay on the device until the read-out, every `log_every` steps; then the ranks' figures are gathered and the
+rows are written and flushed. The time of a read-out belongs to no step.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ if TYPE_CHECKING:
     from meshrunner.runner.process.worker_context import WorkerContext
 
 COLLECT_EVERY = 50
-"""Steps between two runs of Python's garbage collector, which is off inside a step."""
-
-
-FIGURES = 5
-"""Number of figures of a rank in a step that `_row` is given."""
+"""Steps between two runs of Python's garbage collector, which is disabled during training."""
+RANK_VALUES = 5
+"""Number of values per rank and step that `_row` takes."""
 
 
 @dataclass
 class _Step:
-    """A step that is not read out yet."""
+    """A completed step, before the read-out."""
 
     number: int
     loss: Tensor
@@ -58,7 +56,7 @@ class _Step:
 
 
 class RunMeter:
-    """Implements `meshrunner.recipes.meter.Meter`."""
+    """The implementation of `meshrunner.recipes.meter.Meter`."""
 
     def __init__(self, experiment: Experiment, run_dir: Path, context: WorkerContext) -> None:
         self.experiment, self.run_dir, self.context = experiment, run_dir, context
@@ -66,9 +64,9 @@ class RunMeter:
         self.data_time = 0.0
         self.tokens = 0
         self.resumed_at = 0
-        self.compiled = 0.0
+        self.compile_time = 0.0
         self.recompiles = 0
-        self.late: list[dict[str, Any]] = []
+        self.late_recompiles: list[dict[str, Any]] = []
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
 
@@ -86,7 +84,7 @@ class RunMeter:
                 "world_size": self.context.world_size,
                 "device_memory_gib": self.memory.total_gib,
             }
-            self._note(facts)
+            self._add_to_summary(facts)
         self.profiler.started(device, self.resumed_at)
         self._begin_step()
 
@@ -101,18 +99,18 @@ class RunMeter:
 
     def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
         end, cpu_time = self._now(), time.process_time() - self.cpu_begin
-        before, self.compiled = self.compiled, compile_seconds()
-        compiled = self.compiled - before
-        times, profiled = (self.data_time, cpu_time, compiled), self.profiler.recording
+        before, self.compile_time = self.compile_time, compile_seconds()
+        compile_time = self.compile_time - before
+        times, profiled = (self.data_time, cpu_time, compile_time), self.profiler.recording
         self.pending.append(_Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end, time.time()))
         figures = self.profiler.step_done(step)
         if figures is not None:
             self._end_profile(figures)
         self.data_time = 0.0
-        if compiled and step > self.resumed_at + self.experiment.measure_after:
-            self._recompiled(step)
+        if compile_time and step > self.resumed_at + self.experiment.measure_after:
+            self._record_recompiles(step)
         self.context.steps[self.context.local_rank] = step
-        # The first step is read out at once: it ends the start-up, whatever log_every is.
+        # The first step is read out immediately, whatever log_every is: it ends the start-up.
         if step == self.resumed_at + 1 or step % self.experiment.log_every == 0 or step == self.experiment.steps:
             self._read_out()
         if step == self.resumed_at + self.experiment.measure_after:
@@ -124,7 +122,7 @@ class RunMeter:
     @contextmanager
     def saving(self) -> Iterator[None]:
         self.profiler.pause()
-        # First of all the rows: a checkpoint that is ahead of them would leave a hole where the run is resumed.
+        # Rows first: a checkpoint ahead of them would leave a gap when the run is resumed.
         if self.pending:
             self._read_out()
         if self.events is not None:
@@ -133,7 +131,7 @@ class RunMeter:
         self._begin_step()
 
     def out_of_memory(self) -> None:
-        """The run ends for want of memory."""
+        """The run ends because memory ran out."""
         self.profiler.out_of_memory()
 
     def _begin_step(self) -> None:
@@ -143,10 +141,10 @@ class RunMeter:
     def _end_profile(self, figures: list[float]) -> None:
         everyone = self._gather(figures).tolist()
         if self.context.rank == 0:
-            self._note(self.profiler.summary(everyone))
+            self._add_to_summary(self.profiler.summary(everyone))
 
     def _now(self) -> Any:
-        """A point in the device's time: an event where work is queued, else the clock."""
+        """A time stamp: an event in the current stream on CUDA, else seconds."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -159,29 +157,30 @@ class RunMeter:
         return float(step.begin.elapsed_time(step.end)) / 1e3
 
     def _begin_measuring(self) -> None:
-        """The measured window starts: report the start-up's memory peak apart and reset it."""
+        """The measured window begins: record the memory peaks of the start-up and reset them."""
         startup = self._gather([self.memory.read()[key] or 0.0 for key in self.memory.keys])
         if self.context.rank == 0:
             peaks = dict(zip(self.memory.keys, startup.amax(0).tolist(), strict=True))
-            self._note({key.replace("memory/", "memory/startup_"): peaks[key] for key in peaks if "_gib" in key})
+            gib = {key.replace("memory/", "memory/startup_"): peaks[key] for key in peaks if "_gib" in key}
+            self._add_to_summary(gib)
         self.memory.reset()
         self.recompiles = len(recompile_reasons())
 
-    def _recompiled(self, step: int) -> None:
-        """Compilation inside the measured window is not expected: the reason goes into the record at once."""
+    def _record_recompiles(self, step: int) -> None:
+        """Add the reasons of recompilations inside the measured window, where none is expected, to the summary."""
         reasons = recompile_reasons()
-        self.late += [{"step": step, "reason": reason} for reason in reasons[self.recompiles :]]
+        self.late_recompiles += [{"step": step, "reason": reason} for reason in reasons[self.recompiles :]]
         self.recompiles = len(reasons)
         if self.context.rank == 0:
-            self._note({"compile/late_recompiles": self.late})
+            self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
-    def _note(self, facts: dict[str, Any]) -> None:
-        """Add to summary.json what does not follow from the rows."""
+    def _add_to_summary(self, facts: dict[str, Any]) -> None:
+        """Add keys to summary.json that do not follow from the rows."""
         path = self.run_dir / SUMMARY
         write_json(path, read_json(path) | facts)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Every rank's values, [ranks, values], fp64, in host memory."""
+        """Every rank's values, fp64 in host memory: [ranks, values]."""
         mine = torch.tensor(values, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.context.world_size)]
         dist.all_gather(everyone, mine)
@@ -200,12 +199,12 @@ class RunMeter:
         everyone = self._gather(
             [*(value for values in per_step for value in values), *(memory[key] or 0.0 for key in self.memory.keys)]
         )
-        ranks_steps, ranks_memory = torch.split(everyone, [FIGURES * len(steps), len(self.memory.keys)], dim=1)
-        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), FIGURES)
+        ranks_steps, ranks_memory = torch.split(everyone, [RANK_VALUES * len(steps), len(self.memory.keys)], dim=1)
+        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), RANK_VALUES)
         if self.context.rank == 0:
             peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
-                self._note(compile_facts() if self.compiled else {})
+                self._add_to_summary(compile_facts() if self.compile_time else {})
             for i, step in enumerate(steps):
                 profiled = {"profiled": True} if step.profiled else {}
                 self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks) | profiled)
@@ -218,8 +217,8 @@ class RunMeter:
         WPS = tokens of the step / (seconds x devices); MFU = WPS x FLOPs per token / peak FLOP/s of the device.
 
         Args:
-            ranks: every rank's loss, seconds, seconds of waiting for data, CPU seconds, seconds of compiling:
-                [ranks, FIGURES].
+            ranks: loss, seconds, seconds of waiting for data, CPU seconds and seconds of compiling of every rank:
+                [ranks, RANK_VALUES].
         """
         loss, cpu = ranks[:, 0].mean().item(), ranks[:, 3].sum().item()
         seconds, waited = ranks[:, 1:3].amax(0).tolist()  # the slowest rank's
@@ -254,16 +253,16 @@ class RunMeter:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
     def _stop_if_not_finite(self, steps: list[_Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Every rank sees the same figures here and so all stop at the same step."""
+        """Raise FloatingPointError for a loss or norm that is not finite: on every rank, as all see the same figures."""
         for i, step in enumerate(steps):
             wrong = (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist()
             if wrong:
                 raise FloatingPointError(
                     f"step {step.number}: the loss is {rank_losses[wrong[0], i].item()} on rank {wrong[0]}; "
-                    "the update of this step was left out and the run stops"
+                    "this step's update was skipped and the run stops"
                 )
             if not math.isfinite(norms[i]):
                 raise FloatingPointError(
                     f"step {step.number}: the gradient norm is {norms[i]} though the loss is finite; "
-                    "the update of this step was left out and the run stops"
+                    "this step's update was skipped and the run stops"
                 )

@@ -1,4 +1,4 @@
-"""The peak FLOP/s that MFU is divided by: from the data sheet of a GPU, measured for a CPU."""
+"""The peak FLOP/s, the denominator of MFU: from the data sheet of a GPU, measured on a CPU."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from meshrunner.runner.config.experiment import Experiment
     from meshrunner.runner.process.worker_context import WorkerContext
 
-SIZE = 1024
-REPEATS = 12
+MATMUL_SIZE = 1024
+MATMUL_REPEATS = 12
 
 
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
     """
-    FLOP/s of one device for the run's compute dtype, None when unknown, and what a summary says about the device.
+    Peak FLOP/s of one device for the run's compute dtype, None when unknown, and the summary's keys about the device.
 
-    Called by all ranks: on a CPU rank 0 measures, if it has not before, while the others wait.
+    A collective call: on a CPU rank 0 measures, unless the peak is cached, while the others wait.
     """
     rate = experiment.precision.compute
     if device.type == "cuda":
@@ -39,14 +39,14 @@ def peak_flops(
         peak = None if tflops is None else tflops * 1e12
     else:
         name = cpu_name()
-        box: list[float | None] = [_measured(name, rate, context.threads) if context.rank == 0 else None]
+        box: list[float | None] = [_cached_peak(name, rate, context.threads) if context.rank == 0 else None]
         dist.broadcast_object_list(box, src=0)
         peak = box[0]
     return peak, {"device": name, "peak_tflops": peak and peak / 1e12, "peak_rate": rate}
 
 
-def _measured(cpu: str, rate: str, threads: int) -> float:
-    """The best of some matrix products, from the cache when this processor was measured before with as many threads."""
+def _cached_peak(cpu: str, rate: str, threads: int) -> float:
+    """FLOP/s of this processor with these threads, measured the first time."""
     path = cache_dir() / "cpu_peak.json"
     key = f"{cpu}, {threads} threads, {rate}, torch {torch.__version__}"
     known = read_json(path)
@@ -57,10 +57,11 @@ def _measured(cpu: str, rate: str, threads: int) -> float:
 
 
 def _measure(dtype: torch.dtype) -> float:
-    a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
+    """FLOP/s of the fastest of some matrix products."""
+    a, b = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype), torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
     best = float("inf")
-    for _ in range(REPEATS):
+    for _ in range(MATMUL_REPEATS):
         begin = time.perf_counter()
         a @ b
         best = min(best, time.perf_counter() - begin)
-    return 2 * SIZE**3 / best
+    return 2 * MATMUL_SIZE**3 / best

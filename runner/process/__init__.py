@@ -1,1 +1,1 @@
-"""The processes of a command: one warm forkserver, signals, process trees."""
+"""Processes: one warm forkserver, signals, process trees."""

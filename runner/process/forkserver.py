@@ -1,4 +1,4 @@
-"""The processes meshrunner starts: all come from one warm forkserver and none outlives the process that started it."""
+"""The child processes of meshrunner: all are forked by one warm forkserver, and none outlives its parent."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""What the forkserver imports before it forks. Never a user's module: an exception there would end the forkserver."""
+"""Modules that the forkserver imports before it forks. Never a user's: an exception there would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
-END = signal.SIGUSR2
-"""What ends a child in order: its stack goes to its log. SIGTERM is not used, because SLURM sends it to every process of a
-job that is requested to stop, and only the command line may act on that."""
+END_SIGNAL = signal.SIGUSR2
+"""The signal that ends a child after its stack is written to its log. Not SIGTERM: SLURM sends that to every process of a job
+to request a stop, and only the launcher may act on it."""
 
 
 def shared_integers(count: int) -> Any:
-    """Integers that a process and its children see, without a lock: each has one writer."""
+    """Integers shared by a process and its children, without a lock: each integer has one writer."""
     return RawArray("q", count)
 
 
 def warm() -> None:
-    """Start the forkserver, which imports torch while this process continues. Takes milliseconds."""
+    """Start the forkserver; it imports torch in the background. Takes milliseconds."""
     multiprocessing.set_forkserver_preload(PRELOAD)
-    # Inherited: Ctrl-C belongs to the command line alone. Here it is only held back until the forkserver is started.
+    # Inherited by the forkserver: only the launcher handles Ctrl-C. Here it is blocked until the forkserver is started.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    requests = STOP_REQUESTS if in_slurm_job() else ()
-    handlers = {name: signal.signal(name, signal.SIG_IGN) for name in requests}  # inherited, too
+    # Inherited, too.
+    handlers = {name: signal.signal(name, signal.SIG_IGN) for name in (STOP_REQUESTS if in_slurm_job() else ())}
     safe_path = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"  # nothing of the current directory may shadow what is preloaded
+    os.environ["PYTHONSAFEPATH"] = "1"  # no file of the current directory may shadow a preloaded module
     try:
-        resource_tracker.ensure_running()  # the forkserver would start it, and unblock SIGINT while doing so
+        resource_tracker.ensure_running()  # the forkserver would start it, and unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
     finally:
@@ -70,8 +70,7 @@ def warm() -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End this process at once, without what multiprocessing would leave behind: the forkserver, which may still be
-    importing torch, and its folder for sockets."""
+    """Exit immediately; kill the forkserver, which may still be importing torch, and remove its folder of sockets."""
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -83,11 +82,11 @@ def exit_now(code: int) -> NoReturn:
 
 def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     """
-    What a child process does first: write to its log, leave Ctrl-C to its parent, end when its parent ends.
+    Initialise a child process: redirect its output, ignore Ctrl-C, die with its parent.
 
     Args:
-        log: appended to by stdout and stderr.
-        environment: replaces the environment, which in a forkserver's child is that of the forkserver's start.
+        log: file to which stdout and stderr are appended.
+        environment: replaces the environment, which a child inherits from the start of the forkserver.
         path: replaces sys.path, for the same reason.
     """
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -96,19 +95,19 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     os.close(file)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    gc.freeze()  # what the forkserver imported stays, and stays shared
+    gc.freeze()  # the forkserver's modules stay, in shared pages
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(2)
-    faulthandler.register(END, 2, chain=True)  # a hung process says where it hangs
-    threading.Thread(target=_follow_parent, daemon=True, name="follow parent").start()
-    die_with_parent(signal.SIGKILL)  # the forkserver's end is this process's end, too
+    faulthandler.register(END_SIGNAL, 2, chain=True)  # a hung process writes its stack
+    threading.Thread(target=_die_with_launcher, daemon=True, name="die with launcher").start()
+    die_with_parent(signal.SIGKILL)  # the parent of this process is the forkserver
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = path
 
 
-def _follow_parent() -> None:
+def _die_with_launcher() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -1,7 +1,7 @@
-"""The signals that end a command: which interrupt it at once, and which only request that it stops in order.
+"""The signals that end a command: interrupts end it immediately, stop requests after a checkpoint.
 
-Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM interrupt. In a SLURM job SIGTERM and SIGUSR1 are requests to stop, which
-`launch.preemption` hears.
+Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM are interrupts. In a SLURM job SIGTERM and SIGUSR1 are stop requests, which
+`launch.preemption` handles.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from meshrunner.recipes.errors import Interrupted
 
 
 def in_slurm_job() -> bool:
-    """Whether this process is part of a job that may be requested to stop."""
+    """Whether this process runs in a SLURM job, which may be requested to stop."""
     return "SLURM_JOB_ID" in os.environ
 
 
-def start_of_job() -> str:
-    """The SLURM job and how often it was requeued before, `12.0`: it names one start of the job."""
+def job_start_id() -> str:
+    """The SLURM job's id and its number of requeues, `12.0`: one start of the job."""
     return f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
 STOP_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""What requests that a run in a SLURM job stops."""
+"""Signals that request a run in a SLURM job to stop."""
 INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIGTERM,)))
-"""What interrupts a run at once."""
+"""Signals that interrupt a run."""
 IGNORE_S = 15.0
-"""Seconds after an interrupt in which no other is heard: the workers are being ended."""
+"""Seconds after an interrupt during which others are ignored: the workers are being ended."""
 
 
 def hold_stop_requests() -> None:
-    """Hold back, in a SLURM job, requests to stop until a `Preemption` hears them. By itself one would end the command."""
+    """Block stop requests until a `Preemption` handles them: by default they would kill the command. Only in a SLURM job."""
     if in_slurm_job():
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_REQUESTS)
 
@@ -42,10 +42,10 @@ def hold_stop_requests() -> None:
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
     """
-    Inside, INTERRUPTS raise Interrupted; those that follow at once, while the workers end, are ignored.
+    A context in which INTERRUPTS raise Interrupted; others within IGNORE_S are ignored.
 
     Args:
-        consequence: of such an end, for the user to read.
+        consequence: end of the message to the user.
     """
     last = float("-inf")
 
@@ -66,7 +66,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Inside, INTERRUPTS are held back: what is done there is done as a whole, and they arrive at its end."""
+    """A context in which INTERRUPTS are blocked; they are delivered at its end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a worker is told by its launcher: its place among the ranks, and the memory both share."""
+"""The context that a launcher passes to a worker: its place among the ranks, and their shared memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Node:
-    """This machine's place among those of a run."""
+    """This node's place among the nodes of a run."""
 
     rank: int
     count: int
     host: str
-    """Where rank 0 of the workers is."""
+    """Host of the rendezvous: the node of rank 0."""
     port: int
-    """TCP port of the rendezvous; 0: one that is free, which only works on one machine."""
+    """TCP port of the rendezvous; 0: a free one, on a single node only."""
     rendezvous: str
-    """Differs from one start of the job to the next: workers left from an earlier one are not taken for members."""
+    """Id of the rendezvous, new with each start of the job: workers of an earlier start cannot join."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class WorkerContext:
     rank: int
     local_rank: int
     workers: int
-    """Per node."""
+    """Workers per node."""
     node: Node
     device_type: str
     threads: int
     attempt: int
     port: Any
-    """RawArray of one integer: the rendezvous port on the first node, 0 until rank 0 has opened it."""
+    """RawArray of one integer: the port of the rendezvous on the first node, 0 until rank 0 has opened it."""
     steps: Any
-    """RawArray with the last completed step of every rank of the node."""
+    """RawArray of the last completed step of each rank of the node."""
     stop_requested: Any
-    """RawArray of one integer, not 0 when the run is requested to stop; None where that cannot be."""
+    """RawArray of one integer, not 0 once a stop is requested; None outside a SLURM job."""
 
     @property
     def world_size(self) -> int:
@@ -45,7 +45,7 @@ class WorkerContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What torchrun would set, for code of a user's that looks there."""
+        """The variables that torchrun would set, for user code that reads them."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),

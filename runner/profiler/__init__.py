@@ -1,1 +1,1 @@
-"""Profiling some of the measured steps: where their time goes, or what holds memory."""
+"""Profilers of some of the measured steps: their time, or their memory."""

@@ -1,4 +1,4 @@
-"""The `profiler` group: which steps are profiled, and what the meter tells a profiler in every rank."""
+"""The `profiler` group: the profiling window, and the session that the meter drives on every rank."""
 
 from __future__ import annotations
 
@@ -18,52 +18,51 @@ if TYPE_CHECKING:
 
     from meshrunner.runner.process.worker_context import WorkerContext
 
-
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")
-"""What live tensors are for."""
+"""Categories of live tensors."""
 
 
 class ProfiledRun(NamedTuple):
-    """What a profiler is told of the run it is part of."""
+    """The run that a profiler is part of."""
 
     steps: int
     measure_after: int
-    """First steps that do not count for throughput."""
+    """Number of first steps that do not count for throughput."""
     compiles: bool
-    """Whether anything of the model is compiled."""
+    """Whether any part of the model is compiled."""
 
 
 class Session:
-    """A profiler at work in one rank, called by the meter. This one does nothing."""
+    """A profiler's session on one rank, driven by the meter. This one does nothing."""
 
     @property
     def recording(self) -> bool:
-        """Whether the profiler slows the current step: such a step does not count for throughput."""
+        """Whether the current step is profiled: such a step does not count for throughput."""
         return False
 
     def started(self, device: torch.device, done: int) -> None:
-        """The model stands; so many steps were done by earlier attempts."""
+        """The model is built, and `done` steps were completed by earlier attempts."""
 
     def step_begins(self) -> None:
-        """What follows is part of the next step."""
+        """The next step begins."""
 
     def pause(self) -> None:
-        """What follows is part of no step, until the next `step_begins`."""
+        """No step runs until the next `step_begins`."""
 
     def step_done(self, step: int) -> list[float] | None:
-        """This rank's figures where the window ends with the step, on every rank; else None. Ends like `pause`."""
+        """This rank's figures if the window ends with this step, as it does on all ranks, else None. Pauses."""
         return None
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """On rank 0, after the window: keys of summary.json from all ranks' figures, [ranks, figures]."""
+        """Keys of summary.json from the figures of all ranks, [ranks, figures]; called on rank 0, after the window."""
         raise NotImplementedError
 
     def out_of_memory(self) -> None:
-        """The run ends for want of memory: write what tells why."""
+        """The run ends because memory ran out: write the profile so far."""
 
 
 class Profiler(Option):
-    """What is profiled."""
+    """Base of the profilers."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.runner.profiler.base:NoProfiler",
@@ -72,12 +71,12 @@ class Profiler(Option):
     }
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        """What does not fit the run or its number of ranks."""
+        """Settings that do not fit the run or its number of ranks."""
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         """
-        What works, but is perhaps not what was meant.
+        Settings that work, but perhaps not as intended.
 
         Args:
             done: steps of earlier attempts; 0 for a new run.
@@ -85,22 +84,22 @@ class Profiler(Option):
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
-        """Called in every worker before the model is built, with the rank's device current."""
+        """Open the session of a worker, before the model is built; the rank's device is current."""
         return Session()
 
 
 class NoProfiler(Profiler):
-    """Every step runs as it is."""
+    """No profiler."""
 
 
 def _ranks(value: Any) -> Any:
-    right = value == "all" or (
+    valid = value == "all" or (
         isinstance(value, list)
         and len(value) > 0
         and all(type(rank) is int and rank >= 0 for rank in value)
         and len(set(value)) == len(value)
     )
-    if not right:
+    if not valid:
         raise PydanticCustomError(
             "ranks", "expected 'all' or a list of different ranks, such as [0, 1], got {got}", {"got": repr(value)}
         )
@@ -108,29 +107,29 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of the options that profile some steps, the window: `steps` of them, after measure_after + `start` others."""
+    """Base of the profilers of a window: `steps` steps, after the first measure_after + `start`."""
 
     start: Annotated[int, whole(at_least=0)]
-    """Steps between those that do not count (measure_after) and the window."""
+    """Number of measured steps before the window."""
     steps: Count
     """Length of the window."""
     ranks: Annotated[list[int] | Literal["all"], BeforeValidator(_ranks)]
-    """Which ranks: a list, or all."""
+    """Profiled ranks: a list, or all."""
 
-    def last(self, run: ProfiledRun, done: int = 0) -> int:
-        """The window's last step, in an attempt that begins after `done` steps."""
+    def last_step(self, run: ProfiledRun, done: int = 0) -> int:
+        """The last step of the window, in an attempt that begins after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
     def _arithmetic(self, run: ProfiledRun, done: int) -> str:
         before = f"{done} done before + " if done else ""
         return (
             f"{before}measure_after({run.measure_after}) + profiler.start({self.start}) + "
-            f"profiler.steps({self.steps}) = {self.last(run, done)} is more than steps({run.steps})"
+            f"profiler.steps({self.steps}) = {self.last_step(run, done)} is more than steps({run.steps})"
         )
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
         found = []
-        if self.last(run) > run.steps:
+        if self.last_step(run) > run.steps:
             found.append(self._arithmetic(run, 0))
         if self.ranks != "all" and (wrong := [rank for rank in self.ranks if rank >= ranks]):
             names = ", ".join(map(str, wrong))
@@ -138,20 +137,20 @@ class Windowed(Profiler):
         return found
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        if done and self.last(run, done) > run.steps:
+        if done and self.last_step(run, done) > run.steps:
             return [f"profiler: nothing is profiled any more: {self._arithmetic(run, done)}"]
         return []
 
 
 class WindowSession(Session):
-    """Keeps the window; subclasses do the work on the ranks that were chosen."""
+    """A session that tracks the window; subclasses profile the chosen ranks."""
 
     figures: ClassVar[tuple[str, ...]]
-    """Names of what `end` returns."""
+    """Names of the figures that `end` returns."""
 
     def __init__(self, option: Windowed, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         self.option, self.run, self.rank = option, run, rank
-        self.folder = run_dir / TRACES
+        self.run_dir = run_dir
         self.chosen = option.ranks == "all" or rank in option.ranks
         self.next_step = 0
         self.inside = False
@@ -164,7 +163,7 @@ class WindowSession(Session):
     def started(self, device: torch.device, done: int) -> None:
         self.device = device
         self.next_step = done + 1
-        self.last = self.option.last(self.run, done)
+        self.last = self.option.last_step(self.run, done)
         self.first = self.last - self.option.steps + 1
         self.over = self.last > self.run.steps
         self._enter_window()
@@ -184,7 +183,7 @@ class WindowSession(Session):
         if self.next_step == self.first and not self.over:
             self.inside = True
             if self.chosen:
-                self.folder.mkdir(exist_ok=True)
+                (self.run_dir / TRACES).mkdir(exist_ok=True)
                 self.begin()
 
     @abstractmethod
@@ -193,4 +192,4 @@ class WindowSession(Session):
 
     @abstractmethod
     def end(self) -> list[float]:
-        """The window is over: write this rank's files and return its figures, NaN for those that cannot be known."""
+        """The window ends: write this rank's files and return its figures, NaN for unknown ones."""

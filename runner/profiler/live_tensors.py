@@ -1,10 +1,10 @@
-"""What tensors hold on a CPU, whose allocator keeps no books: every storage is accounted for from birth to death.
+"""Memory of live tensors on a CPU, whose allocator keeps no statistics: every storage is tracked from creation to release.
 
     with LiveTensors() as live:
         ...
     live.peak
 
-The same for every device, but on CUDA the allocator's own history knows more (profiler=memory uses that).
+It works on any device, but on CUDA profiler=memory uses the allocator's own history, which has more detail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PERSISTENT = ("parameters", "gradients", "optimizer")
 
 
 class Peak(NamedTuple):
-    """Bytes of live tensors at the moment when there were most."""
+    """Bytes of live tensors at their maximum."""
 
     total: int
     by_category: dict[str, int]
@@ -39,54 +39,54 @@ class _Category:
 
 
 @dataclass
-class _Life:
-    """A storage, as long as it keeps its size."""
+class _Lifetime:
+    """The lifetime of a storage, as long as it keeps its size."""
 
     nbytes: int
     born: int
-    made: bool
-    """It was made under the mode; otherwise it is older than its first use."""
+    created_here: bool
+    """Whether it was created under the mode; else it is older than its first use."""
     category: _Category
     died: int | None = None
 
 
 class LiveTensors(TorchDispatchMode):
     """
-    Live tensor bytes over time, by what the tensors are for.
+    Bytes of live tensors over time, by category.
 
-    - *parameters*: storages of every `nn.Parameter` that an operator was given. FSDP's gathered ones are among them.
-    - *gradients*: the `.grad` of those. FSDP's gradients before they are reduced are *other*.
+    - *parameters*: storages of every `nn.Parameter` that is an operator's input, FSDP's all-gathered ones included.
+    - *gradients*: the `.grad` of parameters. FSDP's unreduced gradients are *other*.
     - *optimizer*: state after an optimizer's step.
-    - *activations*: made while autograd records, in forward and when forward is recomputed, and not yet freed.
-    - *other*: backward's intermediate results, communication buffers, the batch, what the optimizer's step needs on the way.
+    - *activations*: created while autograd records, in forward and in recomputation, and not yet freed.
+    - *other*: backward's intermediate results, communication buffers, the batch, temporaries of the optimizer.
 
-    A category holds for a storage's whole life: a gradient counts as one from where backward makes it.
+    A storage has one category for its whole lifetime: a gradient counts as one from its creation in backward.
 
-    Not seen: what an operator or a collective allocates inside (gloo copies what it reduces and holds the copy until the work is
-    done: allocated memory then varies from run to run, these figures do not), and tensors that other threads make, until
-    an operator here is given them. **Compiled code is not seen at all**: inductor's allocates behind every dispatch mode, and
-    under a mode dynamo does not compile in the first place. So do not account for a compiled model.
+    Not tracked: memory allocated inside an operator or a collective (gloo copies its input and frees the copy some time after the
+    collective, so allocated memory varies from run to run; these figures do not), and tensors created by other threads, until
+    they are an operator's input here. **Compiled code is not tracked at all**: inductor allocates below any dispatch mode, and
+    under a mode dynamo does not even compile. So do not use it for a compiled model.
 
-    It may be entered again and continues; between, only deaths are noticed. A parameter, gradient or optimizer state older
-    than the mode has been there since the beginning; any other storage counts from its first use on.
+    The mode may be re-entered; in between, only releases are tracked. Parameters, gradients and optimizer state older than the
+    mode count from the beginning; any other storage from its first use.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._now = 0
-        self._lives: list[_Life] = []
-        self._of_storage: dict[int, tuple[_Life, weakref.ref[UntypedStorage]]] = {}
+        self._lives: list[_Lifetime] = []
+        self._by_storage: dict[int, tuple[_Lifetime, weakref.ref[UntypedStorage]]] = {}
         self._hook: RemovableHandle | None = None
         self._resize: Callable[..., Any] = UntypedStorage.resize_
 
     def __enter__(self) -> LiveTensors:
-        self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._after_optimizer_step(optimizer))
         self._resize = UntypedStorage.resize_
 
-        def resize(storage: UntypedStorage, size: int) -> Any:  # how FSDP frees parameters, unseen by any mode
-            done = self._resize(storage, size)
-            self._see(storage, "other", made=True)
-            return done
+        def resize(storage: UntypedStorage, size: int) -> Any:  # FSDP frees parameters so; no mode intercepts it
+            result = self._resize(storage, size)
+            self._track(storage, "other", created_here=True)
+            return result
 
         UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -99,23 +99,23 @@ class LiveTensors(TorchDispatchMode):
             self._hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tree_leaves((args, kwargs))
-        for value in given:
+        inputs = tree_leaves((args, kwargs))
+        for value in inputs:
             if isinstance(value, nn.Parameter):
-                self._see_parameter(value)
+                self._track_parameter(value)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
-            return NotImplemented  # a DTensor, say, takes itself apart, and its parts come here
+            return NotImplemented  # e.g. a DTensor, which dispatches its parts to this mode
         result = func(*args, **(kwargs or {}))
-        for value in given:
-            self._see_tensor(value, "other", made=False)
+        for value in inputs:
+            self._track_tensor(value, "other", created_here=False)
         category = "activations" if torch.is_grad_enabled() else "other"
         for value in tree_leaves(result):
-            self._see_tensor(value, category, made=True)
+            self._track_tensor(value, category, created_here=True)
         return result
 
     @property
     def peak(self) -> Peak:
-        """The peak of all that has been seen so far."""
+        """The peak so far."""
         changes: list[tuple[int, int]] = []
         for life in self._lives:
             changes.append((self._since(life), life.nbytes))
@@ -133,61 +133,61 @@ class LiveTensors(TorchDispatchMode):
         return Peak(most, by_category)
 
     @staticmethod
-    def _since(life: _Life) -> int:
-        return 0 if not life.made and life.category.name in PERSISTENT else life.born
+    def _since(life: _Lifetime) -> int:
+        return 0 if not life.created_here and life.category.name in PERSISTENT else life.born
 
-    def _see(self, storage: UntypedStorage, category: str, *, made: bool) -> _Life | None:
-        """Account for a storage, or for its new size; its category stays."""
-        if storage.device.type == "meta":  # a shape without memory, e.g. in DTensor's sharding propagation
+    def _track(self, storage: UntypedStorage, category: str, *, created_here: bool) -> _Lifetime | None:
+        """Track a storage, or its new size; its category stays."""
+        if storage.device.type == "meta":  # no memory, e.g. in DTensor's sharding propagation
             return None
         identity, nbytes = storage._cdata, storage.nbytes()
-        known = self._of_storage.get(identity)
+        known = self._by_storage.get(identity)
         if known is not None and known[0].nbytes == nbytes:
             return known[0]
         self._now += 1
         if known is not None:
             known[0].died = self._now
-            life, reference = _Life(nbytes, self._now, True, known[0].category), known[1]
+            life, reference = _Lifetime(nbytes, self._now, True, known[0].category), known[1]
         else:
-            life = _Life(nbytes, self._now, made, _Category(category))
+            life = _Lifetime(nbytes, self._now, created_here, _Category(category))
             reference = weakref.ref(storage, lambda _: self._died(identity))
         self._lives.append(life)
-        self._of_storage[identity] = life, reference
+        self._by_storage[identity] = life, reference
         return life
 
     def _died(self, identity: int) -> None:
         self._now += 1
-        self._of_storage.pop(identity)[0].died = self._now
+        self._by_storage.pop(identity)[0].died = self._now
 
-    def _see_tensor(self, value: Any, category: str, *, made: bool) -> None:
+    def _track_tensor(self, value: Any, category: str, *, created_here: bool) -> None:
         if isinstance(value, Tensor):
             for part in _parts(value):
-                self._see(part.untyped_storage(), category, made=made)
+                self._track(part.untyped_storage(), category, created_here=created_here)
 
-    def _is(self, value: Any, category: str) -> None:
-        """Note what a tensor is for, from now on."""
+    def _set_category(self, value: Any, category: str) -> None:
+        """Set the category of a tensor's storages."""
         if isinstance(value, Tensor):
             for part in _parts(value):
-                life = self._see(part.untyped_storage(), category, made=False)
+                life = self._track(part.untyped_storage(), category, created_here=False)
                 if life is not None:
                     life.category.name = category
 
-    def _see_parameter(self, parameter: nn.Parameter) -> None:
-        self._is(parameter, "parameters")
+    def _track_parameter(self, parameter: nn.Parameter) -> None:
+        self._set_category(parameter, "parameters")
         if parameter.is_leaf:
-            self._is(parameter.grad, "gradients")
+            self._set_category(parameter.grad, "gradients")
 
-    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._see_parameter(parameter)
+                self._track_parameter(parameter)
         for state in optimizer.state.values():
             for value in state.values():
-                self._is(value, "optimizer")
+                self._set_category(value, "optimizer")
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors that a tensor consists of: a DTensor has no memory of its own."""
+    """The plain tensors that a tensor consists of: a DTensor itself has no memory."""
     if not is_traceable_wrapper_subclass(tensor):
         if tensor.layout == torch.strided:
             yield tensor

@@ -1,6 +1,6 @@
-"""profiler=memory: what holds memory at its peak, and when there is not enough of it.
+"""profiler=memory: the contents of memory at its peak, or when it runs out.
 
-The allocator's history on CUDA, an account of live tensors on a CPU.
+On CUDA the allocator's history, on a CPU the live tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshrunner.recipes.option import Count
 from meshrunner.runner.profiler.base import CATEGORIES, ProfiledRun, Session, Windowed, WindowSession
-from meshrunner.runner.rundir.files import write_json
+from meshrunner.runner.rundir.files import TRACES, memory_profile, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -25,22 +25,23 @@ KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in 
 
 class MemoryProfile(Windowed):
     """
-    On CUDA the allocator's history from the start up to the window's end, with stacks, in trace/memory_rank0.pickle for
-    pytorch.org/memory_viz; it is written when the window is over, or when memory runs out. Every row up to there is
-    `profiled`. After the window nothing is recorded, so that it can be measured; out of memory then, the allocator's
-    state without history goes to trace/memory_rank0_oom.pickle.
+    CUDA: the allocator's history with stacks, from the start to the end of the window, in trace/memory_rank0.pickle for
+    pytorch.org/memory_viz; written at the end of the window, or when memory runs out. All rows up to then are `profiled`.
+    Later steps are measured, not recorded; if memory runs out in one, trace/memory_rank0_oom.pickle holds the allocator's
+    state without history.
 
-    On a CPU the peak of live tensors in the window, by category, in trace/memory_rank0.json and as `memory/peak_live_gib`
-    and `memory/live_*_gib` in summary.json, of the rank where it is highest. Not of a compiled model: see `LiveTensors`.
+    CPU: the peak of live tensors in the window, by category, in trace/memory_rank0.json; `memory/peak_live_gib` and
+    `memory/live_*_gib` in summary.json are those of the rank with the highest peak. Unknown for a compiled model: see
+    `LiveTensors`.
     """
 
     max_entries: Count
-    """CUDA: allocations and frees that are remembered; older ones are forgotten."""
+    """CUDA: number of allocations and frees in the history; older ones are dropped."""
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)
         if device_type == "cpu" and run.compiles:
-            found.append("profiler: compiled code allocates unseen on a CPU, so memory/peak_live_gib will be null")
+            found.append("profiler: compiled code is not tracked on a CPU, so memory/peak_live_gib will be null")
         return found
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
@@ -49,7 +50,7 @@ class MemoryProfile(Windowed):
 
 
 class HistorySession(WindowSession):
-    """The caching allocator's own record, from before the model is built."""
+    """The history of the caching allocator, from before the model is built."""
 
     figures: ClassVar[tuple[str, ...]] = ("written",)
     option: MemoryProfile
@@ -69,24 +70,23 @@ class HistorySession(WindowSession):
             self._stop()
 
     def begin(self) -> None:
-        """Nothing: it is recorded already."""
+        """The history is recorded already."""
 
     def end(self) -> list[float]:
-        self._write("")
+        self._write(".pickle")
         self._stop()
         return [1.0]
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        return dict.fromkeys(KEYS)  # memory/peak_active_gib knows it better
+        return dict.fromkeys(KEYS)  # memory/peak_active_gib is more precise
 
     def out_of_memory(self) -> None:
         if self.chosen:
-            self._write("_oom" if self.over else "")
+            self._write("_oom.pickle" if self.over else ".pickle")
 
-    def _write(self, suffix: str) -> None:
-        self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"memory_rank{self.rank}{suffix}.pickle"
-        _cuda_memory()._dump_snapshot(str(path))
+    def _write(self, ending: str) -> None:
+        (self.run_dir / TRACES).mkdir(exist_ok=True)
+        _cuda_memory()._dump_snapshot(str(memory_profile(self.run_dir, self.rank, ending)))
 
     def _stop(self) -> None:
         if self.chosen:
@@ -94,14 +94,14 @@ class HistorySession(WindowSession):
 
 
 def _cuda_memory() -> Any:
-    """Here, not above: a configuration is checked without torch."""
+    """torch.cuda.memory, imported here: a configuration is checked without torch."""
     from torch.cuda import memory
 
     return memory
 
 
 class LiveSession(WindowSession):
-    """`LiveTensors` inside the window's steps; what is done between two steps is not accounted for."""
+    """`LiveTensors` over the steps of the window, without the time between two steps."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
@@ -145,5 +145,5 @@ class LiveSession(WindowSession):
             found = [peak.total / GIB, *(peak.by_category[category] / GIB for category in CATEGORIES)]
         record: dict[str, Any] = {"rank": self.rank, "steps": [self.first, self.last], "out_of_memory": out_of_memory}
         record |= {"peak_live_bytes": peak and peak.total, "by_category": peak and peak.by_category}
-        write_json(self.folder / f"memory_rank{self.rank}.json", record)
+        write_json(memory_profile(self.run_dir, self.rank, ".json"), record)
         return found

@@ -1,20 +1,19 @@
-"""Where the time of the profiled steps went: interval arithmetic over the events of a Chrome trace.
+"""Shares of compute, exposed communication and idle time in profiled steps: interval arithmetic over a Chrome trace.
 
-Every moment of a step is one of three: *compute* (something is computed, whatever else happens), *exposed communication*
-(a collective runs and nothing is computed), *idle* (neither). They add up to the step.
+Any time in a step is one of three: *compute* (something computes, whatever else happens), *exposed communication* (a
+collective runs and nothing computes), *idle* (neither). They add up to the step.
 
-On CUDA the device's own events count: NCCL's kernels are communication, every other kernel, copy and fill on any stream
-is compute. A NCCL kernel runs from its launch on, so waiting for a slower rank is communication.
+On CUDA the device's events count: NCCL kernels are communication; all other kernels, copies and fills on any stream are
+compute. An NCCL kernel runs from its launch on, so waiting for a slower rank is communication.
 
-On a CPU there are no streams, only operators on threads (looked up in traces of DDP, FSDP1 and FSDP2 with gloo):
+On a CPU there are no streams, only operators on threads (as seen in traces of DDP, FSDP1 and FSDP2 with gloo):
 
-- Collectives appear as `gloo:all_gather` and so on, on gloo's own threads, from when gloo takes them up to their end, with the
-  wait for slower ranks; on the training thread as `c10d::*` while they are handed over. Both are communication, and so are
-  the copies inside them.
+- Collectives appear as `gloo:all_gather` and the like on gloo's threads, from start to end, including the wait for slower
+  ranks, and as `c10d::*` on the training thread while they are enqueued. Both, and copies inside them, are communication.
 - Other operators (`aten::*`, `fsdp::*`, a user's own) and inductor's graphs are compute. Backward runs on the training thread.
-- `work.wait()` has no event, and what autograd and modules put around operators (`autograd::*`, `MmBackward0`,
-  `FSDP::pre_forward`) may enclose such a wait: it does not count. The wait shows as the collective that runs meanwhile.
-- So idle is Python between two operators, and waiting for data.
+- `work.wait()` has no event; it shows as the collective that runs meanwhile. Events of autograd and modules around operators
+  (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) do not count, since they may enclose such a wait.
+- Idle time is therefore Python between two operators, and waiting for data.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STEP = "meshrunner step "
-"""Beginning of the name of the annotation around a step."""
+"""Prefix of the annotation of a step."""
 Event = dict[str, Any]
 Interval = tuple[float, float]
 Intervals = list[Interval]
-"""Begin and end in microseconds; as a result disjoint and ordered."""
+"""Begin and end in microseconds; results are disjoint and ordered."""
 
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
@@ -41,7 +40,7 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
 class Shares(NamedTuple):
-    """Percent of the steps' time; together 100."""
+    """Shares of the steps' time in percent; they add up to 100."""
 
     compute_pct: float
     exposed_comm_pct: float
@@ -49,7 +48,7 @@ class Shares(NamedTuple):
 
 
 def union(intervals: Iterable[Interval]) -> Intervals:
-    """What any of the intervals covers."""
+    """The union of some intervals."""
     merged: Intervals = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -59,8 +58,8 @@ def union(intervals: Iterable[Interval]) -> Intervals:
     return merged
 
 
-def minus(whole: Intervals, parts: Intervals) -> Intervals:
-    """What of `whole` no part covers; both disjoint and ordered."""
+def subtract(whole: Intervals, parts: Intervals) -> Intervals:
+    """The rest of `whole` without `parts`; both disjoint and ordered."""
     left: Intervals = []
     first = 0
     for begin, end in whole:
@@ -77,13 +76,13 @@ def minus(whole: Intervals, parts: Intervals) -> Intervals:
     return left
 
 
-def common(a: Intervals, b: Intervals) -> Intervals:
-    """What both cover; both disjoint and ordered."""
-    return minus(a, minus(a, b))
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The intersection of a and b; both disjoint and ordered."""
+    return subtract(a, subtract(a, b))
 
 
-def length(intervals: Intervals) -> float:
-    """Their sum in microseconds."""
+def total_us(intervals: Intervals) -> float:
+    """The total length of disjoint intervals in microseconds."""
     return sum(end - begin for begin, end in intervals)
 
 
@@ -102,12 +101,12 @@ def shares(events: list[Event]) -> Shares | None:
         communication = union(_span(event) for event in on_device if _is_nccl(event))
     else:
         steps = union(annotated)
-        compute, communication = _of_operators(timed)
-    total = length(steps)
+        compute, communication = _intervals_on_cpu(timed)
+    total = total_us(steps)
     if not total:
         return None
-    computing = 100 * length(common(steps, compute)) / total
-    exposed = 100 * length(common(steps, minus(communication, compute))) / total
+    computing = 100 * total_us(intersect(steps, compute)) / total
+    exposed = 100 * total_us(intersect(steps, subtract(communication, compute))) / total
     return Shares(computing, exposed, 100 - computing - exposed)
 
 
@@ -117,19 +116,19 @@ def _is_nccl(event: Event) -> bool:
 
 def _steps_on_device(annotated: Intervals, timed: list[Event], on_device: list[Event]) -> Intervals:
     """
-    The steps as the device sees them, which is how the meter's events measure them.
+    The steps in device time, as the meter's CUDA events measure them.
 
-    A step ends when all that was launched in it has ended, and begins when it is annotated to, but not before the end of
-    the one before. Events of the device name the host's call that launched them by its correlation.
+    A step ends when all work launched in it has ended. It begins with its annotation, but not before the previous step has
+    ended. Device events are matched to their launch on the host by correlation id.
     """
     launched = {_correlation(event): _span(event)[0] for event in timed if event.get("cat") in LAUNCH}
     ends = [(launched.get(_correlation(event), _span(event)[0]), _span(event)[1]) for event in on_device]
     steps: Intervals = []
-    before = 0.0
+    previous_end = 0.0
     for begin, end in annotated:
         last = max((ended for launch, ended in ends if begin <= launch < end), default=end)
-        steps.append((max(begin, before), max(last, end)))
-        before = steps[-1][1]
+        steps.append((max(begin, previous_end), max(last, end)))
+        previous_end = steps[-1][1]
     return union(steps)
 
 
@@ -137,8 +136,8 @@ def _correlation(event: Event) -> int:
     return int(event.get("args", {}).get("correlation", -1))
 
 
-def _of_operators(timed: list[Event]) -> tuple[Intervals, Intervals]:
-    """Compute and communication of a CPU, over all threads."""
+def _intervals_on_cpu(timed: list[Event]) -> tuple[Intervals, Intervals]:
+    """Compute and communication on a CPU, over all threads."""
     collectives: dict[Any, Intervals] = defaultdict(list)
     operators: dict[Any, Intervals] = defaultdict(list)
     for event in timed:
@@ -149,13 +148,13 @@ def _of_operators(timed: list[Event]) -> tuple[Intervals, Intervals]:
         elif event["cat"] == "cpu_op" and OPERATOR.match(event["name"]):
             operators[event["tid"]].append(_span(event))
     compute = union(
-        span for thread, spans in operators.items() for span in minus(union(spans), union(collectives[thread]))
+        span for thread, spans in operators.items() for span in subtract(union(spans), union(collectives[thread]))
     )
     return compute, union(span for spans in collectives.values() for span in spans)
 
 
 def read_trace(path: Path) -> list[Event]:
-    """The events of a trace that was written as gzipped JSON."""
+    """The events of a gzipped Chrome trace."""
     with gzip.open(path, "rt") as file:
         events: list[Event] = json.load(file)["traceEvents"]
     return events

@@ -1,4 +1,4 @@
-"""profiler=trace: a Chrome trace of each chosen rank, and the shares of compute, exposed communication and idle time."""
+"""profiler=trace: a Chrome trace per chosen rank, and the shares of compute, exposed communication and idle time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshrunner.runner.profiler.base import ProfiledRun, Windowed, WindowSession
 from meshrunner.runner.profiler.overlap import STEP, Shares, read_trace, shares
-from meshrunner.runner.rundir.files import write_json
+from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace, write_json
 
 if TYPE_CHECKING:
     from meshrunner.runner.process.worker_context import WorkerContext
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 class Trace(Windowed):
     """
-    Where the time of some steps goes: trace/rank0.json.gz for Perfetto or chrome://tracing, trace/table.json.
+    Traces of some steps, trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
-    The peak of host memory includes what the profiler itself has taken.
+    The peak of host memory includes the profiler's own.
     """
 
     with_stack: bool
-    """Where in the source each operator was called from; costs time in every operator."""
+    """Record the source location of each operator's call; slows every operator."""
     record_shapes: bool
-    """The shapes of every operator's inputs."""
+    """Record the shapes of each operator's inputs."""
     profile_memory: bool
-    """A counter of allocated memory in the trace."""
+    """Record allocated memory, a counter in the trace."""
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> TraceSession:
         return TraceSession(self, run, run_dir, context.rank)
 
 
 class TraceSession(WindowSession):
-    """torch.profiler over the window, every step in an annotation of its own."""
+    """torch.profiler over the window, with an annotation for each step."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     option: Trace
@@ -45,7 +45,7 @@ class TraceSession(WindowSession):
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._finish_queued()
+        self._synchronize()
         self.profile = profile(
             activities=activities,
             with_stack=self.option.with_stack,
@@ -67,29 +67,29 @@ class TraceSession(WindowSession):
             self.annotation = None
 
     def end(self) -> list[float]:
-        self._finish_queued()
+        self._synchronize()
         self.profile.stop()
-        path = self.folder / f"rank{self.rank}.json.gz"
+        path = rank_trace(self.run_dir, self.rank)
         self.profile.export_chrome_trace(str(path))
         del self.profile
         return list(shares(read_trace(path)) or [math.nan] * len(self.figures))
 
-    def _finish_queued(self) -> None:
-        """What was launched before the window must not run inside it, and all of the window must have run at its end."""
+    def _synchronize(self) -> None:
+        """Wait for queued work: none from before the window may run inside it, and none from inside it after its end."""
         if self.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """The mean over the ranks; trace/table.json has each."""
+        """The mean over the ranks; trace/table.json has the shares of each."""
         rows = [
             {"rank": rank} | {name: _known(value) for name, value in zip(self.figures, row, strict=True)}
             for rank, row in enumerate(figures)
             if self.option.ranks == "all" or rank in self.option.ranks
         ]
-        self.folder.mkdir(exist_ok=True)
-        write_json(self.folder / "table.json", {"steps": [self.first, self.last], "ranks": rows})
+        (self.run_dir / TRACES).mkdir(exist_ok=True)
+        write_json(self.run_dir / TRACE_TABLE, {"steps": [self.first, self.last], "ranks": rows})
         found: dict[str, Any] = {}
         for name, *values in zip(self.figures, *figures, strict=True):
             known = [value for value in values if not math.isnan(value)]

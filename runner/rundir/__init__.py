@@ -1,1 +1,1 @@
-"""Run and sweep directories: the currency of every other room. Nobody else knows their files."""
+"""Run and sweep directories. No other room knows the names of their files."""

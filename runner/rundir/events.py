@@ -12,7 +12,7 @@ StepRow = dict[str, Any]
 
 
 class Tail:
-    """Reads what was appended since the last call. A half-written last line waits for its end; a damaged one is skipped."""
+    """A reader of appended rows. A half-written last line is kept until it is complete; a damaged one is skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -20,7 +20,7 @@ class Tail:
         self._rest = b""
 
     def read(self) -> list[StepRow]:
-        """The rows that were completed since the last call, oldest first; [] while there is no file."""
+        """The rows completed since the last call, oldest first; [] while there is no file."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -41,6 +41,6 @@ def _parse(line: bytes) -> StepRow | None:
 
 
 def read_events(run_dir: Path) -> list[StepRow]:
-    """One row per step, ordered by step: the last one written wins (a resumed run repeats steps after its checkpoint)."""
+    """One row per step, in order: the last one written wins (a resumed run repeats the steps after its checkpoint)."""
     rows = Tail(run_dir / EVENTS).read()
     return [row for _, row in sorted({row["step"]: row for row in rows}.items())]

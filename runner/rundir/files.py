@@ -1,7 +1,6 @@
-"""The names of the files in run and sweep directories. No other room spells one.
+"""The names of the files in run and sweep directories. No other room contains one.
 
-Everything about a run is in its directory, whoever executes it: JSON files are replaced atomically, `events.jsonl` is
-append-only.
+Everything about a run is in its directory: JSON files are replaced atomically, `events.jsonl` is append-only.
 """
 
 from __future__ import annotations
@@ -15,29 +14,41 @@ from meshrunner.recipes.durable import replace_file
 CONFIG = "config.yaml"
 """The resolved configuration: enough to run again. A folder that holds one is a run directory."""
 OVERRIDES = "overrides.yaml"
-"""What the user typed (`task`) and which option of each group was chosen (`choices`)."""
+"""The overrides that the user typed (`task`) and the option chosen of each group (`choices`)."""
 STATUS = "status.json"
+STATUS_LOCK = ".status.lock"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 ERROR = "error.json"
-"""What is known of the rank that failed first."""
+"""The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""In a run or sweep directory: `run_id`, `phase` (opening, following, finishing, finished), `warning`."""
+"""The `run_id`, `phase` (opening, following, finishing, finished) and `warning` of a tracker."""
 LOGS = "logs"
 TRACES = "trace"
+TRACE_TABLE = "trace/table.json"
+"""Shares of compute, exposed communication and idle time of each profiled rank."""
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
+"""Folder that the library of W&B creates."""
 STOP_REQUEST = "preempt"
-"""Names the start of the SLURM job that was requested to stop, `12.0`. slurm/run.sbatch writes it."""
+"""Contains the id of the job start that was requested to stop, `12.0`. slurm/run.sbatch writes it."""
 SLURM_JOB = "slurm.json"
 """{"job_id", "submitted", "script"} of the newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
-"""In a run or sweep directory: the settings of the last submission."""
+"""Settings of the last submission of a run or sweep directory."""
+SLURM_OUTPUT = "slurm-%j.out"
+"""What a job prints, in `logs`; SLURM replaces %j by the job's number."""
+SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
+"""What a task of a sweep's array prints; SLURM replaces %A and %a by the numbers of array and task."""
 SWEEP = "sweep.json"
 """{"command", "jobs"}; a folder that holds one is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
-"""The run directories of a sweep, one a line, in the order of sweep.json: what a SLURM array counts."""
+"""The run directories of a sweep, one per line, in the order of sweep.json: task N of a SLURM array runs line N."""
+MULTIRUN = "multirun.yaml"
+"""Written by Hydra's sweeper before any run exists."""
 REPORT = "report.html"
-"""The page that a sweep ends with."""
+"""The report page, written at the end of a sweep."""
 
 
 def is_run(folder: Path) -> bool:
@@ -56,28 +67,43 @@ def rank_log(run_dir: Path, rank: int) -> Path:
 
 
 def rank_error(run_dir: Path, rank: int) -> Path:
-    """Where a worker that fails says why."""
+    """The error of a worker that failed."""
     return run_dir / LOGS / f"rank{rank}.error.json"
 
 
 def node_file(run_dir: Path, node: int) -> Path:
-    """What a node of several tells the others: that it lives, and how its workers ended."""
+    """The heartbeat of one of several nodes, and the outcome of its workers."""
     return run_dir / LOGS / f"node{node}.json"
 
 
 def data_log(run_dir: Path) -> Path:
-    """Output of the process that reads and tokenises data in the background."""
+    """Output of the data producer."""
     return run_dir / LOGS / "data.log"
 
 
 def tracker_log(folder: Path) -> Path:
-    """Output of the tracker's process, in a run or sweep directory."""
+    """Output of the tracker process, in a run or sweep directory."""
     return folder / LOGS / "tracker.log"
 
 
 def launcher_log(run_dir: Path) -> Path:
-    """Output of a run's own process, where several runs of a sweep are executed at once."""
+    """Output of a run's launcher, where several runs of a sweep are executed in parallel."""
     return run_dir / LOGS / "launcher.log"
+
+
+def rank_trace(run_dir: Path, rank: int) -> Path:
+    """Chrome trace of a worker."""
+    return run_dir / TRACES / f"rank{rank}.json.gz"
+
+
+def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
+    """Memory profile of a worker; `ending` is `.json`, `.pickle` or `_oom.pickle`."""
+    return run_dir / TRACES / f"memory_rank{rank}{ending}"
+
+
+def slurm_script(folder: Path, number: int | None = None) -> Path:
+    """The script that was submitted for a run or sweep directory; `number`: of several arrays of a sweep."""
+    return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reading the end of a worker's log."""
+"""The end of a worker's log."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ TAIL_BYTES = 64 * 1024
 LINES = 12
 WIDTH = 200
 CURRENT = "Current thread"
-"""How faulthandler begins the stack of the thread that matters."""
+"""First words of the stack of the thread that was running, as faulthandler writes it."""
 STACK_LINES = 200
-"""A stack that is so far from the end of a log was not the end of the process."""
+"""Lines from the end of a log within which a stack belongs to the end of the process."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -23,14 +23,14 @@ def _tail(log: Path) -> list[str]:
 
 
 def last_stack(log: Path) -> str:
-    """The last stack that faulthandler wrote, of a hung or crashed process; "" when there is none."""
+    """The last stack that faulthandler wrote for a hung or crashed process; "" when there is none."""
     lines = _tail(log)
     starts = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]
     return "\n".join(lines[starts[-1] :]) if starts else ""
 
 
 def last_lines(log: Path) -> list[str]:
-    """What a person should see of a log: the beginning of a crash's stack, else the end; long lines are cut."""
+    """The lines of a log to show to a user: the beginning of a crash's stack, else the end; long lines are cut."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

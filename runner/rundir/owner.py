@@ -1,6 +1,6 @@
-"""Who executes a run directory: no two processes ever do.
+"""The owner of a run directory: the one process that executes it.
 
-The owner is named in `status.json` and keeps its heartbeat fresh; an owner that is gone may be replaced.
+`status.json` names the owner and holds its heartbeat; an owner that is dead or stale may be replaced.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from meshrunner.runner.rundir.states import read_status, status_lock, update_sta
 
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
-"""Age of a heartbeat after which an owner on another host counts as gone."""
+"""Age of a heartbeat after which an owner on another host is stale."""
 
 
 def this_process() -> dict[str, Any]:
-    """The `owner` entry that names this process beyond reuse of its process id."""
+    """The `owner` entry that identifies this process, even after its process id is reused."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -37,13 +37,13 @@ def this_process() -> dict[str, Any]:
 
 
 def owner_is_alive(status: dict[str, Any]) -> bool:
-    """Whether the process that `status.json` names still executes the run."""
+    """Whether the owner in `status.json` still executes the run."""
     owner = status.get("owner") or {}
     if status.get("state") != "running" or not owner:
         return False
     job, restart = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
     if job is not None and owner.get("slurm_job_id") == job and owner.get("slurm_restart") != restart:
-        return False  # SLURM has started the job again, perhaps because the node with the owner has died
+        return False  # SLURM has requeued the job, perhaps because the owner's node died
     if owner.get("host") == socket.gethostname():
         same_boot = owner.get("boot_id") == _boot_id()
         return same_boot and started_at(int(owner["pid"])) == owner.get("pid_started") is not None
@@ -51,13 +51,21 @@ def owner_is_alive(status: dict[str, Any]) -> bool:
 
 
 def owned_by(status: dict[str, Any]) -> str:
-    """The sentence that names a living owner."""
+    """A clause that names a living owner, for messages."""
     return f"is being executed by process {status['owner']['pid']} on {status['owner']['host']}"
 
 
+def condition(status: dict[str, Any]) -> str:
+    """What is said of a run after its name: `is completed`, `is skipped: REASON`, `is being executed by process ...`."""
+    if owner_is_alive(status):
+        return owned_by(status)
+    reason = status.get("reason")
+    return f"is {status.get('state')}" + (f": {reason}" if reason else "")
+
+
 def claim(run_dir: Path) -> dict[str, Any]:
-    """Make this process the owner of a run: state `running`, `attempt` + 1; raises AlreadyRunning if it has a living owner."""
-    (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may hold config.yaml alone
+    """Make this process the owner of a run: state `running`, `attempt` + 1; raises AlreadyRunning if another owner is alive."""
+    (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may contain config.yaml alone
     with status_lock(run_dir):
         status = read_status(run_dir)
         if owner_is_alive(status):
@@ -71,7 +79,7 @@ def claim(run_dir: Path) -> dict[str, Any]:
 
 @contextmanager
 def heartbeat(run_dir: Path) -> Iterator[None]:
-    """Refresh the owner's heartbeat in the background. A full disk must not end the run, so a failure is ignored."""
+    """Refresh the owner's heartbeat in the background. Failures are ignored: a full disk must not end the run."""
     done = threading.Event()
 
     def beat() -> None:

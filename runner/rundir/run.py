@@ -1,4 +1,4 @@
-"""A run directory: placing a new one, and reading what it was placed with."""
+"""A run directory: writing a new one, reading its configuration and overrides."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, STATUS, is_run, write_json
 
 
-def place(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> None:
+def place_run(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> None:
     """
     Write a new run directory, state `pending`.
 
     Args:
-        config: the resolved configuration, `auto` values as they are.
-        overrides: what the user typed and which options Hydra chose.
+        config: the resolved configuration; `auto` values stay `auto`.
+        overrides: the content of overrides.yaml.
 
     Raises:
-        ConfigError: the directory holds a run already, or cannot be written.
+        ConfigError: the directory already holds a run, or cannot be written.
     """
-    from omegaconf import OmegaConf  # here: the workers use this module, too, and start faster without it
+    from omegaconf import OmegaConf  # here: workers import this module, too, and start faster without it
 
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -39,19 +39,16 @@ def place(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> N
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The configuration a run directory holds; raises ConfigError when there is none or it is no YAML mapping."""
+    """The configuration in a run directory; raises ConfigError when there is none or it is not a YAML mapping."""
     import yaml
     from omegaconf import OmegaConf
 
     path = run_dir / CONFIG
     try:
         text = path.read_text()
-        # OmegaConf would take a sentence for a key without a value.
-        loaded = (
-            OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-            if isinstance(yaml.safe_load(text), dict)
-            else None
-        )
+        # OmegaConf would read a sentence as a key without a value.
+        is_mapping = isinstance(yaml.safe_load(text), dict)
+        loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=True) if is_mapping else None
     except FileNotFoundError:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -63,16 +60,16 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What overrides.yaml says."""
+    """The content of overrides.yaml."""
 
     choices: dict[str, str]
-    """Group -> name of the chosen option, without groups that are left empty."""
+    """Group -> name of the chosen option, without empty groups."""
     task: tuple[str, ...]
     """The overrides that the user typed."""
 
 
 def read_overrides(run_dir: Path) -> Overrides:
-    """What the user typed and chose; empty where the file is missing or damaged."""
+    """The overrides of a run; empty where the file is missing or damaged."""
     import yaml
 
     try:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import SUMMARY, read_json, write_json
 
-MEDIANS = (
-    "perf/wps",
-    "perf/mfu",
-    "perf/mfu_causal",
-    "perf/tflops",
-    "perf/step_time_s",
-    "perf/data_time_s",
-    "perf/cpu_time_s",
-)
+
+def _deciles(values: list[float]) -> list[float]:
+    return quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
+
+
+OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
+    "median": median,
+    "p10": lambda values: _deciles(values)[0],
+    "p90": lambda values: _deciles(values)[-1],
+    "last": lambda values: values[-1],
+    "final": lambda values: values[-1],
+    "sum": sum,
+}
+"""Statistics of `Figure.over_steps`; what is `once` is none."""
 
 
 def summarise(rows: list[StepRow], measure_after: int, started: float, attempt: int) -> dict[str, Any]:
@@ -41,24 +48,16 @@ def summarise(rows: list[StepRow], measure_after: int, started: float, attempt: 
         and not row.get("perf/compile_time_s")
         and not row.get("profiled")
     ]
+    this_attempt = [row for row in rows if row["attempt"] == attempt]
+    chosen = {"last": rows[-1:], "final": rows[-1:], "sum": this_attempt}
     found: dict[str, Any] = {"steps": rows[-1]["step"] if rows else 0}
-    for key in MEDIANS:
-        values = [row[key] for row in measured if row.get(key) is not None]
-        found[f"{key}_median"] = median(values) if values else None
-    wps = [row["perf/wps"] for row in measured]
-    deciles = quantiles(wps, n=10, method="inclusive") if len(wps) > 1 else [wps[0]] * 9 if wps else [None] * 9
-    found["perf/wps_p10"], found["perf/wps_p90"] = deciles[0], deciles[-1]
-    last = rows[-1] if rows else {}
-    found |= {key: last.get(key) for key in _memory_keys(last)}
-    found["train/final_loss"] = last.get("train/loss")
-    found["perf/compile_time_s"] = sum(row.get("perf/compile_time_s", 0.0) for row in rows if row["attempt"] == attempt)
-    first = next((row for row in rows if row["attempt"] == attempt), None)
-    found["perf/time_to_first_step_s"] = first["time"] - started if first else None
+    for figure in figures.FIGURES:
+        for key, statistic in zip(figure.summary_keys, figure.over_steps.split(), strict=True):
+            if statistic in OVER_STEPS:
+                known = [value for row in chosen.get(statistic, measured) if (value := row.get(figure.key)) is not None]
+                found[key] = OVER_STEPS[statistic](known) if known or statistic == "sum" else None
+    found["perf/time_to_first_step_s"] = this_attempt[0]["time"] - started if this_attempt else None
     return found
-
-
-def _memory_keys(row: StepRow) -> list[str]:
-    return [key for key in row if key.startswith("memory/")]
 
 
 def write_summary(run_dir: Path, measure_after: int, status: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A sweep directory: its jobs in sweep.json and runs.txt, each a run directory below it."""
+"""A sweep directory: its runs, listed in sweep.json and runs.txt, each a run directory below it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, read_json, write_j
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """The names of a sweep's run directories, in the order of sweep.json; [] where there is none or it is damaged."""
+    """
+    The names of a sweep's run directories, each once, in the order of sweep.json and runs.txt.
+
+    sweep.json lists a run again that was placed again by other overrides. [] where there is none, or it is damaged.
+    """
     jobs = read_json(sweep_dir / SWEEP).get("jobs")
     names = [job.get("name") for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
-    return [name for name in names if isinstance(name, str)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """
-    Record runs of a sweep that are placed. Sweepers that decide as they go place them batch by batch, and a sweep that is
-    started again has its runs already.
+    Record placed runs of a sweep. Adaptive sweepers place them batch by batch; those of a restarted sweep are known already.
 
     Args:
-        added: (name of the run directory, its overrides), in the order in which they are executed.
+        added: (name of the run directory, its overrides), in order of execution.
     """
     known = read_json(sweep_dir / SWEEP).get("jobs", [])
     jobs = [{"name": name, "overrides": overrides} for name, overrides in added]
@@ -31,6 +34,5 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def write_run_list(sweep_dir: Path) -> None:
-    """Write runs.txt anew from sweep.json."""
-    names = dict.fromkeys(run_names(sweep_dir))
-    (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in names))
+    """Rewrite runs.txt from sweep.json."""
+    (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in run_names(sweep_dir)))

@@ -1,4 +1,4 @@
-"""What SLURM says of its jobs. Every call has a time limit: a controller that is busy or away must not hang a command."""
+"""SLURM's commands and what they say of jobs. Every call has a time limit: no command hangs on a busy or absent controller."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from meshrunner.recipes.errors import ConfigError
 
 TIMEOUT_S = 30.0
 FORGOTTEN = "Invalid job id"
+"""Part of what squeue answers for a job that the controller has forgotten."""
 ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -25,7 +26,7 @@ ENDED = frozenset(
         "TIMEOUT",
     }
 )
-"""States of a job that will not run any more; a requeued one is PENDING again."""
+"""States of a job that will not run any more; a requeued job is PENDING again."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,28 @@ class SlurmJob:
     """A job as SLURM sees it."""
 
     state: str
-    """SLURM's word: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
-    why: str
-    """Why it waits or ended so; empty when SLURM does not say."""
+    """SLURM's name of it: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
+    reason: str
+    """Why the job waits or ended like that; empty when SLURM does not say."""
     nodes: str
-    """Where it runs or ran; empty when nowhere."""
+    """The nodes that the job runs or ran on, as SLURM writes a list of them; empty when there are none."""
 
     @property
-    def lives(self) -> bool:
-        """Whether it runs or may yet run."""
+    def active(self) -> bool:
+        """Whether the job runs or may still run."""
         return self.state not in ENDED
 
     def __str__(self) -> str:
-        text = self.state + (f" ({self.why})" if self.why else "")
+        text = self.state + (f" ({self.reason})" if self.reason else "")
         return f"{text} on {self.nodes}" if self.nodes else text
 
 
 def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
     """
-    The standard output of one of SLURM's commands.
+    Run one of SLURM's commands; returns its standard output.
 
     Raises:
-        ConfigError: it is not installed, did not answer, or refused: with SLURM's own words.
+        ConfigError: the command is not installed, did not answer, or refused: with SLURM's own words.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -70,61 +71,57 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
-    What SLURM knows of jobs, by id (`12`, or `12_3` for a task of an array); those it has forgotten are left out.
+    The jobs with these ids (`12`, or `12_3` for a task of an array), by id; those that SLURM has forgotten are left out.
 
-    The controller remembers a job for some minutes after its end; then accounting is asked, where there is one.
+    The controller remembers a job for some minutes after its end; then accounting is unique, where there is one.
 
     Raises:
-        ConfigError: SLURM cannot be asked.
+        ConfigError: SLURM cannot be unique.
     """
-    wanted = set(ids)
+    unique = set(ids)
     found: dict[str, SlurmJob] = {}
-    for parent in sorted({each.partition("_")[0] for each in wanted}):
+    for parent in _parents(unique):
         try:
             found |= _queued(parent)
         except ConfigError as error:
             if FORGOTTEN not in str(error):
                 raise
-    missing = sorted({each.partition("_")[0] for each in wanted - set(found)})
-    if missing:
+    if missing := _parents(unique - set(found)):
         with suppress(ConfigError):  # without accounting the rest stays unknown
             found = _accounted(missing) | found
-    return {each: found[each] for each in wanted if each in found}
+    return {each: found[each] for each in unique if each in found}
+
+
+def _parents(ids: Iterable[str]) -> list[str]:
+    """The jobs and arrays that ids belong to: `12` of `12_3`."""
+    return sorted({each.partition("_")[0] for each in ids})
 
 
 def _queued(parent: str) -> dict[str, SlurmJob]:
-    """The tasks of a job that the controller remembers. One line each: array job, task, state, reason, nodes."""
+    """The tasks of a job that the controller remembers, by id."""
     text = slurm("squeue", "--noheader", "--array", "--states=all", f"--jobs={parent}", "--format=%F|%K|%T|%r|%N")
     found = {}
     for line in text.splitlines():
-        job, task, state, why, nodes = line.split("|")
-        found[_name(job, task)] = SlurmJob(state, "" if why in ("None", "") else why, nodes)
+        job, task, state, reason, nodes = line.split("|")
+        job_id = f"{job}_{task}" if task.isdigit() else job
+        found[job_id] = SlurmJob(state, "" if reason == "None" else reason, nodes)
     return found
 
 
 def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
-    text = slurm(
-        "sacct",
-        "--noheader",
-        "--allocations",
-        "--parsable2",
-        f"--jobs={','.join(parents)}",
-        "--format=JobID,State,NodeList",
-    )
+    """The tasks of jobs that accounting has recorded, by id."""
+    given = f"--jobs={','.join(parents)}"
+    text = slurm("sacct", "--noheader", "--allocations", "--parsable2", given, "--format=JobID,State,NodeList")
     found = {}
     for line in text.splitlines():
-        job, state, nodes = line.split("|")
-        word, _, rest = state.partition(" ")  # `CANCELLED by 1000`
-        found[job] = SlurmJob(word, rest, "" if nodes == "None assigned" else nodes)
+        job_id, state, nodes = line.split("|")
+        state, _, reason = state.partition(" ")  # `CANCELLED by 1000`
+        found[job_id] = SlurmJob(state, reason, "" if nodes == "None assigned" else nodes)
     return found
 
 
-def _name(job: str, task: str) -> str:
-    return f"{job}_{task}" if task.isdigit() else job
-
-
-def show(job_id: str, timeout: float = 5.0) -> dict[str, str]:
-    """`scontrol show job`, KEY -> value; {} when SLURM does not answer."""
+def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
+    """What `scontrol show job` says, KEY -> value; {} when SLURM does not answer."""
     try:
         text = slurm("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The text that is submitted: slurm/*.sbatch with the settings filled in."""
+"""The text that is submitted: slurm/run.sbatch with the settings filled in."""
 
 from __future__ import annotations
 
@@ -9,27 +9,48 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshrunner.runner.rundir.files import LOGS, SLURM_OUTPUT, SLURM_TASK_OUTPUT
+
 if TYPE_CHECKING:
     from meshrunner.runner.slurm.settings import Slurm
 
 
 def for_run(run_dir: Path, settings: Slurm, *, nodes: int, gpus: int | None) -> str:
     """The script of one run."""
-    lines = [_quoted(f"--output={run_dir}/logs/slurm-%j.out"), *_options(settings, nodes, gpus)]
-    return _filled("run.sbatch", settings, lines, {"overrides": f"({shlex.quote(str(run_dir))})"})
+    return _filled(run_dir, settings, [f"--output={run_dir / LOGS / SLURM_OUTPUT}"], nodes, gpus)
 
 
 def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, *, nodes: int, gpus: int | None) -> str:
     """
-    The script of an array.
+    The script of an array over the runs of a sweep.
 
     Args:
         tasks: lines of runs.txt, counted from 0.
     """
     throttle = f"%{settings.max_parallel}" if settings.max_parallel is not None else ""
-    lines = [f"--array={_ranges(tasks)}{throttle}", _quoted(f"--output={sweep_dir}/slurm-%A_%a.out")]
-    lines += _options(settings, nodes, gpus)
-    return _filled("sweep.sbatch", settings, lines, {"sweep_dir": shlex.quote(str(sweep_dir))})
+    own = [f"--array={_ranges(tasks)}{throttle}", f"--output={sweep_dir / SLURM_TASK_OUTPUT}"]
+    return _filled(sweep_dir, settings, own, nodes, gpus)
+
+
+def _filled(folder: Path, settings: Slurm, own: list[str], nodes: int, gpus: int | None) -> str:
+    """slurm/run.sbatch for a run or sweep directory; `own`: options that depend on which of the two it is."""
+    variables = {
+        "meshrunner": f"({settings.program})",
+        "srun_args": f"({' '.join(map(shlex.quote, settings.srun))})",
+        "max_requeues": str(settings.max_requeues),
+        "arguments": f"({shlex.quote(str(folder))})",
+    }
+    lines = []
+    for line in _with_options(own + _options(settings, nodes, gpus), settings.extra):
+        variable = re.match(r"(\w+)=", line)
+        if variable and variable[1] in variables:
+            lines.append(f"{variable[1]}={variables.pop(variable[1])}")
+        elif line.startswith("# preamble:"):
+            lines += settings.preamble.rstrip().splitlines()
+        else:
+            lines.append(line)
+    assert not variables, f"slurm/run.sbatch has no line for {', '.join(variables)}"
+    return "\n".join(lines) + "\n"
 
 
 def _options(settings: Slurm, nodes: int, gpus: int | None) -> list[str]:
@@ -44,44 +65,30 @@ def _options(settings: Slurm, nodes: int, gpus: int | None) -> list[str]:
         "time": settings.time,
         "signal": f"B:USR1@{settings.notice_s}",
     }
-    own = [_quoted(f"--{name}={value}") for name, value in given.items() if value is not None]
-    return [*own, *settings.extra]  # those as they were written: `--mail-type END` is two words, `--comment='a b'` one
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
-def _quoted(option: str) -> str:
-    return shlex.quote(option) if " " in option else option
+def _with_options(options: list[str], extra: list[str]) -> list[str]:
+    """
+    The lines of slurm/run.sbatch with these options after its own; an option that is given replaces its own.
 
-
-def _filled(name: str, settings: Slurm, options: list[str], variables: dict[str, str]) -> str:
-    text = files("meshrunner.slurm").joinpath(name).read_text()
-    replaced = [re.split("[= ]", option.strip("'"))[0] for option in options]
-    kept = [
+    Args:
+        extra: options as the user wrote them: `--mail-type END` is two words, `--comment='a b'` one.
+    """
+    given = {re.split("[= ]", option.strip("'"))[0] for option in [*options, *extra]}
+    lines = [
         line
-        for line in text.splitlines()
-        if not (line.startswith("#SBATCH ") and line.split()[1].partition("=")[0] in replaced)
+        for line in files("meshrunner.slurm").joinpath("run.sbatch").read_text().splitlines()
+        if not (line.startswith("#SBATCH ") and line.split()[1].partition("=")[0] in given)
     ]
-    last = max(number for number, line in enumerate(kept) if line.startswith("#SBATCH "))
-    kept[last + 1 : last + 1] = [f"#SBATCH {option}" for option in options]
-    variables |= {
-        "meshrunner": f"({settings.program})",
-        "srun_args": f"({' '.join(map(shlex.quote, settings.srun))})",
-        "max_requeues": str(settings.max_requeues),
-    }
-    lines = []
-    for line in kept:
-        variable = re.match(r"(\w+)=", line)
-        if variable and variable[1] in variables:
-            lines.append(f"{variable[1]}={variables.pop(variable[1])}")
-        elif line.startswith("# preamble:"):
-            lines += settings.preamble.rstrip().splitlines()
-        else:
-            lines.append(line)
-    assert not variables, f"slurm/{name} has no line for {', '.join(variables)}"
-    return "\n".join(lines) + "\n"
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
+    quoted = [shlex.quote(option) if " " in option else option for option in options]
+    lines[last + 1 : last + 1] = [f"#SBATCH {option}" for option in [*quoted, *extra]]
+    return lines
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """`0-3,7`: numbers as --array takes them; limits on the length of a line are near when each is written by itself."""
+    """Numbers as --array takes them, `0-3,7`. Written one by one they would come near the limits on the length of a line."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

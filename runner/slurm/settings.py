@@ -28,7 +28,7 @@ CountOrNull = Annotated[int | None, whole(None)]
 
 
 def _time(value: Any) -> Any:
-    """YAML reads 1:00:00 as the number 3600, which SLURM would take for minutes."""
+    """The value if it is text. YAML reads 1:00:00 as the number 3600, which SLURM would take for minutes."""
     if value is not None and not isinstance(value, str):
         raise PydanticCustomError(
             "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
@@ -37,7 +37,7 @@ def _time(value: Any) -> Any:
 
 
 def seconds(time: str) -> int | None:
-    """A time limit in SLURM's ways of writing: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for another text."""
+    """Seconds of a time limit as SLURM writes one: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for any other text."""
     if not re.fullmatch(r"(\d+-\d+(:\d+){0,2})|(\d+(:\d+){0,2})", time):
         return None
     days, dash, rest = time.rpartition("-")
@@ -91,7 +91,7 @@ class Slurm(Section):
 
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Slurm:
-        """`hydra.launcher` as composed; raises ConfigError that lists all wrong keys."""
+        """The settings in `hydra.launcher` as composed; raises ConfigError that lists all wrong keys."""
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
         except ValidationError as error:
@@ -99,14 +99,14 @@ class Slurm(Section):
 
     @classmethod
     def shipped(cls) -> dict[str, Any]:
-        """The keys as conf/hydra/launcher/slurm.yaml has them."""
+        """The keys and values of conf/hydra/launcher/slurm.yaml."""
         text = files("meshrunner.conf").joinpath("hydra/launcher/slurm.yaml").read_text()
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
         assert isinstance(found, dict)
         return {str(key): value for key, value in found.items() if key != "_target_"}
 
-    def adapt(self, composed: Composed) -> Composed:
-        """`nodes` is a run's launch.nodes; raises ConfigError when that says something else."""
+    def apply_to(self, composed: Composed) -> Composed:
+        """The configuration with `nodes` as its launch.nodes; raises ConfigError when that was given, too, and differs."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed
@@ -125,13 +125,13 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Workers on a node of the cluster, as far as can be said from here."""
+        """Workers per node of the cluster, as far as this machine can tell."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers
 
     def gpus(self, experiment: Experiment) -> int | None:
-        """GPUs that a run asks of each node; None: none."""
+        """GPUs that a run requests on each node; None: none."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         if not isinstance(experiment.hardware, GPU):

@@ -1,9 +1,10 @@
-"""`meshrunner submit`: run directories -> jobs. What has a result, or a job that lives, is not submitted again."""
+"""Submitting run directories as SLURM jobs: the unfinished ones that no job and no process is at work on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,10 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.console import shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, read_json, write_json
-from meshrunner.runner.rundir.owner import owned_by, owner_is_alive
+from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, read_json, slurm_script, write_json
+from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import RESULTS, read_status, update_status
+from meshrunner.runner.rundir.states import RESULTS, read_state, read_status, update_status
 from meshrunner.runner.slurm import script
 from meshrunner.runner.slurm.client import jobs, slurm
 
@@ -22,11 +23,21 @@ if TYPE_CHECKING:
     from meshrunner.runner.slurm.settings import Slurm
 
 POLL_S = 2.0
-WAITS = {"state": "pending", "reason": ""}
+
+
+@dataclass(frozen=True)
+class JobArray:
+    """Runs of a sweep that ask for the same nodes, which the tasks of an array have to."""
+
+    nodes: int
+    gpus: int | None
+    """GPUs per node; None: none."""
+    tasks: dict[int, Path] = field(default_factory=dict)
+    """Line of runs.txt, counted from 0 -> run directory."""
 
 
 def job_id(run_dir: Path) -> str | None:
-    """The newest job of a run, `12` or `12_3`; None when it was never submitted."""
+    """The id of a run's newest job, `12` or `12_3`; None when the run was never submitted."""
     found = read_json(run_dir / SLURM_JOB).get("job_id")
     return str(found) if found is not None else None
 
@@ -35,18 +46,19 @@ def submit_run(run_dir: Path, settings: Slurm) -> None:
     """Submit a placed run; raises ConfigError with SLURM's reason."""
     experiment = check(read_config(run_dir))
     settings.fit(experiment)
-    if not wanted([run_dir], [], quiet=settings.dry_run):
+    if not to_submit([run_dir], [], quiet=settings.dry_run):
         return
     text = script.for_run(run_dir, settings, nodes=experiment.launch.nodes, gpus=settings.gpus(experiment))
     if settings.dry_run:
         print(text, end="")
         return
-    _advise([experiment])
-    update_status(run_dir, **WAITS)
+    _warn([experiment])
+    update_status(run_dir, state="pending", reason="")
     write_json(run_dir / SLURM_SETTINGS, settings.model_dump())
-    number = _sbatch(run_dir / "submit.sbatch", text, run_dir)
-    _record({run_dir: number}, run_dir / "submit.sbatch")
-    print(f"submitted job {number}\nrun directory: {shown(run_dir)}")
+    path = slurm_script(run_dir)
+    job = _sbatch(path, text, run_dir)
+    _record(run_dir, job, path)
+    print(f"submitted job {job}\nrun directory: {shown(run_dir)}")
 
 
 def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> None:
@@ -54,93 +66,102 @@ def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> None
     Submit the runs of a placed sweep as job arrays, one for each number of nodes.
 
     Args:
-        names: of all run directories, as in runs.txt.
+        names: all run directories of the sweep, as in runs.txt.
     """
     run_dirs = [sweep_dir / name for name in names]
     experiments = {run_dir: check(read_config(run_dir)) for run_dir in run_dirs}
     rerun = next(iter(experiments.values())).sweep.rerun
-    todo = wanted(run_dirs, rerun, quiet=settings.dry_run)
+    todo = to_submit(run_dirs, rerun, quiet=settings.dry_run)
     for run_dir in todo:
         settings.fit(experiments[run_dir])
-    groups = arrays([(run_dir, experiments[run_dir]) for run_dir in todo], settings)
+    arrays = job_arrays(names, {run_dir: experiments[run_dir] for run_dir in todo}, settings)
     if settings.dry_run:
-        print_arrays(sweep_dir, names, groups, settings)
+        print_arrays(sweep_dir, arrays, settings)
         return
-    _advise([experiments[run_dir] for run_dir in todo])
+    _warn([experiments[run_dir] for run_dir in todo])
     write_json(sweep_dir / SLURM_SETTINGS, settings.model_dump())
     for run_dir in todo:
-        update_status(run_dir, **WAITS)  # now: once submitted, the job may begin at any time
-    for number, ((nodes, gpus), members) in enumerate(groups.items()):
-        tasks = {run_dirs.index(run_dir): run_dir for run_dir in members}
-        path = sweep_dir / ("submit.sbatch" if len(groups) == 1 else f"submit-{number}.sbatch")
-        array = _sbatch(path, script.for_sweep(sweep_dir, list(tasks), settings, nodes=nodes, gpus=gpus), sweep_dir)
-        _record({run_dir: f"{array}_{task}" for task, run_dir in tasks.items()}, path)
-        print(
-            f"submitted job array {array}: {len(tasks)} run{'s' * (len(tasks) > 1)} of {nodes} node{'s' * (nodes > 1)}"
-        )
+        update_status(run_dir, state="pending", reason="")  # now: once submitted, the job may begin at any time
+    for number, array in enumerate(arrays):
+        path = slurm_script(sweep_dir, number if len(arrays) > 1 else None)
+        job = _sbatch(path, _text(sweep_dir, array, settings), sweep_dir)
+        for task, run_dir in array.tasks.items():
+            _record(run_dir, f"{job}_{task}", path)
+        runs, nodes = len(array.tasks), array.nodes
+        print(f"submitted job array {job}: {runs} run{'s' * (runs > 1)} of {nodes} node{'s' * (nodes > 1)}")
     place = shown(sweep_dir)
     print(
         f"sweep directory: {place}\n`meshrunner status {place}` says how far they are, `meshrunner compare {place}` compares"
     )
 
 
-def arrays(runs: Sequence[tuple[Path, Experiment]], settings: Slurm) -> dict[tuple[int, int | None], list[Path]]:
-    """(nodes, GPUs per node) -> runs: the tasks of an array all ask for the same."""
-    found: dict[tuple[int, int | None], list[Path]] = {}
-    for run_dir, experiment in runs:
-        found.setdefault((experiment.launch.nodes, settings.gpus(experiment)), []).append(run_dir)
-    return found
+def job_arrays(names: Sequence[str], runs: Mapping[Path, Experiment], settings: Slurm) -> list[JobArray]:
+    """
+    The arrays that runs of a sweep are submitted as.
+
+    Args:
+        names: all run directories of the sweep, as in runs.txt.
+    """
+    found: dict[tuple[int, int | None], JobArray] = {}
+    for run_dir, experiment in runs.items():
+        nodes, gpus = experiment.launch.nodes, settings.gpus(experiment)
+        found.setdefault((nodes, gpus), JobArray(nodes, gpus)).tasks[names.index(run_dir.name)] = run_dir
+    return list(found.values())
 
 
-def print_arrays(
-    sweep_dir: Path, names: Sequence[str], groups: dict[tuple[int, int | None], list[Path]], settings: Slurm
-) -> None:
-    """What would be submitted, and nothing else."""
-    for (nodes, gpus), members in groups.items():
-        tasks = [names.index(run_dir.name) for run_dir in members]
-        print(script.for_sweep(sweep_dir, tasks, settings, nodes=nodes, gpus=gpus), end="")
+def print_arrays(sweep_dir: Path, arrays: Sequence[JobArray], settings: Slurm) -> None:
+    """Print the scripts that would be submitted, and nothing else."""
+    for array in arrays:
+        print(_text(sweep_dir, array, settings), end="")
+
+
+def _text(sweep_dir: Path, array: JobArray, settings: Slurm) -> str:
+    return script.for_sweep(sweep_dir, list(array.tasks), settings, nodes=array.nodes, gpus=array.gpus)
 
 
 def wait(run_dirs: Sequence[Path]) -> int:
-    """Return when no job of these runs lives any more; the exit status as after a local sweep."""
+    """Return when no job of these runs is active any more; the exit status is that of a local sweep."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
     with interruptible("; the jobs stay in SLURM's queue"):
-        while _live(ids):
+        while _any_active(ids):
             time.sleep(POLL_S)
-    states = [str(read_status(run_dir).get("state")) for run_dir in run_dirs]
+    states = [read_state(run_dir) for run_dir in run_dirs]
     return 0 if all(state in RESULTS for state in states) else 75 if "preempted" in states else 1
 
 
-def _live(ids: Sequence[str]) -> bool:
+def _any_active(ids: Sequence[str]) -> bool:
     try:
-        return any(job.lives for job in jobs(ids).values())
+        return any(job.active for job in jobs(ids).values())
     except ConfigError as error:  # a controller that is restarted says nothing of the jobs
         warn(str(error))
         return True
 
 
-def wanted(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """What has no result and nobody at work on it; the rest is named."""
+def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
+    """
+    The unfinished runs that no job and no process is at work on. Unless `quiet`, what the others are at is printed.
+
+    Args:
+        rerun: states of finished runs that are executed again, too.
+    """
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     say: Callable[[str], object] = (lambda _: None) if quiet else print
     for run_dir in run_dirs:
         status, number = read_status(run_dir), job_id(run_dir)
         state, job = status.get("state"), known.get(number or "")
-        if state in RESULTS and state not in rerun:
-            reason = f": {status['reason']}" if status.get("reason") else ""
-            say(f"{run_dir.name} is {state}{reason}")
-        elif job is not None and job.lives:
+        finished = state in RESULTS and state not in rerun
+        if job is not None and job.active and not finished:
             say(f"{run_dir.name} has job {number}: {job}")
-        elif owner_is_alive(status):
-            say(f"{run_dir.name} {owned_by(status)}")
+        elif finished or owner_is_alive(status):
+            say(f"{run_dir.name} {condition(status)}")
         else:
             todo.append(run_dir)
     return todo
 
 
-def _advise(experiments: Sequence[Experiment]) -> None:
-    """What submits well and disappoints later."""
+def _warn(experiments: Sequence[Experiment]) -> None:
+    """Warn of what can be submitted and disappoints later."""
     if any(experiment.checkpoint.kind == "none" for experiment in experiments):
         warn(
             "checkpoint=none: a run that is preempted or loses a node begins again at step 1; checkpoint=dcp continues it"
@@ -150,24 +171,24 @@ def _advise(experiments: Sequence[Experiment]) -> None:
 
 
 def _missing(experiment: Experiment) -> str | None:
+    """The path of the data if this machine has no such file; None otherwise."""
     path: Any = getattr(experiment.data, "path", None)
     if not isinstance(path, str) or any(sign in path for sign in "*?["):
         return None
     return None if Path(path).expanduser().exists() else path
 
 
-def _sbatch(path: Path, text: str, kept: Path) -> str:
-    """Write a script and submit it; returns the job's number."""
+def _sbatch(path: Path, text: str, folder: Path) -> str:
+    """Write a script and submit it; returns the job's number, raises ConfigError that says how to submit `folder` again."""
     path.write_text(text)
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
     except ConfigError as error:
         raise ConfigError(
             f"SLURM refuses {shown(path)}: {error}\n"
-            f"The runs are pending: `meshrunner submit {shown(kept)} hydra.launcher.KEY=VALUE` submits them otherwise"
+            f"The runs are pending: `meshrunner submit {shown(folder)} hydra.launcher.KEY=VALUE` submits them with other settings"
         ) from None
 
 
-def _record(numbers: dict[Path, str], path: Path) -> None:
-    for run_dir, number in numbers.items():
-        write_json(run_dir / SLURM_JOB, {"job_id": number, "submitted": time.time(), "script": str(path)})
+def _record(run_dir: Path, job: str, path: Path) -> None:
+    write_json(run_dir / SLURM_JOB, {"job_id": job, "submitted": time.time(), "script": str(path)})

@@ -1,1 +1,1 @@
-"""Combinations of a sweep -> run directories, executed until each has a result."""
+"""Combinations of a sweep -> run directories, and their execution."""

@@ -1,4 +1,4 @@
-"""The jobs that a sweeper hands over -> run directories: all are composed and checked before the first is placed."""
+"""Jobs of a sweeper -> run directories: all are composed and checked before the first is placed."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.compose import Composed, resolved
+from meshrunner.runner.config.compose import Composed, resolve_config
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.launch.nodes import only_this_node
-from meshrunner.runner.rundir.files import is_run
-from meshrunner.runner.rundir.run import place, read_config
+from meshrunner.runner.rundir.files import MULTIRUN, is_run
+from meshrunner.runner.rundir.run import place_run, read_config
 from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
-from meshrunner.runner.sweep.exclude import excluding
+from meshrunner.runner.sweep.exclude import matching_rule
 
 if TYPE_CHECKING:
     from meshrunner.runner.config.experiment import Experiment, Sweep
 
 NAME_LENGTH = 100
-SHOWN = 5
-"""Problems, and jobs of a problem, that are listed."""
+MAX_LISTED = 5
+"""Problems listed in an error, and jobs per problem."""
 
 
 class Target(Protocol):
-    """Where the runs will be executed."""
+    """The place where runs will be executed."""
 
-    def adapt(self, composed: Composed) -> Composed:
-        """A configuration as it is there; raises ConfigError."""
+    def apply_to(self, composed: Composed) -> Composed:
+        """The configuration with the target's own settings applied; raises ConfigError."""
 
     def workers(self, experiment: Experiment) -> int:
-        """Workers on a node, `auto` resolved; raises Incompatible or ConfigError."""
+        """Workers per node, `auto` resolved; raises Incompatible or ConfigError."""
 
 
 class ConfiguredTarget:
-    """The machine that the configuration names; this one may have no GPU."""
+    """The hardware that the configuration names; this machine may have no GPU."""
 
-    def adapt(self, composed: Composed) -> Composed:
+    def apply_to(self, composed: Composed) -> Composed:
         return composed
 
     def workers(self, experiment: Experiment) -> int:
@@ -66,11 +66,11 @@ class LocalTarget(ConfiguredTarget):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run directory to be."""
+    """A run that is not placed yet."""
 
     composed: Composed
     reason: str
-    """Why it cannot work; empty when it can."""
+    """Why it would be skipped; empty if it can run."""
 
     @property
     def run_dir(self) -> Path:
@@ -79,37 +79,34 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Combination:
-    """One combination of a sweep: a run, or several that differ in their seed or in nothing."""
+    """One combination of a sweep: a run, or several repeats and seeds of it."""
 
     overrides: list[str]
     hydra: DictConfig
     experiment: Experiment
     runs: list[PlannedRun]
-    """In the order of `sweep.repeat` x `sweep.seeds`."""
+    """Runs in the order of `sweep.repeat` x `sweep.seeds`."""
 
 
 @dataclass(frozen=True)
 class SweepBatch:
-    """What a sweeper hands over at once, every combination right by itself."""
+    """A batch of combinations from a sweeper, each with a valid configuration."""
 
     sweep_dir: Path
     combinations: list[Combination]
 
     @property
     def ordered(self) -> list[tuple[Combination, PlannedRun]]:
-        """Repeats are interleaved: what drifts on a machine meets every combination alike."""
-        return [
-            pair
-            for one in zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
-            for pair in one
-        ]
+        """Runs in order of execution, repeats interleaved: a drifting machine then affects all combinations alike."""
+        rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
+        return [pair for pairs in rounds for pair in pairs]
 
     def names(self) -> list[str]:
-        """The names of all run directories of the sweep in order, those placed earlier included."""
+        """Names of all run directories of the sweep in order, earlier batches included."""
         return list(dict.fromkeys([*run_names(self.sweep_dir), *(run.run_dir.name for _, run in self.ordered)]))
 
     def place(self) -> list[Path]:
-        """Write the run directories; returns them in the order in which they are to be executed."""
+        """Write the run directories; returns them in order of execution."""
         for _, run in self.ordered:
             _place(run)
         add_runs(self.sweep_dir, [(run.run_dir.name, job.overrides) for job, run in self.ordered])
@@ -119,22 +116,22 @@ class SweepBatch:
 def check_batch(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
 ) -> SweepBatch:
-    """Compose and check what a sweeper hands over; raises ConfigError that lists all jobs that are wrong."""
+    """Compose and check a batch of jobs; raises ConfigError that lists all wrong ones."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
     varying = _varying(job_overrides) - set(config.hydra.overrides.task)
     for number, overrides in enumerate(job_overrides, first):
-        own = [override for override in overrides if override in varying]
+        named = [override for override in overrides if override in varying]
         try:
-            job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, own), target)
+            job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
             for run in job.runs:
-                _check_place(run)
+                _check_existing(run)
             jobs.append(job)
         except ConfigError as error:
-            wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(own)})")
+            wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(named)})")
     if wrong:
-        remove_empty(sweep_dir)
+        remove_empty_sweep(sweep_dir)
         raise ConfigError("\n".join(_wrong_jobs(wrong)))
     return SweepBatch(sweep_dir, jobs)
 
@@ -145,11 +142,11 @@ def _compose_job(
     composed_config = loader.load_sweep_config(config, overrides)
     with open_dict(composed_config):
         composed_config.hydra.job.id, composed_config.hydra.job.num = str(number), number
-    composed = target.adapt(resolved(composed_config, run_dir))
+    composed = target.apply_to(resolve_config(composed_config, run_dir))
     hydra = OmegaConf.masked_copy(composed_config, ["hydra"])
     experiment, reason = check(composed.config), ""
     try:
-        if rule := excluding(experiment.sweep.exclude, composed):
+        if rule := matching_rule(experiment.sweep.exclude, composed):
             raise Incompatible(f"sweep.exclude: {rule}")
         fit_continuing(experiment, run_dir, target.workers(experiment))
     except Incompatible as error:
@@ -169,22 +166,21 @@ def _repeated(composed: Composed, run_dir: Path, reason: str, sweep: Sweep) -> l
     return runs
 
 
-def _check_place(run: PlannedRun) -> None:
-    """A run directory of an earlier start of the sweep is used only when it is of the same run."""
+def _check_existing(run: PlannedRun) -> None:
+    """Raise ConfigError when the run directory exists, from an earlier start of the sweep, with another configuration."""
     if not is_run(run.run_dir):
         return
-    there, here = (
+    before, now = (
         {k: v for k, v in c.items() if k != "sweep"} for c in (read_config(run.run_dir), run.composed.config)
     )
-    changed = [f"  {key}: {old!r} there, {new!r} now" for key, old, new in differences(there, here)]
+    changed = [f"  {key}: {old!r} there, {new!r} now" for key, old, new in differences(before, now)]
     if changed:
-        lines = "\n".join(changed)
-        raise ConfigError(f"{run.run_dir} holds another run; choose another hydra.sweep.dir:\n{lines}")
+        raise ConfigError("\n".join([f"{run.run_dir} holds another run; choose another hydra.sweep.dir:", *changed]))
 
 
 def _place(run: PlannedRun) -> None:
     if not is_run(run.run_dir):
-        place(run.composed.config, run.run_dir, run.composed.overrides)
+        place_run(run.composed.config, run.run_dir, run.composed.overrides)
     state = read_state(run.run_dir)
     if run.reason and state == "pending":
         update_status(run.run_dir, state="skipped", reason=run.reason)
@@ -193,19 +189,19 @@ def _place(run: PlannedRun) -> None:
 
 
 def _wrong_jobs(wrong: dict[str, list[str]]) -> Iterator[str]:
-    """One paragraph for each problem, however many jobs have it."""
-    for problem, names in list(wrong.items())[:SHOWN]:
-        more = f" and {len(names) - SHOWN} more jobs" if len(names) > SHOWN else ""
-        yield f"{', '.join(names[:SHOWN])}{more}: {problem}"
-    if len(wrong) > SHOWN:
-        yield f"... and {len(wrong) - SHOWN} more problems"
+    """One line per problem, with the jobs that have it."""
+    for problem, names in list(wrong.items())[:MAX_LISTED]:
+        more = f" and {len(names) - MAX_LISTED} more jobs" if len(names) > MAX_LISTED else ""
+        yield f"{', '.join(names[:MAX_LISTED])}{more}: {problem}"
+    if len(wrong) > MAX_LISTED:
+        yield f"... and {len(wrong) - MAX_LISTED} more problems"
 
 
-def remove_empty(sweep_dir: Path) -> None:
-    """Hydra's sweeper has made the folder and a file in it; of a sweep that was refused nothing is to be left."""
-    if {path.name for path in sweep_dir.iterdir()} != {"multirun.yaml"}:
+def remove_empty_sweep(sweep_dir: Path) -> None:
+    """Remove the folder that Hydra's sweeper created for a refused sweep, and its empty parents."""
+    if {path.name for path in sweep_dir.iterdir()} != {MULTIRUN}:
         return
-    (sweep_dir / "multirun.yaml").unlink()
+    (sweep_dir / MULTIRUN).unlink()
     for folder in (sweep_dir, *sweep_dir.parents):
         if folder == Path.cwd() or any(folder.iterdir()):
             return
@@ -213,14 +209,14 @@ def remove_empty(sweep_dir: Path) -> None:
 
 
 def _varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """The overrides that not all jobs have in common; all of them when there is only one job, of many perhaps."""
+    """The overrides that are not shared by all jobs; all overrides of a single job, as a sweeper may pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared
 
 
 def job_name(number: int, overrides: list[str]) -> str:
-    """`003_parallelism-fsdp2_shard-2`: number and what varies, at most NAME_LENGTH characters, then a hash."""
+    """`003_parallelism-fsdp2_shard-2`: number and varying overrides; beyond NAME_LENGTH characters cut, with a hash."""
     parts = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

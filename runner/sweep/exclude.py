@@ -1,7 +1,7 @@
-"""`sweep.exclude`: rules that name combinations of a sweep which are not to be run.
+"""`sweep.exclude`: rules for combinations of a sweep to skip.
 
-A rule is a line of conditions, `activation_checkpoint=full micro_batch=8,16`: it holds where all of them do. A condition
-names a group and options of it, or a key and values of it.
+A rule is a line of conditions, `activation_checkpoint=full micro_batch=8,16`, which matches where all of them hold. A
+condition names a group and some of its options, or a key and some of its values.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from meshrunner.runner.config.compose import Composed
 
 
-def excluding(rules: list[str], composed: Composed) -> str | None:
+def matching_rule(rules: list[str], composed: Composed) -> str | None:
     """
-    The first rule that a combination falls under; None when there is none.
+    The first rule that matches a combination; None when there is none.
 
     Raises:
         ConfigError: a rule is not a line of conditions, or names no key.
@@ -44,15 +44,13 @@ def _holds(condition: tuple[str, list[str]], composed: Composed) -> bool:
         if not isinstance(here, dict) or part not in here:
             if depth == 0:
                 raise ConfigError(f"sweep.exclude: there is no key '{key}'.{did_you_mean(part, composed.config)}")
-            return False  # a key of another option of the group
+            return False  # a key of another option
         here = here[part]
     return _text(here) in values
 
 
 def _text(value: Any) -> str:
-    """A value as it is typed on the command line."""
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if not isinstance(value, float)
-        else f"{value:g}"
-    )
+    """A value as typed on the command line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return {None: "null", True: "true", False: "false"}.get(value, str(value))

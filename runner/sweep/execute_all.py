@@ -1,4 +1,4 @@
-"""Executing the unfinished runs of a sweep: one after another, or several on disjoint devices."""
+"""Execution of the unfinished runs of a sweep: sequentially, or in parallel on disjoint devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.process.tree import die_with_parent
 from meshrunner.runner.rundir.files import launcher_log
 from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.owner import owned_by, owner_is_alive
+from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
 from meshrunner.runner.sweep.live_table import LiveTable
@@ -38,10 +38,10 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     """
     Execute the unfinished runs of a sweep.
 
-    A run that another living process executes is left to it. After an interrupt the rest stays `pending`.
+    Runs that another living process executes are left to it. After an interrupt the rest stay `pending`.
 
     Returns:
-        The exit status of the sweep, and whether it is to stop here: `sweep.fail_fast`, and a run has failed.
+        The exit status of the sweep, and whether the sweep must stop: a stop was requested, or `sweep.fail_fast` applies.
 
     Raises:
         Interrupted: by the user.
@@ -49,22 +49,21 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _unfinished(run_dir, settings)}
     for run_dir in run_dirs:
         if run_dir not in todo:
-            print(f"\n{run_dir.name}\n{_progress(run_dir)}", flush=True)
+            print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
     devices = gpu_count() if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))).workers for run_dir in todo} if devices > 1 else {}
-    several = len(needs) > 1 and devices >= 2 * min(needs.values())
+    in_parallel = len(needs) > 1 and devices >= 2 * min(needs.values())
     try:
         with interruptible(), Preemption(run_dirs[0].parent) as preemption, LiveTable(run_dirs, todo) as table:
-            (_Packed(devices, needs) if several else _one_by_one)(todo, settings, table, preemption)
+            (_Parallel(devices, needs) if in_parallel else _sequential)(todo, settings, table, preemption)
     except Interrupted as error:
-        how = str(error).partition(";")[0]  # a run names itself as what is continued
-        raise Interrupted(f"{how}; `meshrunner resume {run_dirs[0].parent}` continues the sweep") from None
+        cause = str(error).partition(";")[0]  # what follows names the run to resume
+        raise Interrupted(f"{cause}; `meshrunner resume {run_dirs[0].parent}` continues the sweep") from None
     states = [read_state(run_dir) for run_dir in run_dirs]
-    # What another process executes is its concern.
     if preemption.requested or "preempted" in states:
         return 75, True
     code = 0 if all(state in RESULTS or state == "running" for state in states) else 1
-    return code, any(_stops(run_dir, settings) for run_dir in todo)
+    return code, any(_fails_fast(run_dir, settings) for run_dir in todo)
 
 
 def _unfinished(run_dir: Path, settings: Sweep) -> bool:
@@ -74,104 +73,91 @@ def _unfinished(run_dir: Path, settings: Sweep) -> bool:
 
 
 def _attempts(run_dir: Path) -> int:
-    """Executions so far. One more than when the sweep began: another process was faster."""
+    """Executions so far. More than at the start of the sweep: another process has executed the run since."""
     return int(read_status(run_dir).get("attempt") or 0)
 
 
-def _progress(run_dir: Path) -> str:
-    status = read_status(run_dir)
-    if owner_is_alive(status):
-        return owned_by(status)
-    reason = status.get("reason")
-    return f"{status.get('state')}: {reason}" if reason else f"is {status.get('state')}"
-
-
-def _stops(run_dir: Path, settings: Sweep) -> bool:
+def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_state(run_dir) in (*CRASHED, "oom")
 
 
-def _one_by_one(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
-    """In this process, whose forkserver is warm: the fastest start."""
+def _sequential(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
+    """Execute runs one after another, from this process and its warm forkserver."""
     for number, (run_dir, attempts) in enumerate(todo.items()):
-        preemption.look()
+        preemption.poll()
         if preemption.requested:
             return
         if _attempts(run_dir) != attempts:
-            print(f"\n{run_dir.name}\n{_progress(run_dir)}", flush=True)
-            table.ended(run_dir)
+            print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
+            table.run_ended(run_dir)
             continue
         for attempt in range(1 + settings.retry):
             print(f"\n{run_dir.name}" + (f", retry {attempt}" if attempt else ""), flush=True)
-            table.started(run_dir)
+            table.run_started(run_dir)
             try:
                 ended = execute(run_dir, poll=table.refresh if table.active else None)
                 report(run_dir, *ended, row=not table.active)
             except AlreadyRunning as error:
                 print(error)
                 break
-            except ConfigError as error:  # it was right when the sweep began: data that is gone, another node
+            except ConfigError as error:  # since the sweep began, e.g. data was removed
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
                 print(error, file=sys.stderr)
             finally:
-                table.ended(run_dir)
+                table.run_ended(run_dir)
             if read_state(run_dir) not in CRASHED:
                 break
-        preempted = read_state(run_dir) == "preempted"  # so is the job that this sweep is part of
-        if preempted or _stops(run_dir, settings):
-            why = (
-                "a stop was requested during the run before it"
-                if preempted
-                else "sweep.fail_fast, and a run before it has failed"
-            )
+        preempted = read_state(run_dir) == "preempted"  # and so is the sweep's job
+        if preempted or _fails_fast(run_dir, settings):
+            why = "a stop was requested" if preempted else "sweep.fail_fast, and an earlier run has failed"
             for rest in list(todo)[number + 1 :]:
                 print(f"\n{rest.name}\nnot started: {why}")
             return
 
 
-class _Packed:
-    """Each run in a process of its own that sees only its devices."""
+class _Parallel:
+    """Execute runs in parallel, each by a process that sees only its devices."""
 
     def __init__(self, devices: int, needs: dict[Path, int]) -> None:
         self.needs = needs
-        named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        self.free = named.split(",") if named else [str(device) for device in range(devices)]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        self.free = visible.split(",") if visible else [str(device) for device in range(devices)]
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
-        self.tried: dict[Path, int] = {}
+        self.starts: dict[Path, int] = {}
 
     def __call__(self, todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
-        queue = list(todo)
-        told = False
+        queue, stopping = list(todo), False
         try:
             while queue or self.running:
-                preemption.look()
-                if preemption.requested and not told:
-                    told = True
+                preemption.poll()
+                if preemption.requested and not stopping:
+                    stopping = True
                     queue.clear()
-                    self._tell(signal.SIGTERM)
-                # In order: a large run that waits for devices is not overtaken for ever by small ones.
+                    self._signal_all(signal.SIGTERM)
+                # In order: small runs must not starve a large one that waits for devices.
                 while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
                     run_dir = queue.pop(0)
-                    if run_dir not in self.tried and _attempts(run_dir) != todo[run_dir]:
-                        print(f"{run_dir.name}: {_progress(run_dir)}", flush=True)
-                        table.ended(run_dir)
+                    if run_dir not in self.starts and _attempts(run_dir) != todo[run_dir]:
+                        print(f"{run_dir.name}: {condition(read_status(run_dir))}", flush=True)
+                        table.run_ended(run_dir)
                         continue
-                    table.started(run_dir)
+                    table.run_started(run_dir)
                     self._start(run_dir)
-                for run_dir in self._ended():
-                    table.ended(run_dir)
-                    if read_state(run_dir) in CRASHED and self.tried[run_dir] <= settings.retry:
+                for run_dir in self._reap():
+                    table.run_ended(run_dir)
+                    if read_state(run_dir) in CRASHED and self.starts[run_dir] <= settings.retry:
                         queue.insert(0, run_dir)
-                    elif _stops(run_dir, settings):
+                    elif _fails_fast(run_dir, settings):
                         queue.clear()
                 table.refresh()
                 time.sleep(POLL_S)
         finally:
-            self._end()
+            self._interrupt_all()
 
     def _start(self, run_dir: Path) -> None:
         own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
-        self.tried[run_dir] = self.tried.get(run_dir, 0) + 1
-        if read_state(run_dir) in FINAL:  # it says nothing of this execution
+        self.starts[run_dir] = self.starts.get(run_dir, 0) + 1
+        if read_state(run_dir) in FINAL:  # of an earlier execution
             update_status(run_dir, state="pending", reason="")
         with launcher_log(run_dir).open("ab") as log:
             process = subprocess.Popen(
@@ -181,37 +167,38 @@ class _Packed:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                process_group=0,  # Ctrl-C reaches it through this process alone
-                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # it records that, and ends
+                process_group=0,  # Ctrl-C reaches it only through this process
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # it records the interrupt and exits
             )
         self.running[run_dir] = process, own
         print(f"{run_dir.name}: started on {', '.join(own)}", flush=True)
 
-    def _ended(self) -> list[Path]:
+    def _reap(self) -> list[Path]:
         ended = [run_dir for run_dir, (process, _) in self.running.items() if process.poll() is not None]
         for run_dir in ended:
             process, own = self.running.pop(run_dir)
             self.free = sorted(self.free + own, key=lambda device: (len(device), device))
             status = read_status(run_dir)
             if status.get("state") not in FINAL and not owner_is_alive(status):
-                status = update_status(run_dir, state="failed", reason=_end_of(run_dir, process), ended=time.time())
+                reason = _missing_reason(run_dir, process)
+                status = update_status(run_dir, state="failed", reason=reason, ended=time.time())
             print(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip(), flush=True)
         return ended
 
-    def _tell(self, number: signal.Signals) -> None:
+    def _signal_all(self, number: signal.Signals) -> None:
         for process, _ in self.running.values():
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    def _end(self) -> None:
-        self._tell(signal.SIGINT)
+    def _interrupt_all(self) -> None:
+        self._signal_all(signal.SIGINT)
         for process, _ in self.running.values():
             process.wait()
 
 
-def _end_of(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
-    """Why a run's process has left no reason: it was killed, or the run could not begin."""
+def _missing_reason(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
+    """The reason of a run whose process recorded none: it was killed, or the run could not begin."""
     if process.returncode < 0:
         return f"its process was killed by signal {signal.Signals(-process.returncode).name}"
-    said = last_lines(launcher_log(run_dir))
-    return said[-1] if said else f"its process ended with exit code {process.returncode}"
+    lines = last_lines(launcher_log(run_dir))
+    return lines[-1] if lines else f"its process ended with exit code {process.returncode}"

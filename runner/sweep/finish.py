@@ -1,4 +1,4 @@
-"""What a sweep ends with: its table, the report page beside its runs, and the table at its tracker."""
+"""The results of a sweep: its table, the report page in the sweep directory, and the table in its tracker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from meshrunner.runner.trackers.handle import TrackerHandle
 
 
 def finish_sweep(sweep_dir: Path) -> None:
-    """Print and write all that; what cannot be written costs a warning. Raises Interrupted."""
+    """Print and write the results of a sweep; a failure to write is a warning. Raises Interrupted."""
     with interruptible():
-        tracking = _tracking(sweep_dir)  # it loads its library while the page is written
+        tracking = _tracking(sweep_dir)  # loads its library while the page is written
         try:
-            _answer(sweep_dir)
+            _compare(sweep_dir)
         finally:
             tracking.finish_or_warn("the sweep is complete")
 
 
-def _answer(sweep_dir: Path) -> None:
+def _compare(sweep_dir: Path) -> None:
     comparison, problem = compare_sweep(sweep_dir)
     if problem is not None:
         warn(problem)
@@ -42,6 +42,6 @@ def _answer(sweep_dir: Path) -> None:
 
 
 def _tracking(sweep_dir: Path) -> TrackerHandle:
-    """The tracker of the first run, for all: runs may have settings of their own, a table has one place."""
+    """The tracker of the first run, which shows the table of all: a run may have its own settings."""
     first = run_names(sweep_dir)[0]
     return TrackerHandle.start(sweep_dir, check(read_config(sweep_dir / first)).tracker)

@@ -1,6 +1,6 @@
-"""Hydra's launchers: every run of a sweep is checked and placed on disk before the first begins.
+"""Hydra's launchers: every run of a sweep is checked and placed before the first begins.
 
-`local` executes them here, `slurm` submits them, `place` does no more.
+`local` then executes the runs, `slurm` submits them, `place` does nothing more.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.slurm.submit import arrays, print_arrays, submit_sweep, wait, wanted
+from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
 from meshrunner.runner.sweep.combinations import (
     Combination,
     ConfiguredTarget,
     LocalTarget,
     SweepBatch,
     check_batch,
-    remove_empty,
+    remove_empty_sweep,
 )
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.finish import finish_sweep
@@ -39,32 +39,34 @@ from meshrunner.runner.sweep.finish import finish_sweep
 if TYPE_CHECKING:
     from meshrunner.runner.config.compose import Composer
 
-
-BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 @dataclass(frozen=True)
 class EndedBatch:
-    """The jobs that a sweeper has handed over at once have ended."""
+    """The result of a batch of jobs."""
 
     sweep_dir: Path
     exit_status: int
 
 
+Ended = Callable[[EndedBatch], object]
+
+
 class StopSweep(Exception):
-    """By `sweep.fail_fast`: the sweeper is not to hand over more jobs."""
+    """The sweeper must not launch more jobs: `sweep.fail_fast`, or a stop was requested."""
 
 
 def run_sweep(composer: Composer) -> int:
     """Run a sweep from the command line; exit status 1 when a run failed, crashed or timed out."""
-    # What the sweeper returns says nothing: some return nothing at all.
+    # Not from the sweeper's return value: some return nothing.
     batches: list[EndedBatch] = []
     try:
         with suppress(StopSweep):
             composer.sweep(batches.append)
     except OSError as error:
         raise ConfigError(f"the sweep directory cannot be written: {error}") from None
-    except Exception:  # a sweeper that decides as it goes may ask for something wrong after hours
+    except Exception:  # an adaptive sweeper may launch a wrong job after hours
         if batches:
             finish_sweep(batches[0].sweep_dir)
         raise
@@ -87,70 +89,62 @@ def resume_sweep(sweep_dir: Path) -> int:
 
 
 def launch_local(
-    loader: Any,
-    config: DictConfig,
-    job_overrides: Sequence[Sequence[str]],
-    first: int,
-    ended: Callable[[EndedBatch], object],
+    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """What Hydra's sweeper calls: all combinations of a batch at once. Raises ConfigError that lists all wrong ones."""
+    """Launch a batch of jobs on this node, for Hydra's sweeper. Raises ConfigError that lists all wrong ones, and StopSweep."""
     batch = check_batch(loader, config, job_overrides, first, LocalTarget())
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment.sweep)
     ended(EndedBatch(batch.sweep_dir, status))
     if stop:
         raise StopSweep
-    return returned(batch, config)
+    return job_returns(batch, config)
 
 
 def launch_slurm(
-    loader: Any,
-    config: DictConfig,
-    job_overrides: Sequence[Sequence[str]],
-    first: int,
-    ended: Callable[[EndedBatch], object],
+    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """What Hydra's sweeper calls under hydra/launcher=slurm: all combinations of a batch at once."""
+    """Submit a batch of jobs to SLURM, for Hydra's sweeper. Raises ConfigError that lists all wrong ones."""
     try:
         settings = _settings(config.hydra.launcher)
-        if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC:
-            raise ConfigError("this sweeper learns from the runs it has had: it needs hydra.launcher.wait=true")
+        if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
+            raise ConfigError("this sweeper learns from the results of runs: it needs hydra.launcher.wait=true")
     except ConfigError:
-        remove_empty(Path(config.hydra.sweep.dir).absolute())
+        remove_empty_sweep(Path(config.hydra.sweep.dir).absolute())
         raise
     batch = check_batch(loader, config, job_overrides, first, settings)
     if settings.dry_run:
-        runs = [(run.run_dir, job.experiment) for job, run in batch.ordered if not run.reason]
-        todo = wanted([run_dir for run_dir, _ in runs], batch.combinations[0].experiment.sweep.rerun, quiet=True)
-        groups = arrays([(run_dir, experiment) for run_dir, experiment in runs if run_dir in todo], settings)
-        print_arrays(batch.sweep_dir, batch.names(), groups, settings)
-        remove_empty(batch.sweep_dir)
+        runs = {run.run_dir: job.experiment for job, run in batch.ordered if not run.reason}
+        todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=True)
+        arrays = job_arrays(batch.names(), {run_dir: runs[run_dir] for run_dir in todo}, settings)
+        print_arrays(batch.sweep_dir, arrays, settings)
+        remove_empty_sweep(batch.sweep_dir)
         return []
     run_dirs = batch.place()
     submit_sweep(batch.sweep_dir, batch.names(), settings)
     if not settings.wait:
         return []
     ended(EndedBatch(batch.sweep_dir, wait(run_dirs)))
-    return returned(batch, config)
+    return job_returns(batch, config)
 
 
 def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
-    """What Hydra's sweeper calls for `meshrunner place -m`."""
+    """Place a batch of jobs, for Hydra's sweeper under `meshrunner place -m`. Raises ConfigError that lists all wrong ones."""
     batch = check_batch(loader, config, job_overrides, first, ConfiguredTarget())
     batch.place()
     print(f"sweep directory: {batch.sweep_dir}")
     return []
 
 
-def returned(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """What the sweeper is told of the jobs of a batch that has ended."""
+def job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
+    """The results of a batch, for the sweeper."""
     worst = math.inf if minimizes(config) else -math.inf
-    return [_returned(job, worst) for job in batch.combinations]
+    return [_job_return(job, worst) for job in batch.combinations]
 
 
 def minimizes(config: DictConfig) -> bool:
-    """Whether the sweeper looks for the lowest value, in the words of Optuna's, Ax's and Nevergrad's."""
+    """Whether the sweeper minimises: the settings of the Optuna, Ax and Nevergrad sweepers."""
     direction = OmegaConf.select(config, "hydra.sweeper.direction")
     maximize = OmegaConf.select(config, "hydra.sweeper.optim.maximize")
     return (
@@ -160,8 +154,8 @@ def minimizes(config: DictConfig) -> bool:
     )
 
 
-def _returned(job: Combination, worst: float) -> JobReturn:
-    """What the sweeper is told of a job: the median objective of its runs, the worst value when one has none."""
+def _job_return(job: Combination, worst: float) -> JobReturn:
+    """The result of a job, for the sweeper: the median objective of its runs, the worst value when one has none."""
     values = []
     for run in job.runs:
         summary = read_json(run.run_dir / SUMMARY)

@@ -1,4 +1,4 @@
-"""All runs of a sweep as one live table on a terminal, fed from their directories. Piped, there is none."""
+"""The live table of a sweep's runs on a terminal, read from their directories; none when piped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich import box
 from rich.console import Group
@@ -23,21 +22,21 @@ from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.rundir.states import read_state
 
 REDRAW_S = 1.0
-"""A table is drawn in a few milliseconds, on a core that may be training."""
+"""Seconds between redraws: each takes milliseconds of a core that may be training."""
 AROUND = 5
-"""Lines of the screen that are not runs: title, rule, counts, and where the cursor stands."""
+"""Lines of the screen without a run: title, rule, counts, cursor."""
 STARTING = "starting"
 """Shown from the start of a run's process until the run is claimed."""
 
 
 class _Running:
-    """A run that is being executed: its newest rows."""
+    """The newest rows of a run that is being executed."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.steps = read_run(run_dir).config.get("steps")
         self.tail = Tail(run_dir / EVENTS)
-        self.tail.read()  # of earlier attempts
+        self.tail.read()  # rows of earlier attempts
         self.rows: list[StepRow] = []
 
     def cells(self) -> list[str]:
@@ -48,23 +47,22 @@ class _Running:
 
 class LiveTable:
     """
-    Use as a context manager, and say what becomes of each run.
+    The table, a context manager. Only running runs are read again: a sweep may have thousands of runs.
 
-    Only what is running is read again: a sweep may have thousands of runs. Drawn by the caller's thread, because that
-    forks, and is interrupted by signals.
+    Drawn by the caller's thread, because that forks and is interrupted by signals.
     """
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """todo: those of the runs that will be executed, whatever became of them before."""
+        """todo: the runs to be executed, whatever their recorded state."""
         screen = console()
         self.active = screen.is_terminal and not screen.is_dumb_terminal
         self._screen = screen
         self._live = Live(
             console=screen,
             auto_refresh=False,
-            transient=True,  # what stays is the comparison
+            transient=True,  # the comparison replaces it
             vertical_overflow="crop",
-            redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, and there it is to stay
+            redirect_stderr=sys.stderr.isatty(),  # else stderr is a file
         )
         self._states: dict[Path, str] = {}
         if self.active:
@@ -73,7 +71,7 @@ class LiveTable:
                 self._states[run_dir] = "pending" if run_dir in pending else read_state(run_dir)
         self._running: dict[Path, _Running] = {}
         self._ended: dict[Path, list[str]] = {}
-        """In the order in which they ended, here."""
+        """Cells of the ended runs, in the order in which they ended."""
         self._drawn = 0.0
 
     def __enter__(self) -> LiveTable:
@@ -82,21 +80,19 @@ class LiveTable:
             self._draw()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.active:
             self._live.stop()
 
-    def started(self, run_dir: Path) -> None:
-        """A run is being started."""
+    def run_started(self, run_dir: Path) -> None:
+        """Show a run as started."""
         if self.active:
             self._ended.pop(run_dir, None)
             self._running[run_dir] = _Running(run_dir)
             self._draw()
 
-    def ended(self, run_dir: Path) -> None:
-        """A run is no longer ours to execute."""
+    def run_ended(self, run_dir: Path) -> None:
+        """Show the final state of a run, or the state that another process gave it."""
         if self.active:
             self._running.pop(run_dir, None)
             run = read_run(run_dir)
@@ -105,7 +101,7 @@ class LiveTable:
             self._draw()
 
     def refresh(self) -> None:
-        """Call it a few times a second."""
+        """Redraw if it is time; call it a few times a second."""
         if self.active and time.monotonic() - self._drawn > REDRAW_S:
             self._draw()
 
@@ -124,7 +120,7 @@ class LiveTable:
         self._live.update(Group(table, Text(counts)), refresh=True)
 
     def _visible(self) -> list[Path]:
-        """All runs; where the screen is too small, what ended last, what is running and what is next."""
+        """All runs; if the screen is too small, those that ended last, the running and the next ones."""
         room = max(self._screen.height - AROUND, 1)
         if len(self._states) <= room:
             return list(self._states)

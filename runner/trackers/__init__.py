@@ -1,1 +1,1 @@
-"""W&B and TensorBoard, fed from a run directory in a process of their own, so that none can touch the training."""
+"""W&B and TensorBoard, fed from a run directory by a separate process that cannot disturb the training."""

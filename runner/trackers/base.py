@@ -1,4 +1,4 @@
-"""The `tracker` group: what a tracker is told about a run, and what is asked of it."""
+"""The `tracker` group: the records that a tracker receives, and the interface that it implements."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class RunRecord:
     config: dict[str, Any]
     """The resolved configuration, nested as in config.yaml."""
     choices: dict[str, str]
-    """The option chosen of each group: {"parallelism": "fsdp2", ...}."""
+    """Group -> chosen option: {"parallelism": "fsdp2", ...}."""
     name: str
     """The run directory's name."""
     group: str | None
     """The sweep directory's name; None for a single run."""
     attempt: int
-    """Counts from 1; above 1 the run continues an earlier one."""
+    """Counts from 1; above 1 the run is resumed."""
     run_id: str
-    """Stays the same over all attempts: letters and digits."""
+    """Letters and digits; the same for all attempts."""
 
     @classmethod
     def load(cls, run_dir: Path) -> RunRecord:
-        """Read a run directory; the first time it is given its `run_id`, in tracker.json."""
+        """Read a run directory; the first time, write its `run_id` to tracker.json."""
         run_dir = run_dir.resolve()
         return cls(
             run_dir=run_dir,
@@ -57,19 +57,19 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep directory at its end, as a tracker sees it."""
+    """A sweep directory as a tracker sees it, at the end of the sweep."""
 
     sweep_dir: Path
     config: dict[str, Any]
-    """The resolved configuration of its first run."""
+    """The resolved configuration of the first run."""
     rows: list[dict[str, Any]]
-    """Rows of its table, as `meshrunner compare --json` prints them."""
+    """Rows of the table, as `meshrunner compare --json` prints them."""
     run_id: str
-    """Id of the entry that shows the table: the same however often the sweep is resumed."""
+    """Id of the entry with the table; the same whenever the sweep is resumed."""
 
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:
-        """Read a sweep directory; raises ConfigError when there is no run in it."""
+        """Read a sweep directory; raises ConfigError when it contains no run."""
         from meshrunner.runner.compare.export import records
         from meshrunner.runner.compare.sweep import compare_sweep
 
@@ -88,7 +88,7 @@ def _run_id(folder: Path) -> str:
 
 
 def read_tracking(run_dir: Path) -> dict[str, Any]:
-    """tracker.json of a run or sweep directory; {} where there is none."""
+    """The content of tracker.json in a run or sweep directory; {} where there is none."""
     return read_json(run_dir / TRACKING)
 
 
@@ -98,24 +98,24 @@ def update_tracking(run_dir: Path, **changes: Any) -> None:
 
 
 class Sink(Protocol):
-    """An open tracker. Whatever it raises ends the tracking, never the run."""
+    """An open tracker. An exception ends the tracking, never the run."""
 
     def log(self, row: StepRow) -> None:
-        """One row of events.jsonl; `step` rises from call to call, unknown figures are None."""
+        """Log one row of events.jsonl; `step` increases from call to call, unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         """
-        The run has ended; returns when everything is where it belongs.
+        Finish the run; returns when everything is written or sent.
 
         Args:
             summary: summary.json, {} where there is none.
             state: the run's final state, e.g. `completed` or `oom`.
-            reason: why, as a sentence; may be empty.
+            reason: the reason for the state; may be empty.
         """
 
 
 class Tracker(Option):
-    """Where the figures of a run go besides its directory."""
+    """A destination for the figures of a run, in addition to its directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",
@@ -124,28 +124,28 @@ class Tracker(Option):
     }
 
     finish_timeout_s: float = Field(default=60, gt=0)
-    """Seconds the command waits for the tracker after the run has ended."""
+    """Seconds that the command waits for the tracker after the end of the run."""
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to do; False starts no process."""
+        """Whether a run is tracked; False starts no process."""
         return True
 
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
-        """Start tracking, in the tracker's own process. Every row from step 1 on follows, in a resumed run too."""
+        """Start tracking, in the tracker process. All rows from step 1 on follow, in a resumed run, too."""
 
     @property
     def compares(self) -> bool:
-        """Whether it shows the table of a sweep, too; False starts no process at the sweep's end."""
+        """Whether the table of a sweep is tracked; False starts no process at the end of a sweep."""
         return False
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Show the table of a sweep that has ended; returns when it is where it belongs."""
+        """Track the table of a sweep that has ended; returns when it is written or sent."""
 
 
 class NullSink:
-    """Takes everything and keeps nothing."""
+    """A sink that discards everything."""
 
     def log(self, row: StepRow) -> None: ...
 

@@ -1,6 +1,6 @@
-"""What the tracker's process does: tail `events.jsonl` into the tracker until the run has its final state.
+"""The tracker process: tail `events.jsonl` into the tracker until the run has ended.
 
-It needs the run directory and nothing else, so it works on a run that ended long ago, too, and on the table of a sweep:
+It needs only the directory, so it can also track a run or a sweep that has ended:
 
     python -m meshrunner.runner.trackers.process RUN_DIR
     python -m meshrunner.runner.trackers.process SWEEP_DIR
@@ -26,50 +26,50 @@ POLL_S = 0.5
 LOWEST_PRIORITY = 19
 
 
-class Rows:
+class RowBuffer:
     """
-    The rows of a run that is going on, each step once.
+    A buffer that yields each step of a running run once.
 
-    A resumed run repeats the steps after its checkpoint, and the last row of a step is the one that counts. So rows of
-    earlier attempts are held back until this attempt has passed their step, or the run is over.
+    A resumed run repeats the steps after its checkpoint, and the last row of a step counts. So rows of earlier attempts are
+    held back until this attempt has passed their step, or the run has ended.
     """
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
         self._tail = Tail(run_dir / EVENTS)
         self._attempt = attempt
         self._held: dict[int, StepRow] = {}
-        self._passed = 0
+        self._last_step = 0
         """The last step of this attempt."""
 
     def read(self, final: bool) -> list[StepRow]:
-        """What is certain by now and was not handed out before, ordered by step; all there is when `final`."""
+        """The rows that cannot be repeated any more and are new since the last call, by step; all that are left when `final`."""
         for row in self._tail.read():
             self._held[row["step"]] = row
             if int(row.get("attempt") or 1) >= self._attempt:
-                self._passed = max(self._passed, row["step"])
-        certain = sorted(step for step in self._held if final or step <= self._passed)
-        return [self._held.pop(step) for step in certain]
+                self._last_step = max(self._last_step, row["step"])
+        ready = sorted(step for step in self._held if final or step <= self._last_step)
+        return [self._held.pop(step) for step in ready]
 
 
 def track_run(run_dir: Path, ended: Connection | None = None) -> None:
     """
-    Feed a run's tracker; returns when the run is over and the tracker has finished.
+    Feed a run's tracker; returns when the run has ended and the tracker has finished.
 
     Args:
-        ended: becomes readable when the run directory is complete; None: it is as soon as the run's state is final.
+        ended: becomes readable when the run directory is complete; None: wait for a final state instead.
 
     Raises:
-        Exception: whatever the tracker raises.
+        Exception: any exception of the tracker.
     """
     update_tracking(run_dir, phase="opening", warning=None)
     run = RunRecord.load(run_dir)
-    rows = Rows(run.run_dir, run.attempt)
+    rows = RowBuffer(run.run_dir, run.attempt)
     sink = tracker_of(run).open(run)
     update_tracking(run_dir, phase="following")
-    over = False
-    while not over:
-        over = _wait(run_dir, ended)  # before the rows are read, so that none comes after the last look
-        for row in rows.read(final=over):
+    complete = False
+    while not complete:
+        complete = _wait(run_dir, ended)  # before the rows are read, so that none is missed
+        for row in rows.read(final=complete):
             sink.log(row)
     update_tracking(run_dir, phase="finishing")
     status = read_status(run_dir)
@@ -78,7 +78,7 @@ def track_run(run_dir: Path, ended: Connection | None = None) -> None:
 
 
 def track_sweep(sweep_dir: Path) -> None:
-    """Feed a sweep's tracker with the table of its runs; raises whatever the tracker raises."""
+    """Pass the table of a sweep to its tracker; raises any exception of the tracker."""
     update_tracking(sweep_dir, phase="opening", warning=None)
     sweep = SweepRecord.load(sweep_dir)
     update_tracking(sweep_dir, phase="finishing")
@@ -87,7 +87,7 @@ def track_sweep(sweep_dir: Path) -> None:
 
 
 def _wait(run_dir: Path, ended: Connection | None) -> bool:
-    """Wait until the next look at the disk; returns whether it is the last one."""
+    """Wait for the next poll; returns whether the run directory is complete."""
     if ended is not None:
         return ended.poll(POLL_S)
     if read_status(run_dir).get("state") in FINAL:
@@ -97,18 +97,18 @@ def _wait(run_dir: Path, ended: Connection | None) -> bool:
 
 
 def main(folder: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
-    """The process that `Following.start` starts."""
+    """Entry point of the process that `TrackerHandle.start` starts."""
     forkserver.enter(tracker_log(Path(folder)), environment, path)
-    os.nice(LOWEST_PRIORITY)  # the training is what is measured
-    code = guarded(Path(folder), ended)
+    os.nice(LOWEST_PRIORITY)  # the training is being measured
+    code = run_tracker(Path(folder), ended)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a tracker's threads and exit handlers have no say in when this ends
+    os._exit(code)  # a tracker's threads and exit handlers must not delay the exit
 
 
-def guarded(folder: Path, ended: Connection | None = None) -> int:
+def run_tracker(folder: Path, ended: Connection | None = None) -> int:
     """
-    `track_run` or `track_sweep`, with whatever goes wrong as a traceback on stderr and a line in tracker.json.
+    Call `track_run` or `track_sweep`; an exception becomes a traceback on stderr and a line in tracker.json.
 
     Returns:
         The exit code.
@@ -130,4 +130,4 @@ def guarded(folder: Path, ended: Connection | None = None) -> int:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not (is_run(Path(sys.argv[1])) or is_sweep(Path(sys.argv[1]))):
         sys.exit("usage: python -m meshrunner.runner.trackers.process RUN_DIR or SWEEP_DIR")
-    sys.exit(guarded(Path(sys.argv[1])))
+    sys.exit(run_tracker(Path(sys.argv[1])))

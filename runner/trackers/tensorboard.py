@@ -1,4 +1,4 @@
-"""tracker=tensorboard: `tensorboard --logdir RUN_OR_SWEEP_DIR` shows it. Needs neither torch nor TensorFlow."""
+"""tracker=tensorboard, for `tensorboard --logdir RUN_OR_SWEEP_DIR`. Needs neither torch nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 import yaml
 
 from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir.files import TENSORBOARD
 from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
 
 FLUSH_S = 5
-"""Seconds until a row can be seen."""
+"""Seconds between flushes: the delay of a row."""
 
 
 class TensorBoard(Tracker):
-    """Event files in the run directory's folder `tensorboard`."""
+    """Event files in the folder `tensorboard` of the run directory."""
 
     def open(self, run: RunRecord) -> Sink:
-        folder = run.run_dir / "tensorboard"
-        # Every attempt is sent all rows again. A second file beside the first would draw repeated steps as a zigzag.
+        folder = run.run_dir / TENSORBOARD
+        # Each attempt writes all rows: with a second file, repeated steps would be drawn twice.
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
         return EventFile(folder, run)
 
 
 class EventFile:
-    """One event file: scalars under the keys of events.jsonl, texts `config`, `summary`, `state`."""
+    """An event file: scalars under the keys of events.jsonl, texts `config`, `tags`, `summary`, `state`."""
 
     def __init__(self, folder: Path, run: RunRecord) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -68,5 +69,5 @@ class EventFile:
 
 
 def _as_code(text: str) -> str:
-    """Markdown that shows a text as it stands."""
+    """Markdown that shows a text verbatim."""
     return "".join(f"    {line}\n" for line in text.splitlines())

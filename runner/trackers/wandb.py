@@ -1,6 +1,6 @@
 """tracker=wandb: Weights & Biases. Offline by default, which needs no account and touches no network.
 
-A sweep is a group at W&B: a run for every job, and at its end one of job type `comparison` that holds the table.
+A sweep is a W&B group: one W&B run per run, and at the end one of job type `comparison` with the table.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from meshrunner.runner.process.tree import descendants, is_alive, name_of
+from meshrunner.runner.process.tree import descendants, is_alive, process_name
 from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir.files import WANDB
 from meshrunner.runner.trackers.base import NullSink, RunRecord, Sink, SweepRecord, Tracker
 
 COMPARISON = "comparison"
-"""Job type of the run at a sweep's end, and the key of the table in it."""
+"""Job type of the W&B run with a sweep's table, and the key of the table."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Wandb(Tracker):
-    """A W&B run under `RUN_DIR/wandb`, with one id over all attempts."""
+    """A W&B run in `RUN_DIR/wandb`, with the same id for all attempts."""
 
     mode: Literal["offline", "online", "disabled"] = "offline"
     """offline: `wandb sync RUN_DIR/wandb/offline-run-*` sends it; online: needs `wandb login` or WANDB_API_KEY."""
     project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
     """The W&B project."""
     entity: str | None = None
-    """User or team; null: the account's own."""
+    """User or team; null: the account's default."""
     group: str | None = None
-    """Runs to show together; null: the sweep directory's name for a run of a sweep, else none."""
+    """Group of runs; null: the sweep directory's name for a run of a sweep, else none."""
     job_type: str | None = "train"
-    """Runs of a group by what they do."""
+    """Job type of the run within its group."""
     tags: list[Tag] = []
-    """Added to the chosen options (`parallelism=fsdp2`, ...)."""
+    """Tags in addition to the chosen options (`parallelism=fsdp2`, ...)."""
     name: str | None = None
-    """The run's name at W&B; null: the run directory's."""
+    """Name of the W&B run; null: the run directory's."""
 
     @property
     def active(self) -> bool:
@@ -48,7 +49,7 @@ class Wandb(Tracker):
         return self.active
 
     def open(self, run: RunRecord) -> Sink:
-        """Raises wandb.errors.Error: no API key (it never asks for one), or the server does not answer in 90 s."""
+        """Raises wandb.errors.Error: no API key (there is no prompt), or no answer from the server within 90 s."""
         if not self.active:
             return NullSink()
         return self._start(
@@ -62,8 +63,8 @@ class Wandb(Tracker):
         )
 
     def compare(self, sweep: SweepRecord) -> None:
-        """The same errors."""
-        shown = self._start(
+        """Raises the same errors as `open`."""
+        comparison = self._start(
             sweep.sweep_dir,
             sweep.run_id,
             group=self.group or sweep.sweep_dir.name,
@@ -71,13 +72,13 @@ class Wandb(Tracker):
             name=f"{COMPARISON} {sweep.sweep_dir.name}",
             tags=self.tags,
         )
-        shown.log_table(sweep.rows)
-        shown.finish({}, "completed", "")
+        comparison.log_table(sweep.rows)
+        comparison.finish({}, "completed", "")
 
     def _start(self, folder: Path, run_id: str, **settings: Any) -> WandbRun:
-        """Open a run of this id in a run or sweep directory, or continue it."""
+        """Start or resume the W&B run with this id, in a run or sweep directory."""
         if self.mode == "offline":
-            os.environ["WANDB_ERROR_REPORTING"] = "false"  # read by wandb-core; it would report its own crashes
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # for wandb-core, which would report its own crashes
         import wandb
 
         started = wandb.init(
@@ -89,11 +90,7 @@ class Wandb(Tracker):
             resume="allow" if self.mode == "online" else None,
             **settings,
             settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                disable_code=True,
-                x_disable_stats=True,
+                console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
             ),
         )
         _remove_other_segments(folder, run_id, Path(started.dir).parent)
@@ -101,14 +98,14 @@ class Wandb(Tracker):
 
 
 def _remove_other_segments(folder: Path, run_id: str, current: Path) -> None:
-    """Offline, each attempt writes a segment with all rows; synced under one id they would overwrite each other."""
-    for segment in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
+    """Remove earlier offline segments: each has all rows, and segments with one id overwrite each other when synced."""
+    for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
         if segment.resolve() != current.resolve():
             shutil.rmtree(segment)
 
 
 class CoreEnded(Exception):
-    """wandb-core, the process of W&B's that writes and sends, is gone."""
+    """wandb-core, the process that writes and sends for W&B, is gone."""
 
     def __init__(self) -> None:
         super().__init__("wandb-core, the process that writes and sends for W&B, ended before the run did")
@@ -119,20 +116,20 @@ class WandbRun:
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        self._core = [process for process in descendants(os.getpid()) if name_of(process).startswith("wandb-core")]
-        self._last_step = run.starting_step - 1  # of what the server has from earlier attempts; -1 for a new run
+        self._core = [process for process in descendants(os.getpid()) if process_name(process).startswith("wandb-core")]
+        self._last_step = run.starting_step - 1  # on the server, from earlier attempts; -1 for a new run
         if self._last_step >= 0:
-            print(f"W&B has the rows up to step {self._last_step}: they stay as they are, only later ones are sent")
+            print(f"W&B has the rows up to step {self._last_step}; only later ones are sent")
 
     def log(self, row: StepRow) -> None:
         if row["step"] <= self._last_step:
-            return  # W&B only appends: a row once sent cannot be replaced
+            return  # W&B only appends: a row cannot be replaced
         self._last_step = row["step"]
         self._check()
         self._run.log({key: value for key, value in row.items() if value is not None}, step=row["step"])
 
     def log_table(self, rows: list[dict[str, Any]]) -> None:
-        """A W&B Table: a column for each key, of repeats the names of their directories."""
+        """Log a W&B Table: a column for each key, with the names of the run directories under `runs`."""
         import wandb
 
         self._check()
@@ -153,6 +150,6 @@ class WandbRun:
         wandb.teardown()  # waits for wandb-core to end
 
     def _check(self) -> None:
-        """Raises CoreEnded. wandb itself notices at some later call, by an error that names a socket, or by waiting."""
+        """Raises CoreEnded. wandb itself would fail at some later call with a socket error, or hang."""
         if not all(map(is_alive, self._core)):
             raise CoreEnded

@@ -1,1 +1,1 @@
-"""One file a verb: arguments in, exit status out."""
+"""The verbs, one per file: arguments in, exit status out."""

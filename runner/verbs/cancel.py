@@ -18,7 +18,11 @@ from meshrunner.runner.slurm.submit import job_id
 
 
 def cancel(arguments: list[str]) -> int:
-    """Stop what runs or waits of a run or sweep directory; what waited stays `pending`, what ran is `interrupted`."""
+    """
+    Stop the runs of a run or sweep directory that run or wait; returns the exit status.
+
+    What waited stays `pending`, what ran is `interrupted`.
+    """
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ConfigError("usage: meshrunner cancel DIR")
     folder = Path(arguments[0]).absolute()
@@ -33,18 +37,23 @@ def cancel(arguments: list[str]) -> int:
     for run_dir in here:
         os.kill(int(read_status(run_dir)["owner"]["pid"]), signal.SIGINT)
     known = jobs(numbers.values())
-    living = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].lives}
-    if living:
-        slurm("scancel", *sorted(living.values()))
-        for run_dir, number in living.items():
+    active = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].active}
+    if active:
+        slurm("scancel", *sorted(active.values()))
+        for run_dir, number in active.items():
             (run_dir / SLURM_JOB).unlink(missing_ok=True)
             if known[number].state == "PENDING" and read_status(run_dir).get("state") == "running":
-                update_status(run_dir, state="interrupted", reason="cancelled before SLURM had started it again")
-    print(f"cancelled {len(living)} job{'s' * (len(living) != 1)} of SLURM's and {len(here)} on this machine")
+                update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
+    print(f"cancelled {_count(len(active), 'SLURM job')} and {_count(len(here), 'run')} on this machine")
     return 0
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _runs_here(run_dir: Path) -> bool:
+    """Whether a process on this machine, and not in a SLURM job, executes the run."""
     status = read_status(run_dir)
     owner = status.get("owner") or {}
     return owner_is_alive(status) and not owner.get("slurm_job_id") and owner.get("host") == socket.gethostname()

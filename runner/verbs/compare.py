@@ -29,15 +29,15 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline", metavar="KEY=VALUE", help="compare each row with the row that differs in KEY alone"
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--markdown", action="store_true", help="the table as it is pasted into a pull request")
+    form.add_argument("--markdown", action="store_true", help="the table, for a pull request")
     form.add_argument("--json", action="store_true", help="a list of rows with raw figures")
-    form.add_argument("--csv", action="store_true", help="the same, flat")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the table and charts, too")
+    form.add_argument("--csv", action="store_true", help="the same, one line per row")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with the table and charts")
     return parser
 
 
 def compare(arguments: list[str]) -> int:
-    """Exit status 0; raises ConfigError for wrong arguments and directories without runs."""
+    """Print the table of some runs; raises ConfigError for wrong arguments and directories without runs."""
     given = _parser().parse_args(arguments)
     comparison = compare_runs(read_runs(given.folders), given.baseline)
     if given.html:

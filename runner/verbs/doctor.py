@@ -1,4 +1,4 @@
-"""`meshrunner doctor`: what this machine has, what is missing and why that matters."""
+"""`meshrunner doctor`: what this machine has, what is missing and why it matters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from meshrunner.runner.config.devices import DRIVERS, cores, cpu_name
 from meshrunner.runner.console import console
 
 Finding = tuple[str, str, str]
-"""Subject, what was found, and why a lack matters ("" where nothing is missing)."""
+"""Subject, finding, and why it matters ("" where nothing is missing)."""
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print the findings; returns the exit status."""
+    """Print what runs depend on; raises ConfigError for any argument."""
     if arguments:
         raise ConfigError("usage: meshrunner doctor")
     table = Table(box=None, pad_edge=False)
@@ -34,7 +34,7 @@ def doctor(arguments: list[str]) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything a run depends on."""
+    """Everything that a run depends on."""
     import torch
     import torch.distributed as dist
 
@@ -42,26 +42,23 @@ def findings() -> Iterator[Finding]:
     for package in ("torch", "hydra-core", "pydantic", "datasets", "sentencepiece", "wandb"):
         yield package, version(package), ""
     yield "processor", f"{cpu_name()}, {cores()} cores", "" if cores() > 1 else "two workers will share one core"
-    yield from _gpus(
-        torch.cuda.device_count(), [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    )
+    yield _gpus([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])
     for backend in ("gloo", "nccl", "mpi"):
         usable = dist.is_backend_available(backend)
         why = {"nccl": "GPUs need it", "gloo": "nothing runs without it", "mpi": "not used"}[backend]
         yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
     yield _compiler()
     yield _slurm()
-    yield from _wandb()
+    yield _wandb()
     yield _cache()
 
 
-def _gpus(count: int, names: list[str]) -> Iterator[Finding]:
-    if count:
-        yield "GPUs", f"{count} x {names[0]}", ""
-    elif any(driver.exists() for driver in DRIVERS):
-        yield "GPUs", "a driver, but torch sees no GPU", "is this torch a CPU build? CUDA_VISIBLE_DEVICES empty?"
-    else:
-        yield "GPUs", "none", "runs use the processor, with gloo; figures say nothing about a GPU"
+def _gpus(names: list[str]) -> Finding:
+    if names:
+        return "GPUs", f"{len(names)} x {names[0]}", ""
+    if any(driver.exists() for driver in DRIVERS):
+        return "GPUs", "a driver, but torch sees no GPU", "is this torch a CPU build? CUDA_VISIBLE_DEVICES empty?"
+    return "GPUs", "none", "runs use the processor, with gloo; their figures do not apply to GPUs"
 
 
 def _compiler() -> Finding:
@@ -74,13 +71,10 @@ def _slurm() -> Finding:
     return "SLURM", found or "no sbatch", "" if found else "runs start on this machine only"
 
 
-def _wandb() -> Iterator[Finding]:
+def _wandb() -> Finding:
     key = bool(os.environ.get("WANDB_API_KEY")) or "api.wandb.ai" in _text(Path.home() / ".netrc")
-    yield (
-        "W&B login",
-        "yes" if key else "no",
-        "" if key else "tracker.mode=online needs one; offline runs can be synced later",
-    )
+    why = "" if key else "tracker.mode=online needs one; offline runs can be synced later"
+    return "W&B login", "yes" if key else "no", why
 
 
 def _text(path: Path) -> str:

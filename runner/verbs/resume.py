@@ -1,4 +1,4 @@
-"""`meshrunner resume`: execute a run or sweep directory as it stands on disk."""
+"""`meshrunner resume`: execute a run directory, or the unfinished runs of a sweep directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshrunner.runner.process.signals import hold_stop_requests
 
 
 def resume(arguments: list[str]) -> int:
-    """The exit status; raises ConfigError for wrong arguments and for a run that cannot be continued."""
+    """Resume a directory; raises ConfigError for wrong arguments and for a run that cannot continue."""
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.from_checkpoint import more_to_train
     from meshrunner.runner.rundir.files import SUMMARY, is_sweep, read_json

@@ -1,4 +1,4 @@
-"""`meshrunner show`: what a configuration means, without starting anything."""
+"""`meshrunner show`: the resolved configuration of a run, its mesh, wrap plan and arithmetic; starts nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def show(arguments: list[str]) -> int:
-    """The exit status; raises ConfigError as `run` would."""
+    """Explain one run; raises ConfigError as `run` does."""
     composer = Composer(parse("show", arguments))
-    if composer.answer():
+    if composer.answer_query():
         return 0
-    composed = composer.one()
+    composed = composer.single_run()
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
     _show(composed)
@@ -34,7 +34,7 @@ def show(arguments: list[str]) -> int:
 
 
 def _show(composed: Composed) -> None:
-    """Print the configuration, the mesh, the wrap plan and the model's arithmetic."""
+    """Print everything about a composed configuration."""
     experiment = check(composed.config)
     workers = _workers(experiment)
     fit(experiment, workers)
@@ -54,7 +54,7 @@ def _show(composed: Composed) -> None:
 
 
 def _workers(experiment: Experiment) -> int:
-    """Workers per node as given; only `auto` has to look at this node: a laptop can show what a cluster will run."""
+    """Workers per node. Only `auto` depends on this node, so a laptop can show a cluster's run."""
     given = experiment.launch.workers
     return node_devices(experiment).workers if given == "auto" else given
 
@@ -81,7 +81,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 
 def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, degrees: Degrees, micro_batches: int) -> Tree:
-    """Units with their own parameters (those that no unit below has taken), and what a device communicates of them."""
+    """Units with their own parameters (those of no unit below), and the traffic of a device."""
     from meshrunner.recipes.parallelism.wrap_plan import local_parameters, unit_parameters
 
     whole, texts, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
@@ -94,7 +94,7 @@ def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, degrees
             f"reduces {_bytes(traffic.reduced)}"
         )
     tree = Tree(f"wrap plan: {len(plan)} units; a device's step gathers {_bytes(gathered)}, reduces {_bytes(reduced)}")
-    for text, alike in groupby(plan, key=texts.__getitem__):  # neighbours that are alike share a line
+    for text, alike in groupby(plan, key=texts.__getitem__):  # equal neighbours share a line
         names = [name or "root" for name in alike]
         tree.add(
             f"{names[0]}: {text}" if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each {text}"
@@ -119,9 +119,9 @@ def _recompute(experiment: Experiment, blocks: int) -> str:
         experiment.precision.param_dtype,
     )
     if kept == whole:
-        return f"{title}; the compiler decides what of a block's {_bytes(whole.nbytes)} is kept for backward"
+        return f"{title}; the compiler decides how much of a block's {_bytes(whole.nbytes)} is kept for backward"
     operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
-    text = f"{title}; each keeps {_bytes(kept.nbytes)} for backward beside its input, a block that recomputes nothing "
+    text = f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
     return f"{text}{_bytes(whole.nbytes)}" + (f"; kept are the results of {operators}" if operators else "")
 
 

@@ -1,4 +1,4 @@
-"""`meshrunner submit`: write run directories and hand them over to SLURM, or submit again what has no result."""
+"""`meshrunner submit`: write run directories and submit them to SLURM, or submit unfinished runs again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run, read_json
-from meshrunner.runner.rundir.run import place
+from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import EXIT_STATUS, read_state
 from meshrunner.runner.rundir.sweep import run_names, write_run_list
 from meshrunner.runner.slurm import script
@@ -23,7 +23,7 @@ USAGE = "usage: meshrunner submit [OVERRIDES] [-m] or submit DIR [hydra.launcher
 
 
 def submit(arguments: list[str]) -> int:
-    """The exit status; raises ConfigError for wrong arguments and with SLURM's reason for a refusal."""
+    """Submit; returns the exit status, raises ConfigError for wrong arguments and with SLURM's reason for a refusal."""
     dry = "--dry-run" in arguments
     arguments = [argument for argument in arguments if argument != "--dry-run"]
     given = parse("submit", arguments).overrides
@@ -36,41 +36,43 @@ def submit(arguments: list[str]) -> int:
         rest = [each for each in given if each != folders[0]]
         return submit_again(Path(folders[0]).absolute(), rest + ["hydra.launcher.dry_run=true"] * dry)
     if {"hydra/launcher=local", "hydra/launcher=place"} & set(arguments):
-        raise ConfigError("hydra/launcher: `submit` hands runs over to SLURM; `run` and `place` are verbs of their own")
+        raise ConfigError(
+            "hydra/launcher: `submit` hands runs over to SLURM; `run` and `place` are commands of their own"
+        )
     if not any(argument.startswith("hydra/launcher=") for argument in arguments):
         arguments = [*arguments, "hydra/launcher=slurm"]
     composer = Composer(parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))
-    if composer.answer():
+    if composer.answer_query():
         return 0
-    composed = composer.one()
+    composed = composer.single_run()
     return run_sweep(composer) if composed is None else submit_one(composed)
 
 
 def submit_one(composed: Composed) -> int:
     """`meshrunner submit` without -m; returns the exit status."""
     settings = Slurm.read(composed.launcher)
-    composed = settings.adapt(composed)
+    composed = settings.apply_to(composed)
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
     if settings.dry_run:
         nodes, gpus = experiment.launch.nodes, settings.gpus(experiment)
         print(script.for_run(composed.run_dir, settings, nodes=nodes, gpus=gpus), end="")
         return 0
-    place(composed.config, composed.run_dir, composed.overrides)
+    place_run(composed.config, composed.run_dir, composed.overrides)
     submit_run(composed.run_dir, settings)
     return _wait_for_one(composed.run_dir) if settings.wait else 0
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     """
-    Submit what of a run or sweep directory has no result, with the settings of the last time.
+    Submit the unfinished runs of a run or sweep directory, with the settings of the last time; returns the exit status.
 
     Args:
-        overrides: `hydra.launcher.KEY=VALUE`, of those settings.
+        overrides: `hydra.launcher.KEY=VALUE`, which replace some of those settings.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    # Of a run of a sweep: those of the sweep, unless it was submitted by itself.
+    # A run of a sweep has the settings of the sweep, unless it was submitted by itself.
     known = Slurm.shipped() | (read_json(folder / SLURM_SETTINGS) or read_json(folder.parent / SLURM_SETTINGS))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         prefix, _, key = str(override.key_or_group).rpartition(".")

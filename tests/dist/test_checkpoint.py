@@ -16,10 +16,10 @@ from meshrunner.recipes.checkpoint import fsdp1_tensor
 from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.errors import NotSaved
-from meshrunner.recipes.checkpoint.choose import agreed
+from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.checkpoint.restore import restore
-from meshrunner.recipes.checkpoint.save import Blocking, Writer
-from meshrunner.recipes.checkpoint.on_disk import remove, steps
+from meshrunner.recipes.checkpoint.save import BlockingSaver, ChecksummedWriter
+from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, remove_checkpoint
 from meshrunner.recipes.grad_norm import clip_by_norm, global_norm
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
@@ -88,8 +88,8 @@ def assembled(*overrides: str) -> Assembled:
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Whole parameters and whole AdamW state by name. The model is of no use afterwards."""
-    if fsdp1_tensor.applies(model):
-        state = fsdp1_tensor.take(model, optimizer)["optimizer"]
+    if fsdp1_tensor.patch_if_needed(model):
+        state = fsdp1_tensor.get_fsdp1_state(model, optimizer)["optimizer"]
     else:
         whole_state = StateDictOptions(full_state_dict=True)
         state = dict(get_optimizer_state_dict(model, optimizer, options=whole_state)["state"])
@@ -107,7 +107,7 @@ def save(folder: Path, overrides: tuple[str, ...]) -> int:
     for _ in range(STEPS):
         made.step()
     folder.mkdir(exist_ok=True)
-    Blocking(folder, made.training, every=1, keep=None).save(STEPS, Consumed(36, 36 * 34))
+    BlockingSaver(folder, made.training, every=1, keep=None).save(STEPS, Consumed(36, 36 * 34))
     values = everything(made.training.model, made.training.optimizer)
     if dist.get_rank() == 0:
         torch.save(values, folder / "values.pt")
@@ -119,7 +119,7 @@ def load(folders: list[Path], overrides: tuple[str, ...]) -> dict[str, list[str]
     wrong = {}
     for folder in folders:
         made = assembled(*overrides, "seed=99")
-        stored = agreed(None, folder)
+        stored = choose_checkpoint(None, folder)
         assert stored is not None and stored.record.step == STEPS
         restore(stored, made.training.model, made.training.optimizer)
         found, expected = everything(made.training.model, made.training.optimizer), torch.load(folder / "values.pt")
@@ -171,7 +171,7 @@ def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[li
         KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=world, checkpoints=checkpoints).model)
         return list(zip(recorder.losses, recorder.norms, strict=True))
 
-    class Slow(Writer):
+    class Slow(ChecksummedWriter):
         """Writes when the next step has been trained: what is written must have been copied before."""
 
         def write_data(self, *arguments: Any) -> Any:
@@ -179,13 +179,13 @@ def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[li
             return super().write_data(*arguments)
 
     if kind == "dcp_async":
-        save_module.Writer = Slow  # type: ignore[misc]
+        save_module.ChecksummedWriter = Slow  # type: ignore[misc]
     straight = run(6, None)
     first = run(4, folder)
     if dist.get_rank() == 0:
-        assert list(steps(folder)) == [4, 3, 2, 1]
-        remove(folder / "step-00000004")
-        remove(folder / "step-00000003")
+        assert list(checkpoint_folders(folder)) == [4, 3, 2, 1]
+        remove_checkpoint(folder / "step-00000004")
+        remove_checkpoint(folder / "step-00000003")
     dist.barrier()
     return straight, first[:2] + run(6, folder)
 
@@ -243,13 +243,13 @@ def test_another_batch_goes_on_where_the_data_was(tmp_path: Path) -> None:
 def failing(folder: Path, kind: str) -> str:
     """What a rank says when the disk of rank 1 is full in step 2."""
 
-    class Full(Writer):
+    class Full(ChecksummedWriter):
         def write_data(self, *arguments: Any) -> Any:
             if dist.get_rank() == 1 and "step-00000002" in str(self.path):
                 raise OSError(28, "No space left on device")
             return super().write_data(*arguments)
 
-    save_module.Writer = Full  # type: ignore[misc]
+    save_module.ChecksummedWriter = Full  # type: ignore[misc]
     recipe = experiment(*SMALL, "steps=4", f"checkpoint={kind}", "checkpoint.every=1")
     try:
         train(recipe, Recorder(), device=CPU, nodes=1, workers=2, checkpoints=folder)

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from meshrunner.recipes.checkpoint.on_disk import steps
+from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders
 from meshrunner.recipes.pretrain import train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
@@ -45,7 +45,7 @@ def test_all_stop_one_step_after_one_was_requested_to(rank: int, kind: str, tmp_
     saved = ("parallelism=fsdp2", f"checkpoint={kind}", "checkpoint.every=1000")
     stopped = on_ranks(3, requested_at, tmp_path / "stopped", (rank, 3), saved)
     assert [step for step, _ in stopped] == [4, 4, 4]
-    assert list(steps(tmp_path / "stopped")) == [4]
+    assert list(checkpoint_folders(tmp_path / "stopped")) == [4]
     rest = on_ranks(3, requested_at, tmp_path / "stopped", None, saved)
     straight = on_ranks(3, requested_at, tmp_path / "straight", None, saved)
     for (_, first), (last, second), (_, whole) in zip(stopped, rest, straight, strict=True):

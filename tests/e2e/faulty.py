@@ -21,7 +21,7 @@ from meshrunner.recipes.checkpoint.dcp import DCP
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.model.transformer import Transformer
 from meshrunner.recipes.optimizer import AdamW
-from meshrunner.runner.process.forkserver import END
+from meshrunner.runner.process.forkserver import END_SIGNAL
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.trackers.base import RunRecord, Tracker
 
@@ -180,7 +180,7 @@ class CannotBeEnded(Faulty):
     """Cannot be ended but by SIGKILL."""
 
     def fail(self) -> None:
-        signal.signal(END, signal.SIG_IGN)
+        signal.signal(END_SIGNAL, signal.SIG_IGN)
         print("END is ignored")
         time.sleep(3600)
 

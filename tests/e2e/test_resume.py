@@ -194,7 +194,7 @@ def test_another_model_is_refused_with_force_too(straight: Path, tmp_path: Path)
     run_dir = cut_back(straight, tmp_path, 4)
     edit(run_dir, "n_layers: 1", "n_layers: 2")
     ended = resume(run_dir, "--force")
-    assert ended.code == 2 and "model.n_layers: 1 there, 2 here" in ended.err, ended
+    assert ended.code == 2 and "model.n_layers: 1 in the checkpoint, 2 now" in ended.err, ended
 
 
 def test_changes_that_do_not_decide_what_is_trained_need_nothing(straight: Path, tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ def test_load_continues_another_run_in_a_new_directory(straight: Path, tmp_path:
     ("overrides", "said"),
     [
         (["checkpoint.load=nowhere"], "checkpoint.load: there is no folder"),
-        (["checkpoint.load=."], "holds no checkpoint that can be used"),
+        (["checkpoint.load=."], "contains no usable checkpoint"),
         (["checkpoint.load={straight}", "steps=6"], "of step 6 and steps is 6: nothing is left to train"),
-        (["checkpoint.load={straight}", "steps=9", "model.dim=64"], "model.dim: 32 there, 64 here"),
+        (["checkpoint.load={straight}", "steps=9", "model.dim=64"], "model.dim: 32 in the checkpoint, 64 now"),
         (["checkpoint=dpc"], "Did you mean 'dcp'?"),
         (["checkpoint=dcp", "checkpoint.every=0"], "checkpoint.every: expected a whole number of at least 1, got 0"),
     ],

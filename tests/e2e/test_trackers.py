@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.process.tree import Process, descendants, is_alive, kill, name_of
+from meshrunner.runner.process.tree import Process, descendants, is_alive, kill, process_name
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.rundir.owner import claim
-from meshrunner.runner.rundir.run import place
+from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.trackers.base import RunRecord, read_tracking, tracker_of
-from meshrunner.runner.trackers.handle import GRACE_S, TrackerHandle
-from meshrunner.runner.trackers.process import guarded
+from meshrunner.runner.trackers.handle import TRACKER_GRACE_S, TrackerHandle
+from meshrunner.runner.trackers.process import run_tracker
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
 from tests.e2e.wandb_stub import Stub, serving
 
@@ -44,7 +44,7 @@ class Run:
             "steps": 10,
             "tracker": {"finish_timeout_s": BOUND_S} | tracker,
         }
-        place(config, run_dir, {"choices": {"parallelism": "fsdp2", "hydra/launcher": "local"}})
+        place_run(config, run_dir, {"choices": {"parallelism": "fsdp2", "hydra/launcher": "local"}})
         self.handle: TrackerHandle | None = None
 
     def begin(self) -> Run:
@@ -192,7 +192,7 @@ def test_wandb_online_receives_the_run_and_continues_it(tmp_path: Path, stub: St
     assert run.begin().train(5, 9).end() is None
     assert list(stub.runs) == [name]
     assert received.rows == before + run.rows[6:]  # what was sent stays: W&B only appends
-    assert "rows up to step 6: they stay as they are" in (run.run_dir / "logs" / "tracker.log").read_text()
+    assert "rows up to step 6; only later ones are sent" in (run.run_dir / "logs" / "tracker.log").read_text()
     assert received.exit_code == 0
     assert received.summary["state"] == "completed"
 
@@ -217,7 +217,7 @@ def test_a_server_that_never_answers_costs_the_time_limit(
         own = run.processes()
         started = time.monotonic()
         warning = run.end()
-        assert time.monotonic() - started < 0.5 + GRACE_S + 3
+        assert time.monotonic() - started < 0.5 + TRACKER_GRACE_S + 3
     assert warning is not None
     assert "did not start" in warning
     until(lambda: not any(map(is_alive, own)))
@@ -225,13 +225,13 @@ def test_a_server_that_never_answers_costs_the_time_limit(
 
 def test_wandb_core_killed_while_the_run_goes_on(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb").begin().train(1, 3).wait("following")
-    (core,) = (process for process in run.processes() if name_of(process).startswith("wandb-core"))
+    (core,) = (process for process in run.processes() if process_name(process).startswith("wandb-core"))
     kill(core)
     warning = run.train(4, 6).end()
     assert warning is not None
     assert "wandb-core" in warning
     assert "ended before the run did" in warning
-    assert guarded(run.run_dir) == 0  # as the warning proposes
+    assert run_tracker(run.run_dir) == 0  # as the warning proposes
     assert history(run.offline.history) == run.rows
 
 
@@ -258,7 +258,7 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program, str(run.run_dir)]) as launcher:
         run.wait("following")
         own = descendants(launcher.pid)
-        assert any(name_of(process).startswith("wandb-core") for process in own)
+        assert any(process_name(process).startswith("wandb-core") for process in own)
         launcher.kill()
     until(lambda: not any(map(is_alive, own)))
 
@@ -270,7 +270,7 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
         ("raise in log", "failed (KeyError: 'train/loss')"),
         ("exit in log", "failed (SystemExit: 0)"),
         ("crash in log", "was killed by SIGSEGV while following"),
-        ("hang at open", "did not start, given 1 s after the run's end"),
+        ("hang at open", "did not start within 1 s of the run's end"),
         ("hang in finish", "did not finish within 1 s of the run's end"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_tracker_in_trouble_costs_one_warning(
     started = time.monotonic()
     warning = run.end()
     if "hang" in trouble:
-        assert time.monotonic() - started < limit + GRACE_S + 2
+        assert time.monotonic() - started < limit + TRACKER_GRACE_S + 2
     assert warning is not None
     assert warning.startswith(f"tracker own_trackers:ToFile {expected}")
     assert "\n" not in warning

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from meshrunner.runner.rundir.events import read_events
 from tests.e2e.command import TINY, meshrunner, read, run, status, steps_done
 from tests.e2e.wandb_offline import read_offline_run
 from tests.slurm.cluster import LOW, MAIN, SLOW, daemons_of_step, ended, in_a_step, root, slurm, submit, until
+
+SCRIPT = Path(__file__).parents[2] / "slurm" / "run.sbatch"
 
 
 def curve(run_dir: Path) -> list[tuple[int, float, float]]:
@@ -65,17 +68,29 @@ def test_a_sweep_on_two_nodes_equals_the_local_one(folder: Path) -> None:
     assert again.out.count("is completed") == 4
 
 
-def test_one_run_by_plain_sbatch(folder: Path) -> None:
-    """slurm/run.sbatch as it is shipped, with overrides."""
-    script = Path(__file__).parents[2] / "slurm" / "run.sbatch"
+def plain_sbatch(*options: str, arguments: Sequence[str]) -> str:
+    """Submit slurm/run.sbatch as it is shipped; returns the job's number."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    job = slurm(
-        "sbatch", "--parsable", "--nodes=2", f"--chdir={folder}", f"--export=ALL,PATH={path}", str(script), *TINY
-    )
+    return slurm("sbatch", "--parsable", f"--export=ALL,PATH={path}", *options, str(SCRIPT), *arguments)
+
+
+def test_one_run_by_plain_sbatch(folder: Path) -> None:
+    job = plain_sbatch("--nodes=2", arguments=TINY)
     ended()
     out = (folder / f"slurm-{job}.out").read_text()
     assert status(folder / "runs" / f"slurm-{job}")["state"] == "completed", out
     assert read(folder / "runs" / f"slurm-{job}" / "summary.json")["world_size"] == 4
+
+
+@pytest.mark.slow
+def test_a_sweep_by_plain_sbatch(folder: Path) -> None:
+    placed = meshrunner("place", "-m", *TINY, "seed=1,2", "hydra.sweep.dir=sweep", cwd=folder)
+    assert placed.code == 0, placed
+    job = plain_sbatch("--array=0-2", arguments=["sweep"])
+    ended()
+    runs = sorted((folder / "sweep").glob("0*"))
+    assert [status(run_dir)["state"] for run_dir in runs] == ["completed"] * 2
+    assert "line 3 of sweep/runs.txt names no run directory" in (folder / f"slurm-{job}_2.out").read_text()
 
 
 @pytest.mark.slow

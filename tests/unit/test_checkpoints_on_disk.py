@@ -9,14 +9,14 @@ import pytest
 from meshrunner.recipes.checkpoint.on_disk import (
     METADATA,
     Record,
-    Stored,
+    StoredCheckpoint,
     candidates,
-    good,
+    checkpoint_folders,
+    good_checkpoints,
     publish,
-    remove,
+    remove_checkpoint,
+    remove_leftovers,
     step_folder,
-    steps,
-    sweep,
     write_record,
 )
 from meshrunner.recipes.config_diff import differences
@@ -44,13 +44,13 @@ def test_the_newest_comes_first(tmp_path: Path) -> None:
         written(tmp_path, step)
     (tmp_path / "step-7").mkdir()
     (tmp_path / "notes").mkdir()
-    found, warnings = good(tmp_path)
+    found, warnings = good_checkpoints(tmp_path)
     assert [each.record.step for each in found] == [123456789, 10, 9] and not warnings
     assert found[1].record.tokens == 340 and found[1].damaged_files(found[1].record.files) == []
 
 
 def test_there_is_nothing_without_a_folder(tmp_path: Path) -> None:
-    assert good(tmp_path / "checkpoints") == ([], [])
+    assert good_checkpoints(tmp_path / "checkpoints") == ([], [])
     assert candidates(None, tmp_path / "checkpoints") == ([], [])
 
 
@@ -59,7 +59,7 @@ def test_there_is_nothing_without_a_folder(tmp_path: Path) -> None:
     [
         ("__0_0.distcp", b"x", "__0_0.distcp has 1 bytes, 1020 were written"),
         ("__0_0.distcp", None, "__0_0.distcp is missing"),
-        (METADATA, b"metadatA", ".metadata is not what was written"),
+        (METADATA, b"metadatA", ".metadata is damaged: its checksum differs"),
         ("checkpoint.json", b"{", "checkpoint.json cannot be read"),
         ("checkpoint.json", b"[]", "checkpoint.json cannot be read"),
         ("checkpoint.json", b'{"step": 20}', "checkpoint.json cannot be read"),
@@ -73,7 +73,7 @@ def test_a_damaged_one_is_passed_over_with_the_reason(
     written(tmp_path, 10)
     damaged = written(tmp_path, 20) / file
     damaged.unlink() if content is None else damaged.write_bytes(content)
-    found, (warning,) = good(tmp_path)
+    found, (warning,) = good_checkpoints(tmp_path)
     assert [each.record.step for each in found] == [10]
     assert step_folder(20) in warning and said in warning
 
@@ -81,17 +81,17 @@ def test_a_damaged_one_is_passed_over_with_the_reason(
 def test_what_only_reading_everything_shows(tmp_path: Path) -> None:
     path = written(tmp_path, 10) / "__0_0.distcp"
     path.write_bytes(b"1" + path.read_bytes()[1:])
-    stored = good(tmp_path)[0][0]
-    assert isinstance(stored, Stored)
+    stored = good_checkpoints(tmp_path)[0][0]
+    assert isinstance(stored, StoredCheckpoint)
     assert stored.damaged_files(stored.record.files) == ["__0_0.distcp"]
 
 
 def test_the_last_k_are_kept(tmp_path: Path) -> None:
     for step in range(1, 6):
         publish_step(tmp_path, step, keep=2)
-    assert list(steps(tmp_path)) == [5, 4]
+    assert list(checkpoint_folders(tmp_path)) == [5, 4]
     publish_step(tmp_path, 6, keep=None)
-    assert list(steps(tmp_path)) == [6, 5, 4]
+    assert list(checkpoint_folders(tmp_path)) == [6, 5, 4]
     assert not list(tmp_path.glob(".tmp-*"))
 
 
@@ -100,10 +100,10 @@ def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
         publish_step(tmp_path, step, keep=3)
     (tmp_path / step_folder(2) / METADATA).unlink()
     publish_step(tmp_path, 4, keep=2)
-    assert list(steps(tmp_path)) == [4, 3]
+    assert list(checkpoint_folders(tmp_path)) == [4, 3]
     (tmp_path / step_folder(4) / METADATA).unlink()
     publish_step(tmp_path, 5, keep=2)
-    assert list(steps(tmp_path)) == [5, 3], "the good one before the damaged one"
+    assert list(checkpoint_folders(tmp_path)) == [5, 3], "the good one before the damaged one"
 
 
 def test_a_damaged_one_of_the_same_step_is_replaced_and_later_ones_are_left(tmp_path: Path) -> None:
@@ -112,18 +112,18 @@ def test_a_damaged_one_of_the_same_step_is_replaced_and_later_ones_are_left(tmp_
     (tmp_path / step_folder(2) / METADATA).unlink()
     (tmp_path / step_folder(3) / METADATA).unlink()
     publish_step(tmp_path, 2, keep=1)
-    found, warnings = good(tmp_path)
+    found, warnings = good_checkpoints(tmp_path)
     assert [each.record.step for each in found] == [2] and len(warnings) == 1
-    assert list(steps(tmp_path)) == [3, 2]
+    assert list(checkpoint_folders(tmp_path)) == [3, 2]
 
 
 def test_left_overs_are_swept_away(tmp_path: Path) -> None:
     written(tmp_path, 3)
     written(tmp_path, 4, ".tmp-step-00000004")
     (tmp_path / ".tmp-removed-step-00000001").mkdir()
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [step_folder(3)]
-    remove(tmp_path / step_folder(3))
+    remove_checkpoint(tmp_path / step_folder(3))
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +141,7 @@ def test_load_is_a_run_or_one_checkpoint_and_the_runs_own_go_first(tmp_path: Pat
 def test_load_of_nothing_usable_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a run directory or one checkpoint"):
         candidates(str(tmp_path / "nowhere"), None)
-    with pytest.raises(ConfigError, match="holds no checkpoint that can be used"):
+    with pytest.raises(ConfigError, match="contains no usable checkpoint"):
         candidates(str(tmp_path), None)
     one = written(tmp_path / "checkpoints", 1)
     (one / METADATA).unlink()

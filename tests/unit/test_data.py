@@ -185,7 +185,7 @@ def test_an_interrupted_preparation_is_continued(cache: Path) -> None:
     script = (
         "import os, signal; from meshrunner.recipes.data.base import DataSpec\n"
         "from meshrunner.recipes.data.stdlib import Stdlib\n"
-        "import meshrunner.recipes.data.packing as packing; packing.RECORD_S = 0; packing.BATCH = 50_000\n"
+        "import meshrunner.recipes.data.packing as packing; packing.RECORD_INTERVAL_S = 0; packing.BATCH_CHARACTERS = 50_000\n"
         "from meshrunner.recipes.data.token_cache import CacheEntry; write = CacheEntry.write\n"
         "def kill(self, progress):\n"
         "    os.kill(os.getpid(), signal.SIGKILL) if progress.documents > 40 else write(self, progress)\n"
@@ -236,7 +236,7 @@ def test_library_files_are_sorted_and_hold_no_tests() -> None:
     files = stdlib_module.library_files()
     names = [name for name, _ in files]
     assert names == sorted(names) and "argparse.py" in names and "json/decoder.py" in names
-    assert not [name for name in names if set(name.split("/")[:-1]) & stdlib_module.NOT_LIBRARY]
+    assert not [name for name in names if set(name.split("/")[:-1]) & stdlib_module.EXCLUDED_FOLDERS]
     assert all((stdlib_module.library() / name).stat().st_size == size for name, size in files[::50])
 
 
@@ -244,7 +244,7 @@ def test_sources_are_sampled_for_the_tokenizer(monkeypatch: pytest.MonkeyPatch) 
     assert 500_000 < sum(map(len, prose(text="sources").sample())) < 2_500_000
     assert sum(map(len, prose(text="all").sample())) > sum(map(len, prose(text="sources").sample()))
     monkeypatch.setattr(stdlib_module, "library", lambda: Path(__file__).parent / "nothing-here")
-    with pytest.raises(ConfigError, match=r"no library sources in .*nothing-here; choose data.text=prose"):
+    with pytest.raises(ConfigError, match=r"no library sources in .*nothing-here; use data.text=prose"):
         stdlib_module.library_files()
 
 

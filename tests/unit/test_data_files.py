@@ -159,7 +159,7 @@ GOOD = json.dumps({"text": text(1), "title": "x"}) + "\n"
         (b"\x89PNG\r\n\x1a\n\x00\xff" * 50, "data.path: '{path}' line 1 is not UTF-8 text; expected one JSON object"),
         ('{"text": "\xe9"}\n'.encode("latin-1"), "data.path: '{path}' line 1 is not UTF-8 text"),
         (b'{"txt": "a", "id": 1}\n', "data.field: there is no column 'text'. Did you mean 'txt'? Columns: txt, id"),
-        (b'{"text": 5}\n', "data.field: the column 'text' holds int, expected text: '5'"),
+        (b'{"text": 5}\n', "data.field: the column 'text' holds int, expected text; got '5'"),
         (b'{"text": {"en": "x"}}\n', "data.field: the column 'text' holds dict, expected text"),
     ],
 )
@@ -182,7 +182,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
     assert refused(option("parquet", tmp_path, "texts")) == (
         "data.field: there is no column 'texts'. Did you mean 'text'? Columns: id, text"
     )
-    assert "column 'id' holds int, expected text: '0'" in refused(option("parquet", tmp_path, "id"))
+    assert "column 'id' holds int, expected text; got '0'" in refused(option("parquet", tmp_path, "id"))
     write_parquet(tmp_path / "a.parquet", range(0))
     assert "there is no text in" in refused(option("parquet", tmp_path))
     for content in (b"", b"garbage" * 100):

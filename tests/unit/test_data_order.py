@@ -80,8 +80,8 @@ def test_the_order_does_not_depend_on_how_much_is_cached(cached: int) -> None:
 
 
 def test_readers_wait_for_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences_module, "POLL_S", 0.001)
-    monkeypatch.setattr(sequences_module, "DEAD_S", 0.01)  # no matter while the producer lives
+    monkeypatch.setattr(sequences_module, "PROGRESS_POLL_S", 0.001)
+    monkeypatch.setattr(sequences_module, "PRODUCER_TIMEOUT_S", 0.01)  # no matter while the producer lives
     sequences = opened(L * 11 + 1, shuffle=6, complete=False)
     got: list[list[int]] = []
     reader = threading.Thread(target=lambda: got.append(ids(sequences, 6, 6)), daemon=True)
@@ -95,11 +95,11 @@ def test_readers_wait_for_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readers_of_a_dead_producer_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences_module, "DEAD_S", 0.02)
-    monkeypatch.setattr(sequences_module, "POLL_S", 0.001)
-    with pytest.raises(RuntimeError, match="only 9 tokens are in the cache and no process reads on"):
+    monkeypatch.setattr(sequences_module, "PRODUCER_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(sequences_module, "PROGRESS_POLL_S", 0.001)
+    with pytest.raises(RuntimeError, match="only 9 tokens are in the cache and no process is adding more"):
         opened(L + 1, shuffle=6, complete=False).rows(0, 1)
-    with pytest.raises(RuntimeError, match="no process reads on"):  # null waits for the end
+    with pytest.raises(RuntimeError, match="no process is adding more"):  # null waits for the end
         opened(L * 6 + 1, shuffle=None, complete=False).rows(0, 1)
 
 
@@ -112,7 +112,7 @@ def test_readers_see_what_the_producer_recorded() -> None:
 
 def test_seq_len_longer_than_the_data() -> None:
     assert ids(opened(L + 1, shuffle=4), 0, 3) == [0, 0, 0]
-    with pytest.raises(ConfigError, match=r"seq_len\(8\) \+ 1 is more than the 8 tokens the data has"):
+    with pytest.raises(ConfigError, match=r"seq_len\(8\) \+ 1 is more than the 8 tokens of the data"):
         opened(L, shuffle=4).rows(0, 1)
 
 

@@ -16,7 +16,7 @@ import pytest
 from meshrunner.recipes.data.base import Data, DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.launch.data import data_prepared
+from meshrunner.runner.launch.data import prepare_data
 
 TOY = '''
 """A source of numbered texts for the tests: slow, endless, failing or killing itself on demand."""
@@ -25,7 +25,7 @@ from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.errors import ConfigError
 import meshrunner.recipes.data.packing as packing
 
-packing.BATCH = 500
+packing.BATCH_CHARACTERS = 500
 
 class Texts:
     def __init__(self, data): self.data = data; self.next = 0
@@ -59,8 +59,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "meshrunner_toy.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("meshrunner_toy", None)
-    monkeypatch.setattr("meshrunner.recipes.data.packing.BATCH", 500)
-    monkeypatch.setattr("meshrunner.recipes.data.packing.RECORD_S", 0.0)
+    monkeypatch.setattr("meshrunner.recipes.data.packing.BATCH_CHARACTERS", 500)
+    monkeypatch.setattr("meshrunner.recipes.data.packing.RECORD_INTERVAL_S", 0.0)
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -74,7 +74,7 @@ def produce_elsewhere(**changes: Any) -> subprocess.Popen[bytes]:
     """A producer in a process of its own."""
     script = (
         "import meshrunner_toy, meshrunner.recipes.data.packing as packing; from meshrunner.recipes.data.base import DataSpec\n"
-        f"packing.RECORD_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(DataSpec(300, 16, 0))"
+        f"packing.RECORD_INTERVAL_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(DataSpec(300, 16, 0))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, "-c", script], env=environment)
@@ -173,26 +173,26 @@ def run_dir(tmp_path: Path) -> Path:
 def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
     entry = data.entry(SPEC)
-    with data_prepared(Experiment(data, Model()), run_dir):
+    with prepare_data(Experiment(data, Model()), run_dir):
         assert not (entry.read() or PackProgress()).complete
         sequences = data.open(SPEC)
         assert sequences.rows(0, 8).shape == (8, 17)
-        assert entry.is_written()
+        assert entry.is_locked()
         sequences.rows(40, 4)  # waits for what is read meanwhile
-    assert not entry.is_written()
+    assert not entry.is_locked()
     assert (run_dir / "logs" / "data.log").read_text() == ""
 
 
 def test_prepared_leaves_no_producer_behind_an_exception(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
-    with pytest.raises(KeyError), data_prepared(Experiment(data, Model()), run_dir):
+    with pytest.raises(KeyError), prepare_data(Experiment(data, Model()), run_dir):
         raise KeyError
-    assert not data.entry(SPEC).is_written()
+    assert not data.entry(SPEC).is_locked()
 
 
 def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
     toy().produce(SPEC)
-    with data_prepared(Experiment(toy(), Model()), run_dir):
+    with prepare_data(Experiment(toy(), Model()), run_dir):
         assert not (run_dir / "logs" / "data.log").exists()
 
 
@@ -202,7 +202,7 @@ def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
         ({"fail_at": 3}, "data: text 70 is burnt"),
         ({"break_at": 3}, "data: ZeroDivisionError: a fault of the program"),
         ({"kill_at": 3}, r"data: reading failed \(exit status -9\)"),
-        ({"count": 1}, "data: there is no text in it"),
+        ({"count": 1}, "data: the source contains no text"),
         (
             {"count": 400, "shuffle": None, "tokenizer": "/nowhere/x.model"},
             "data.tokenizer: cannot read '/nowhere/x.model'",
@@ -211,7 +211,7 @@ def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
 )
 def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: str) -> None:
     experiment = Experiment(toy(**changes), Model())
-    with pytest.raises(ConfigError, match=message), data_prepared(experiment, run_dir):
+    with pytest.raises(ConfigError, match=message), prepare_data(experiment, run_dir):
         raise AssertionError("the data was not there")
     log = run_dir / "logs" / "data.log"
     assert ("Traceback" in log.read_text() if log.exists() else False) == ("break_at" in changes)
@@ -219,5 +219,5 @@ def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: 
 
 def test_prepared_checks_the_length_of_what_was_read(run_dir: Path) -> None:
     experiment = Experiment(toy(), Model(), seq_len=10_000_000)
-    with pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"), data_prepared(experiment, run_dir):
+    with pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"), prepare_data(experiment, run_dir):
         raise AssertionError("the data was not there")

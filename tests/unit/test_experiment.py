@@ -11,7 +11,7 @@ import pytest
 
 from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
 from meshrunner.recipes.checkpoint.base import Checkpoint
-from meshrunner.recipes.compatibility import document
+from meshrunner.recipes.compatibility import markdown_table
 from meshrunner.recipes.compile import Compile
 from meshrunner.recipes.data.base import Data
 from meshrunner.recipes.errors import ConfigError, Incompatible
@@ -121,20 +121,24 @@ def test_all_problems_are_listed_together() -> None:
         (["parallelism=single"], 2, "single is one device"),
         (["parallelism=single", "precision=bf16"], 1, "use parallelism=fsdp2 parallelism.shard=1"),
         (["parallelism.tensor=3"], 3, "parallelism.tensor(3) does not divide model.n_heads(8)"),
-        (["parallelism=ddp", "parallelism.shard=2"], 2, "ddp shards nothing, but shard is 2"),
-        (["parallelism=ddp", "parallelism.tensor=2"], 4, "DDP would reduce the parts of split parameters"),
+        (["parallelism=ddp", "parallelism.shard=2"], 2, "ddp does not shard, but shard is 2"),
+        (
+            ["parallelism=ddp", "parallelism.tensor=2"],
+            4,
+            "DDP would all-reduce tensor-parallel shards as if they were whole",
+        ),
         (
             ["parallelism=fsdp1", "parallelism.reshard_after_forward=2"],
             4,
             "use parallelism=fsdp2, or always, never, except_last",
         ),
         (["parallelism=fsdp1_tp", "global_batch=16"], 4, "FSDP1 cannot accumulate gradients"),
-        (["parallelism=fsdp1_tp", "model.tie_embeddings=true"], 4, "FSDP1 does not keep parameters shared"),
+        (["parallelism=fsdp1_tp", "model.tie_embeddings=true"], 4, "FSDP1 does not keep parameters tied"),
         (["parallelism=fsdp2_tp", "seq_len=255"], 4, "parallelism.tensor does not divide seq_len"),
         (["model.freeze=[nothing.*]"], 2, "'nothing.*' matches no parameter"),
         (["wrap=rules", "wrap.rules=[{match: Experts}]"], 2, "wrap.rules[0]: 'Experts' matches no module"),
         (["compile=per_block", "compile.backend=inductr"], 2, "no backend 'inductr'. Did you mean 'inductor'?"),
-        (["parallelism.reshard_after_forward=3"], 4, "reshard_after_forward(3) must be a divisor of shard(4)"),
+        (["parallelism.reshard_after_forward=3"], 4, "reshard_after_forward(3) must be a proper divisor of shard(4)"),
     ],
 )
 def test_what_does_not_go_together_shows_its_arithmetic(overrides: list[str], workers: int, expected: str) -> None:
@@ -144,7 +148,7 @@ def test_what_does_not_go_together_shows_its_arithmetic(overrides: list[str], wo
 
 
 def test_the_document_shows_the_table() -> None:
-    assert (CONF.parent / "docs" / "compatibility.md").read_text() == document() + "\n"
+    assert (CONF.parent / "docs" / "compatibility.md").read_text() == markdown_table() + "\n"
 
 
 def test_everything_that_does_not_go_together_is_listed() -> None:

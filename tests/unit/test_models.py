@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from meshrunner.recipes.init_weights import CUT, initial_value, parameter_seed
+from meshrunner.recipes.init_weights import CUTOFF, initial_value, parameter_seed
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.model.shape import RopeScaling
 from meshrunner.recipes.model.transformer import rope_table, rotate
@@ -30,7 +30,7 @@ def test_parameters_are_the_published_number(name: str) -> None:
     assert isinstance(llama, Llama)
     with torch.device("meta"):
         network = llama.build(seq_len=128)
-    assert sum(p.numel() for p in network.parameters()) == PUBLISHED[name] == llama.parameters()
+    assert sum(p.numel() for p in network.parameters()) == PUBLISHED[name] == llama.parameter_count()
     assert all(p.is_meta for p in network.parameters())
 
 
@@ -44,7 +44,7 @@ def test_flops_of_llama2_7b_give_the_published_mfu() -> None:
 def test_a_tied_table_counts_once_and_as_output() -> None:
     free, tied = (experiment("model=llama_tiny", f"model.tie_embeddings={tie}").model for tie in ("false", "true"))
     assert isinstance(free, Llama) and isinstance(tied, Llama)
-    assert free.parameters() - tied.parameters() == 4096 * 256
+    assert free.parameter_count() - tied.parameter_count() == 4096 * 256
     assert free.flops_per_token(256) == tied.flops_per_token(256)
 
 
@@ -88,7 +88,7 @@ def test_initial_values_are_a_truncated_normal_of_their_own() -> None:
     assert torch.equal(value, initial_value("a", shape, 0.5, seed=1, device=cpu))
     assert not torch.equal(value, initial_value("b", shape, 0.5, seed=1, device=cpu))
     assert not torch.equal(value, initial_value("a", shape, 0.5, seed=2, device=cpu))
-    assert value.abs().max() <= 0.5 * CUT
+    assert value.abs().max() <= 0.5 * CUTOFF
     # Standard deviation of a normal truncated at 3: 0.98658 of the untruncated one.
     assert value.std().item() == pytest.approx(0.5 * 0.98658, rel=5e-3)
     assert abs(value.mean().item()) < 5e-3

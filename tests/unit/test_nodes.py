@@ -35,9 +35,9 @@ CAUSE = Outcome("oom", "rank 3: no memory", 3, exit_code=1)
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "POLL_S", 0.01)
-    monkeypatch.setattr(nodes, "BEAT_S", 0.05)
-    monkeypatch.setattr(nodes, "LOST_S", 0.5)
-    monkeypatch.setattr(nodes, "SPEAK_S", 0.3)
+    monkeypatch.setattr(nodes, "NODE_HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(nodes, "NODE_LOST_S", 0.5)
+    monkeypatch.setattr(nodes, "REPORT_S", 0.3)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_a_run_on_one_node_is_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     node = this_node(1)
     assert (node.rank, node.count, node.host, node.port) == (0, 1, "localhost", 0)
     with Peers(tmp_path, node) as peers:
-        assert not peers.trouble()
-        assert peers.agree(VICTIM) is VICTIM
+        assert not peers.failed_elsewhere()
+        assert peers.agree_on_outcome(VICTIM) is VICTIM
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,9 +69,9 @@ def test_slurm_says_which_node_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert this_node(2) == Node(1, 2, "node1", 10012, "12.0.0")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     assert this_node(2).rendezvous == "12.3.0"
-    with pytest.raises(Incompatible, match=r"launch.nodes\(4\) wants 4 nodes with one task each, .* 2 tasks on 2"):
+    with pytest.raises(Incompatible, match=r"launch.nodes\(4\) needs 4 nodes with one task each, .* 2 tasks on 2"):
         this_node(4)
-    with pytest.raises(Incompatible, match=r"launch.nodes\(1\) wants 1 node with"):
+    with pytest.raises(Incompatible, match=r"launch.nodes\(1\) needs 1 node with"):
         this_node(1)  # one of the two would find the run busy, and srun end the other for it
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     with pytest.raises(Incompatible, match="4 tasks on 2"):
@@ -88,15 +88,15 @@ def test_what_is_not_placed_yet_runs_on_one_node(monkeypatch: pytest.MonkeyPatch
 
 def test_the_cause_is_the_outcome_on_every_node(pair: tuple[Peers, Peers]) -> None:
     head, other = pair
-    assert not head.trouble()
+    assert not head.failed_elsewhere()
     found: list[Outcome] = []
-    thread = threading.Thread(target=lambda: found.append(head.agree(VICTIM)))
+    thread = threading.Thread(target=lambda: found.append(head.agree_on_outcome(VICTIM)))
     thread.start()
-    assert other.agree(CAUSE) == CAUSE
+    assert other.agree_on_outcome(CAUSE) == CAUSE
     thread.join()
     assert found == [CAUSE]
-    assert head.trouble()
-    other_again = other.agree(CAUSE)
+    assert head.failed_elsewhere()
+    other_again = other.agree_on_outcome(CAUSE)
     assert other_again == CAUSE
 
 
@@ -105,18 +105,18 @@ def test_a_node_without_a_sign_of_life_is_lost(tmp_path: Path) -> None:
     gone = {"rendezvous": "12.0.0", "host": "node2", "beat": 5}
     write_json(tmp_path / "logs" / "node1.json", gone)
     with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")) as head:
-        assert not head.trouble()
-        outcome = head.agree(VICTIM)
-        assert head.trouble()
+        assert not head.failed_elsewhere()
+        outcome = head.agree_on_outcome(VICTIM)
+        assert head.failed_elsewhere()
     assert outcome.state == "preempted"
-    assert "node2: no sign of life" in outcome.reason
+    assert "node2: no heartbeat" in outcome.reason
 
 
 def test_what_an_earlier_start_of_the_job_left_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     write_json(tmp_path / "logs" / "node1.json", {"rendezvous": "12.0.0", "outcome": {"state": "failed"}})
     with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.1.0")) as head:
-        assert not head.trouble()
+        assert not head.failed_elsewhere()
 
 
 def test_what_is_wrong_on_one_node_is_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,29 +127,29 @@ def test_what_is_wrong_on_one_node_is_the_outcome(tmp_path: Path, monkeypatch: p
 
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(execute, "node_devices", no_devices)
-    monkeypatch.setattr(execute, "data_prepared", lambda *_: nullcontext())
+    monkeypatch.setattr(execute, "prepare_data", lambda *_: nullcontext())
     experiment: Any = None
     with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")) as head:
-        monkeypatch.setattr(Peers, "wait_for_head", lambda _: None)
+        monkeypatch.setattr(Peers, "wait_for_first_node", lambda _: None)
         with pytest.raises(ConfigError):
-            execute._execute_part(tmp_path, experiment, Node(1, 2, "node1", 10012, "12.0.0"))
-        assert head.trouble()
-        outcome = head.agree(VICTIM)
+            execute._execute_other_node(tmp_path, experiment, Node(1, 2, "node1", 10012, "12.0.0"))
+        assert head.failed_elsewhere()
+        outcome = head.agree_on_outcome(VICTIM)
     assert (outcome.state, outcome.reason) == ("failed", "hardware: this node has no GPU")
 
 
 def test_a_victim_that_nobody_explains_keeps_its_word(pair: tuple[Peers, Peers]) -> None:
     head, other = pair
-    other.say(outcome={"state": "failed", "reason": "", "rank": 2, "collateral": True, "time": 0.0, "exit_code": 1})
-    assert head.agree(VICTIM) == VICTIM
+    other.publish(outcome={"state": "failed", "reason": "", "rank": 2, "collateral": True, "time": 0.0, "exit_code": 1})
+    assert head.agree_on_outcome(VICTIM) == VICTIM
 
 
 def test_the_others_wait_for_the_first_node(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     other = Peers(tmp_path, Node(1, 2, "node1", 10012, "12.0.0"))
-    other.wait_for_head()  # it never came: not for ever
+    other.wait_for_first_node()  # it never came: not for ever
     with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")):
-        thread = threading.Thread(target=other.wait_for_head)
+        thread = threading.Thread(target=other.wait_for_first_node)
         thread.start()
         thread.join(0.7)
         assert thread.is_alive()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.profiler.overlap import STEP, Event, common, minus, shares, union
+from meshrunner.runner.profiler.overlap import STEP, Event, intersect, shares, subtract, union
 
 TRAINING, GLOO = 1, 2
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -29,10 +29,10 @@ def kernel(name: str, begin: float, end: float, stream: int, launched: float) ->
 
 def test_intervals() -> None:
     assert union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
-    assert minus([(0, 10), (20, 30)], [(-1, 1), (2, 3), (9, 21), (29, 40)]) == [(1, 2), (3, 9), (21, 29)]
-    assert minus([(0, 1)], []) == [(0, 1)] and minus([], [(0, 1)]) == []
-    assert minus([(0, 1), (2, 3), (4, 5)], [(0, 5)]) == []
-    assert common([(0, 4), (6, 9)], [(3, 7)]) == [(3, 4), (6, 7)]
+    assert subtract([(0, 10), (20, 30)], [(-1, 1), (2, 3), (9, 21), (29, 40)]) == [(1, 2), (3, 9), (21, 29)]
+    assert subtract([(0, 1)], []) == [(0, 1)] and subtract([], [(0, 1)]) == []
+    assert subtract([(0, 1), (2, 3), (4, 5)], [(0, 5)]) == []
+    assert intersect([(0, 4), (6, 9)], [(3, 7)]) == [(3, 4), (6, 7)]
 
 
 def test_a_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:

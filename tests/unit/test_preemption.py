@@ -24,8 +24,8 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     said = {"JobState": "RUNNING", "EndTime": "Unknown", "TimeLimit": "00:10:00", "Restarts": "0", "Reason": "None"}
-    monkeypatch.setattr(preemption, "show", lambda job_id: said)
-    monkeypatch.setattr(preemption, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(preemption, "show_job", lambda job_id: said)
+    monkeypatch.setattr(preemption, "CHECK_EVERY_S", 0.0)
     return said
 
 
@@ -35,7 +35,7 @@ def test_outside_a_job_nobody_requests_a_stop(tmp_path: Path, monkeypatch: pytes
     before = signal.getsignal(signal.SIGTERM)
     with Preemption(tmp_path) as request:
         assert signal.getsignal(signal.SIGTERM) is before
-        request.look()
+        request.poll()
         assert not request.requested
         assert request.shared is None
 
@@ -45,18 +45,18 @@ def test_each_way_of_requesting_is_heard(
     how: str, tmp_path: Path, in_job: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Preemption(tmp_path) as request:
-        request.look()
+        request.poll()
         assert not request.requested
         if how == "mark":
             (tmp_path / STOP_REQUEST).write_text("11.0\n")
-            request.look()
+            request.poll()
             assert not request.requested  # of an earlier job
             (tmp_path / STOP_REQUEST).write_text("12.0\n")
         elif how == "orphan":
             monkeypatch.setattr(os, "getppid", lambda: 1)
         else:
             os.kill(os.getpid(), signal.Signals[how])
-        request.look()
+        request.poll()
         assert request.requested
         assert request.shared[0] == 1
         assert request.reason
@@ -72,7 +72,7 @@ NOW = datetime.now()
         ({"PreemptTime": "2026-01-01T00:00:00"}, "higher priority"),
         ({"EndTime": (NOW + timedelta(seconds=90)).isoformat(timespec="seconds")}, r"time limit \(00:10:00\) is near"),
         ({"EndTime": (NOW + timedelta(hours=9)).isoformat(timespec="seconds")}, "SLURM requested a stop"),
-        ({"JobState": "COMPLETING", "Restarts": "1"}, "starts it again"),
+        ({"JobState": "COMPLETING", "Restarts": "1"}, "requeued by SLURM"),
         ({"JobState": "COMPLETING", "Reason": "TimeLimit"}, r"time limit \(00:10:00\) is reached"),
     ],
 )
@@ -80,7 +80,7 @@ def test_the_reason_is_slurms(said: dict[str, str], reason: str, tmp_path: Path,
     in_job |= said
     (tmp_path / STOP_REQUEST).write_text("12.0\n")
     with Preemption(tmp_path) as request:
-        request.look()
+        request.poll()
         assert request.requested
         assert re.search(reason, request.reason)
 
@@ -89,7 +89,7 @@ def test_scancel_is_an_interrupt(tmp_path: Path, in_job: dict[str, str]) -> None
     in_job |= {"JobState": "COMPLETING"}
     (tmp_path / STOP_REQUEST).write_text("12.0\n")
     with Preemption(tmp_path) as request, pytest.raises(Interrupted, match="scancel"):
-        request.look()
+        request.poll()
 
 
 QUEUE = {

@@ -20,7 +20,7 @@ from meshrunner.runner.rundir import files, owner, run, states
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
-    run.place({"steps": 3, "optimizer": {"lr": 1e-5}}, folder, {"task": [], "choices": {}})
+    run.place_run({"steps": 3, "optimizer": {"lr": 1e-5}}, folder, {"task": [], "choices": {}})
     return folder
 
 
@@ -28,13 +28,13 @@ def test_placed_is_pending_and_reads_back(run_dir: Path) -> None:
     assert states.read_status(run_dir)["state"] == "pending"
     assert run.read_config(run_dir) == {"steps": 3, "optimizer": {"lr": 1e-5}}
     with pytest.raises(ConfigError, match="holds a run already"):
-        run.place({}, run_dir, {})
+        run.place_run({}, run_dir, {})
 
 
 def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write the run directory"):
-        run.place({}, tmp_path / "file" / "run", {})
+        run.place_run({}, tmp_path / "file" / "run", {})
 
 
 def test_a_living_owner_keeps_its_run(run_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.rundir.files import CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS
+from meshrunner.runner.rundir.owner import this_process
 from meshrunner.runner.slurm.client import SlurmJob
 from meshrunner.runner.slurm.script import for_run, for_sweep
 from meshrunner.runner.slurm.settings import Slurm, seconds
@@ -50,6 +53,12 @@ def test_the_shell_finds_no_fault(checker: tuple[str, ...], path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_script_names_files_and_keys_as_the_run_directory_does() -> None:
+    text = (SHIPPED / "run.sbatch").read_text()
+    assert set(re.findall(r"\$(?:run_dir|given)/([\w.]+)", text)) == {CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS}
+    assert set(re.findall(r"\b(slurm_\w+)", text)) == {key for key in this_process() if key.startswith("slurm_")}
+
+
 def test_all_wrong_settings_are_listed() -> None:
     wrong = NONE | {"time": 3600, "nodes": 0, "partiton": "gpu", "account": "a\nb"}
     with pytest.raises(ConfigError) as caught:
@@ -78,10 +87,10 @@ def test_notice_before_a_job_has_begun_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "lives"), [("RUNNING", True), ("PENDING", True), ("COMPLETING", True), ("TIMEOUT", False)]
+    ("state", "active"), [("RUNNING", True), ("PENDING", True), ("COMPLETING", True), ("TIMEOUT", False)]
 )
-def test_which_jobs_live(state: str, lives: bool) -> None:
-    assert SlurmJob(state, "", "").lives is lives
+def test_which_jobs_are_active(state: str, active: bool) -> None:
+    assert SlurmJob(state, "", "").active is active
 
 
 if __name__ == "__main__":

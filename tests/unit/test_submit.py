@@ -91,6 +91,17 @@ def test_what_slurm_refused_is_submitted_again_with_the_same_settings(
     assert "#SBATCH --account=llm\n" in text
 
 
+def test_a_sweep_that_was_placed_again_with_more_runs_is_submitted_by_the_lines_of_its_list(
+    sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert meshrunner("place", "-m", *TINY, "seed=1,2,3,4", "objective=perf/wps_median", "hydra.sweep.dir=sweep") == 0
+    names = [f"{seed - 1:03}_seed-{seed}" for seed in (1, 2, 3, 4)]
+    assert (sweep / "runs.txt").read_text().splitlines() == names
+    capsys.readouterr()
+    assert meshrunner("submit", "sweep", "--dry-run") == 0
+    assert "#SBATCH --array=0-3\n" in capsys.readouterr().out
+
+
 def test_a_run_of_a_sweep_has_the_settings_of_the_sweep(
     sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +153,7 @@ def test_cancel_leaves_alone_what_has_ended(sweep: Path, fake: Fake, capsys: pyt
     capsys.readouterr()
     assert meshrunner("cancel", "sweep") == 0
     assert fake.calls == [("scancel", "12_1")]
-    assert "cancelled 1 job of" in capsys.readouterr().out
+    assert "cancelled 1 SLURM job and 0 runs on" in capsys.readouterr().out
     assert [(path / "slurm.json").exists() for path in sorted(sweep.glob("0*"))] == [True, False, True]
 
 

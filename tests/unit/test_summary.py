@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrunner.runner.figures import columns
+from meshrunner.runner.launch.report import row_cells
 from meshrunner.runner.rundir.events import Tail, read_events
 from meshrunner.runner.rundir.summary import summarise
 
@@ -30,7 +30,7 @@ def test_nothing_measured_is_null() -> None:
     for rows in ([], [row(1), row(2)]):
         found = summarise(rows, measure_after=3, started=0.0, attempt=1)
         assert found["perf/wps_median"] is None and found["perf/wps_p10"] is None
-    assert columns({"state": "failed"})["WPS per device (p10-p90)"] == "-"
+    assert row_cells({"state": "failed"})["WPS per device (p10-p90)"] == "-"
 
 
 def test_one_measured_step_is_its_own_range() -> None:

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from meshrunner.runner.process import tree as processes
 from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.owner import claim
-from meshrunner.runner.rundir.run import place
+from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.trackers.base import RunRecord, Tracker, tracker_of
-from meshrunner.runner.trackers.process import Rows, guarded
+from meshrunner.runner.trackers.process import RowBuffer, run_tracker
 from tests.composed import option
 
 
@@ -28,7 +28,7 @@ def append(run_dir: Path, attempt: int, *steps: int) -> None:
 
 def placed(run_dir: Path, **tracker: Any) -> Path:
     choices = {"parallelism": "fsdp2", "experiment": None, "hydra/launcher": "local", "model": "m" * 100}
-    place({"steps": 3, "tracker": {"kind": "none"} | tracker}, run_dir, {"choices": choices})
+    place_run({"steps": 3, "tracker": {"kind": "none"} | tracker}, run_dir, {"choices": choices})
     claim(run_dir)
     return run_dir
 
@@ -79,7 +79,7 @@ def test_a_single_run_has_no_group_and_keeps_its_id(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_first_attempt_come_at_once(tmp_path: Path) -> None:
-    rows = Rows(tmp_path, attempt=1)
+    rows = RowBuffer(tmp_path, attempt=1)
     append(tmp_path, 1, 1, 2)
     assert [row["step"] for row in rows.read(final=False)] == [1, 2]
     append(tmp_path, 1, 3)
@@ -89,7 +89,7 @@ def test_rows_of_the_first_attempt_come_at_once(tmp_path: Path) -> None:
 
 def test_rows_of_earlier_attempts_wait_until_they_cannot_be_replaced(tmp_path: Path) -> None:
     append(tmp_path, 1, 1, 2, 3, 4, 5)
-    rows = Rows(tmp_path, attempt=2)
+    rows = RowBuffer(tmp_path, attempt=2)
     assert rows.read(final=False) == []  # the second attempt may begin at any step
     append(tmp_path, 2, 3)
     given = rows.read(final=False)
@@ -103,13 +103,13 @@ def test_rows_of_earlier_attempts_wait_until_they_cannot_be_replaced(tmp_path: P
 def test_a_run_that_ended_is_replayed_by_hand(tmp_path: Path) -> None:
     run_dir = placed(tmp_path / "run")
     update_status(run_dir, state="completed")
-    assert guarded(run_dir) == 0
+    assert run_tracker(run_dir) == 0
     assert json.loads((run_dir / "tracker.json").read_text())["phase"] == "finished"
 
 
 def test_descendants_are_found_and_end() -> None:
     with subprocess.Popen(["sh", "-c", "(sleep 60 & wait) & wait"]) as shell:
-        while len(found := processes.descendants(shell.pid)) < 2 or processes.name_of(found[-1]) != "sleep":
+        while len(found := processes.descendants(shell.pid)) < 2 or processes.process_name(found[-1]) != "sleep":
             pass
         assert all(map(processes.is_alive, found))
         assert not processes.is_alive(processes.Process(shell.pid, started=0))  # another process had this id

@@ -7,7 +7,7 @@ import torch
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.parallelism.wrap_plan import frozen_waste, local_parameters, unit_parameters
+from meshrunner.recipes.parallelism.wrap_plan import frozen_gradient_bytes, local_parameters, unit_parameters
 from meshrunner.runner.config.experiment import remarks
 from tests.composed import SMALL, experiment
 
@@ -75,9 +75,9 @@ def test_rules_first_match_decides_and_children_come_first() -> None:
         ("[{match: experts.*}]", r"wrap.rules\[0\]: 'experts.\*' matches no module"),
         (
             "[{match: layers.*}, {match: layers.1}]",
-            r"wrap.rules\[1\]: 'layers.1' matches no module that an earlier rule",
+            r"wrap.rules\[1\]: 'layers.1' matches no module that earlier rules do not match",
         ),
-        ("[{match: layers}]", "'layers' is a container that is never called"),
+        ("[{match: layers}]", "'layers' cannot be a unit: it is a container that is never called"),
     ],
 )
 def test_rules_that_cannot_be_meant(rules: str, expected: str) -> None:
@@ -110,7 +110,7 @@ def test_frozen_parameters_beside_trained_ones_waste_gradients() -> None:
     network = recipe.model.build(8)
     plan = recipe.wrap.plan(network, "always")
     attention = sum(p.numel() for p in network.get_submodule("layers.1.attention").parameters())
-    assert frozen_waste(network, plan) == {"layers.1": 4 * attention}
+    assert frozen_gradient_bytes(network, plan) == {"layers.1": 4 * attention}
 
 
 def test_what_is_perhaps_not_meant_is_said() -> None:
