@@ -15,21 +15,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from meshrunner.recipes.errors import NotRecorded
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
 from meshrunner.runner.measure.memory import Memory, memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
+from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.experiment import Experiment
-    from meshrunner.runner.process.worker_context import WorkerContext
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector, which is disabled during training."""

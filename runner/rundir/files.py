@@ -25,6 +25,10 @@ ERROR = "error.json"
 TRACKING = "tracker.json"
 """The `run_id`, `phase` (opening, following, finishing, finished) and `warning` of a tracker."""
 LOGS = "logs"
+DATA_LOG = "logs/data.log"
+TRACKER_LOG = "logs/tracker.log"
+LAUNCHER_LOG = "logs/launcher.log"
+"""Output of a run's launcher, where several runs of a sweep are executed in parallel."""
 TRACES = "trace"
 TRACE_TABLE = "trace/table.json"
 """Shares of compute, exposed communication and idle time of each profiled rank."""
@@ -74,21 +78,6 @@ def rank_error(run_dir: Path, rank: int) -> Path:
 def node_file(run_dir: Path, node: int) -> Path:
     """The heartbeat of one of several nodes, and the outcome of its workers."""
     return run_dir / LOGS / f"node{node}.json"
-
-
-def data_log(run_dir: Path) -> Path:
-    """Output of the data producer."""
-    return run_dir / LOGS / "data.log"
-
-
-def tracker_log(folder: Path) -> Path:
-    """Output of the tracker process, in a run or sweep directory."""
-    return folder / LOGS / "tracker.log"
-
-
-def launcher_log(run_dir: Path) -> Path:
-    """Output of a run's launcher, where several runs of a sweep are executed in parallel."""
-    return run_dir / LOGS / "launcher.log"
 
 
 def rank_trace(run_dir: Path, rank: int) -> Path:

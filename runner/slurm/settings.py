@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -16,13 +16,11 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Section, whole
+from meshrunner.runner.config.compose import Composed
 from meshrunner.runner.config.devices import node_devices
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.validation import invalid
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.compose import Composed
-    from meshrunner.runner.config.experiment import Experiment
 
 CountOrNull = Annotated[int | None, whole(None)]
 
