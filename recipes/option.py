@@ -11,7 +11,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -22,6 +28,28 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` with the nearest known name, or an empty string."""
     near = difflib.get_close_matches(word, list(known), 1, 0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def own_or_installed(module_name: str) -> ModuleType:
+    """
+    Import a module that a user named, from the current directory if it is there.
+
+    The current directory is the last entry of sys.path, so that nothing in it shadows a library. For the user's own names
+    that is too late: other distributions install a top-level `recipes`, and a folder without `__init__.py` loses to any.
+    """
+    top = module_name.partition(".")[0]
+    file = Path.cwd().joinpath(*module_name.split("."))
+    if top not in sys.modules and (file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()):
+        spec = PathFinder.find_spec(top, [str(Path.cwd())])
+        assert spec is not None
+        sys.modules[top] = module_from_spec(spec)
+        try:
+            if spec.loader is not None:  # a folder without __init__.py has none
+                spec.loader.exec_module(sys.modules[top])
+        except BaseException:
+            del sys.modules[top]
+            raise
+    return importlib.import_module(module_name)
 
 
 class Section(BaseModel):
@@ -38,6 +66,10 @@ class Option(Section):
     kind: str
     """The class of this option: a short name of this group, or `package.module:Class`."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the name of the class: a worker imports it as `resolve` did."""
+        return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()
+
     @classmethod
     def resolve(cls, kind: Any) -> type[Option]:
         """The class that `kind` names; raises PydanticCustomError with the known names and the nearest one."""
@@ -52,7 +84,7 @@ class Option(Section):
             )
         module_name, _, class_name = path.partition(":")
         try:
-            module = importlib.import_module(module_name)
+            module = own_or_installed(module_name)
         except (Exception, SystemExit) as error:  # importing a user's module may raise anything
             raise PydanticCustomError(
                 "kind_import",
@@ -71,6 +103,12 @@ class Option(Section):
                 "kind_class", "'{path}' is not a class derived from {base}", {"path": path, "base": cls.__name__}
             )
         return found
+
+
+def _blank(module_name: str, class_name: str) -> Option:
+    """An option without its state."""
+    option: type[Option] = attrgetter(class_name)(own_or_installed(module_name))
+    return option.__new__(option)
 
 
 def chosen(base: type[Option]) -> BeforeValidator:

@@ -38,7 +38,8 @@ def main() -> NoReturn:
     """Entry point; exits with a status of the help text."""
     signal.signal(signal.SIGINT, _interrupted)  # imports sometimes swallow a KeyboardInterrupt
     here = os.getcwd()  # noqa: PTH109
-    sys.path[:] = [here, *(entry for entry in sys.path if entry not in ("", here))]  # for the user's own classes
+    # A user's own classes may live here. Last: nothing here may shadow what is imported from elsewhere.
+    sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
     code = _dispatch(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.experiment import Experiment, check
 
@@ -34,6 +37,15 @@ def config(*overrides: str) -> dict[str, Any]:
     composed = Composer(parse("run", list(overrides))).single_run()
     assert composed is not None
     return composed.config
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """The keys of a shipped option, those of the option it builds on included; `???` and interpolations as they stand."""
+    composer = Composer(parse("run", [f"{group}={name}"]))
+    composed = composer.hydra.compose_config("run", composer.args.overrides, RunMode.RUN, with_log_configuration=False)
+    keys = OmegaConf.to_container(composed[group])
+    assert isinstance(keys, dict)
+    return {str(key): value for key, value in keys.items()}
 
 
 def experiment(*overrides: str) -> Experiment:

@@ -36,7 +36,7 @@ class Composed:
     """The resolved configuration, without Hydra's section."""
     run_dir: Path
     overrides: dict[str, Any]
-    """What the user typed (`task`), and which option of each group was chosen (`choices`)."""
+    """The overrides that the user typed (`task`) and the option chosen of each group (`choices`)."""
     launcher: dict[str, Any] = field(default_factory=dict)
     """`hydra.launcher`, resolved."""
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.experiment import Experiment
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA and the AMD driver."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates, good_checkpoints
+from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoint, candidates, good_checkpoints
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.experiment import check, fit
+from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.console import warn
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.checkpoint.on_disk import Record, StoredCheckpoint
-    from meshrunner.runner.config.experiment import Experiment
 
 MAY_CHANGE = ("steps", "log_every", "launch.", "tracker.", "checkpoint.", "parallelism.")
 """Keys and prefixes of keys that do not affect what a step computes."""

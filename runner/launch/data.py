@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from meshrunner.recipes.data.base import Data, DataSpec
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.process import forkserver
-from meshrunner.runner.rundir.files import data_log
+from meshrunner.runner.rundir.files import DATA_LOG
 from meshrunner.runner.rundir.logs import last_lines
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.experiment import Experiment
 
 POLL_S = 0.05
 NOTICE_S = 3.0
@@ -31,7 +28,7 @@ PRODUCER_GRACE_S = 2.0
 @contextmanager
 def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
     """
-    Inside, workers can open the data; a producer reads the rest in the background.
+    A context in which workers can open the data, while a producer reads the rest in the background.
 
     One producer at a time writes to a cache entry; that of a second run waits for the first to end. The workers of both
     read what is complete.
@@ -44,7 +41,7 @@ def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
     if not data.prepare(spec):
         yield
         return
-    log = data_log(run_dir)
+    log = run_dir / DATA_LOG
     arguments = (data, spec, log, dict(os.environ), list(sys.path))
     producer = forkserver.context.Process(target=_produce, args=arguments, name="data", daemon=True)
     producer.start()

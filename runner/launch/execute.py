@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 from meshrunner.recipes.errors import ConfigError, Interrupted
 from meshrunner.runner.config.devices import NodeDevices, node_devices
-from meshrunner.runner.config.experiment import check, remarks
+from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import warn
 from meshrunner.runner.launch.data import prepare_data
@@ -21,6 +22,7 @@ from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.progress import ProgressLine
 from meshrunner.runner.launch.workers import Attempt, launch
 from meshrunner.runner.process.signals import interruptible, interrupts_held
+from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir.events import Tail
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR, EVENTS, write_json
 from meshrunner.runner.rundir.owner import claim, heartbeat
@@ -28,11 +30,6 @@ from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.rundir.summary import write_summary
 from meshrunner.runner.trackers.handle import TrackerHandle
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
-    from meshrunner.runner.config.experiment import Experiment
-    from meshrunner.runner.process.worker_context import Node
 
 
 def execute(

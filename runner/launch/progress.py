@@ -7,16 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
 
 from meshrunner.runner.console import console, duration
 from meshrunner.runner.figures import UNKNOWN, figure_of
-
-if TYPE_CHECKING:
-    from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir.events import StepRow
 
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", SPEED.title, "memory", "left")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrunner.runner.compare.cells import Column
 from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
+from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.run import read_overrides
-
-if TYPE_CHECKING:
-    from meshrunner.runner.launch.outcome import Outcome
 
 SHOWN = ("model", "parallelism", "precision")
 """Groups whose choice stands in the row of a single run."""

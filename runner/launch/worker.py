@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import rank_error, rank_log, write_json
 
 if TYPE_CHECKING:
     import torch
 
-    from meshrunner.runner.config.experiment import Experiment
     from meshrunner.runner.measure.meter import RunMeter
-    from meshrunner.runner.process.worker_context import WorkerContext
 
 GIB = 2**30
 _kept_alive: list[Any] = []

@@ -17,24 +17,22 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
+from meshrunner.runner.config.devices import NodeDevices
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch import worker
 from meshrunner.runner.launch.failure import first_failure, hang, oom_kills
+from meshrunner.runner.launch.nodes import Peers
 from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.worker import STOPPED_EARLY
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.tree import started_at
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import rank_error
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.devices import NodeDevices
-    from meshrunner.runner.config.experiment import Experiment
-    from meshrunner.runner.launch.nodes import Peers
-    from meshrunner.runner.launch.preemption import Preemption
 
 FAILURE_GRACE_S = 2.0
 """Seconds that the other ranks have after the first failure to report theirs."""
@@ -49,7 +47,7 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """As configured; the workers find the checkpoint themselves."""
+    """The experiment as configured; the workers find the checkpoint themselves."""
     devices: NodeDevices
     number: int
     """Counts from 1 over all executions of the run directory."""

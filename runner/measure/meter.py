@@ -15,25 +15,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from meshrunner.recipes.errors import NotRecorded
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
 from meshrunner.runner.measure.memory import Memory, memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
+from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.experiment import Experiment
-    from meshrunner.runner.process.worker_context import WorkerContext
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector, which is disabled during training."""
-STEP_VALUES = 5
+RANK_VALUES = 5
 """Number of values per rank and step that `_row` takes."""
 
 
@@ -199,8 +197,8 @@ class RunMeter:
         everyone = self._gather(
             [*(value for values in per_step for value in values), *(memory[key] or 0.0 for key in self.memory.keys)]
         )
-        ranks_steps, ranks_memory = torch.split(everyone, [STEP_VALUES * len(steps), len(self.memory.keys)], dim=1)
-        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), STEP_VALUES)
+        ranks_steps, ranks_memory = torch.split(everyone, [RANK_VALUES * len(steps), len(self.memory.keys)], dim=1)
+        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), RANK_VALUES)
         if self.context.rank == 0:
             peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
@@ -218,7 +216,7 @@ class RunMeter:
 
         Args:
             ranks: loss, seconds, seconds of waiting for data, CPU seconds and seconds of compiling of every rank:
-                [ranks, STEP_VALUES].
+                [ranks, RANK_VALUES].
         """
         loss, cpu = ranks[:, 0].mean().item(), ranks[:, 3].sum().item()
         seconds, waited = ranks[:, 1:3].amax(0).tolist()  # the slowest rank's

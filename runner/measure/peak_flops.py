@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.runner.config.devices import cpu_name
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import read_json, write_json
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.experiment import Experiment
-    from meshrunner.runner.process.worker_context import WorkerContext
 
 MATMUL_SIZE = 1024
 MATMUL_REPEATS = 12

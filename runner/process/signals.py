@@ -42,7 +42,7 @@ def hold_stop_requests() -> None:
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
     """
-    Inside, INTERRUPTS raise Interrupted; others within IGNORE_S are ignored.
+    A context in which INTERRUPTS raise Interrupted; others within IGNORE_S are ignored.
 
     Args:
         consequence: end of the message to the user.
@@ -66,7 +66,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Inside, INTERRUPTS are blocked; they are delivered at its end."""
+    """A context in which INTERRUPTS are blocked; they are delivered at its end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     try:
         yield

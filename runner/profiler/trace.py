@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.profiler.base import ProfiledRun, Windowed, WindowSession
 from meshrunner.runner.profiler.overlap import STEP, Shares, read_trace, shares
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace, write_json
-
-if TYPE_CHECKING:
-    from meshrunner.runner.process.worker_context import WorkerContext
 
 
 class Trace(Windowed):

@@ -23,8 +23,12 @@ ENVIRONMENT = "environment.json"
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""In a run or sweep directory: `run_id`, `phase` (opening, following, finishing, finished), `warning`."""
+"""The `run_id`, `phase` (opening, following, finishing, finished) and `warning` of a tracker."""
 LOGS = "logs"
+DATA_LOG = "logs/data.log"
+TRACKER_LOG = "logs/tracker.log"
+LAUNCHER_LOG = "logs/launcher.log"
+"""Output of a run's launcher, where several runs of a sweep are executed in parallel."""
 TRACES = "trace"
 TRACE_TABLE = "trace/table.json"
 """Shares of compute, exposed communication and idle time of each profiled rank."""
@@ -36,7 +40,7 @@ STOP_REQUEST = "preempt"
 SLURM_JOB = "slurm.json"
 """{"job_id", "submitted", "script"} of the newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
-"""In a run or sweep directory: the settings of the last submission."""
+"""Settings of the last submission of a run or sweep directory."""
 SLURM_OUTPUT = "slurm-%j.out"
 """What a job prints, in `logs`; SLURM replaces %j by the job's number."""
 SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
@@ -76,26 +80,6 @@ def node_file(run_dir: Path, node: int) -> Path:
     return run_dir / LOGS / f"node{node}.json"
 
 
-def data_log(run_dir: Path) -> Path:
-    """Output of the data producer."""
-    return run_dir / LOGS / "data.log"
-
-
-def tracker_log(folder: Path) -> Path:
-    """Output of the tracker process, in a run or sweep directory."""
-    return folder / LOGS / "tracker.log"
-
-
-def launcher_log(run_dir: Path) -> Path:
-    """Output of a run's launcher, where several runs of a sweep are executed in parallel."""
-    return run_dir / LOGS / "launcher.log"
-
-
-def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """The script that was submitted for a run or sweep directory; `number`: of several arrays of a sweep."""
-    return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
-
-
 def rank_trace(run_dir: Path, rank: int) -> Path:
     """Chrome trace of a worker."""
     return run_dir / TRACES / f"rank{rank}.json.gz"
@@ -104,6 +88,11 @@ def rank_trace(run_dir: Path, rank: int) -> Path:
 def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
     """Memory profile of a worker; `ending` is `.json`, `.pickle` or `_oom.pickle`."""
     return run_dir / TRACES / f"memory_rank{rank}{ending}"
+
+
+def slurm_script(folder: Path, number: int | None = None) -> Path:
+    """The script that was submitted for a run or sweep directory; `number`: of several arrays of a sweep."""
+    return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 
 def write_json(path: Path, value: Any) -> None:

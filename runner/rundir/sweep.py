@@ -34,5 +34,5 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def write_run_list(sweep_dir: Path) -> None:
-    """Write runs.txt anew from sweep.json."""
+    """Rewrite runs.txt from sweep.json."""
     (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in run_names(sweep_dir)))

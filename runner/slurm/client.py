@@ -13,7 +13,7 @@ TIMEOUT_S = 30.0
 FORGOTTEN = "Invalid job id"
 """Part of what squeue answers for a job that the controller has forgotten."""
 ENDED = frozenset(
-    {
+    [
         "BOOT_FAIL",
         "CANCELLED",
         "COMPLETED",
@@ -24,7 +24,7 @@ ENDED = frozenset(
         "PREEMPTED",
         "REVOKED",
         "TIMEOUT",
-    }
+    ]
 )
 """States of a job that will not run any more; a requeued job is PENDING again."""
 

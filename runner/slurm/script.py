@@ -7,12 +7,9 @@ import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from meshrunner.runner.rundir.files import LOGS, SLURM_OUTPUT, SLURM_TASK_OUTPUT
-
-if TYPE_CHECKING:
-    from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.slurm.settings import Slurm
 
 
 def for_run(run_dir: Path, settings: Slurm, *, nodes: int, gpus: int | None) -> str:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -16,13 +16,11 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Section, whole
+from meshrunner.runner.config.compose import Composed
 from meshrunner.runner.config.devices import node_devices
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.validation import invalid
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.compose import Composed
-    from meshrunner.runner.config.experiment import Experiment
 
 CountOrNull = Annotated[int | None, whole(None)]
 
@@ -106,7 +104,7 @@ class Slurm(Section):
         return {str(key): value for key, value in found.items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """`nodes` is a run's launch.nodes; raises ConfigError when that says something else."""
+        """The configuration with `nodes` as its launch.nodes; raises ConfigError when that was given, too, and differs."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed

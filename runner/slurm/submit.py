@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment, check
@@ -18,9 +18,7 @@ from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state, read_status, update_status
 from meshrunner.runner.slurm import script
 from meshrunner.runner.slurm.client import jobs, slurm
-
-if TYPE_CHECKING:
-    from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.slurm.settings import Slurm
 
 POLL_S = 2.0
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -15,7 +15,7 @@ from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.compose import Composed, resolve_config
 from meshrunner.runner.config.devices import node_devices
-from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.launch.nodes import only_this_node
@@ -24,9 +24,6 @@ from meshrunner.runner.rundir.run import place_run, read_config
 from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
 from meshrunner.runner.sweep.exclude import matching_rule
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.experiment import Experiment, Sweep
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
@@ -85,7 +82,7 @@ class Combination:
     hydra: DictConfig
     experiment: Experiment
     runs: list[PlannedRun]
-    """In the order of `sweep.repeat` x `sweep.seeds`."""
+    """Runs in the order of `sweep.repeat` x `sweep.seeds`."""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,11 @@ condition names a group and some of its options, or a key and some of its values
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.compose import Composed
+from meshrunner.runner.config.compose import Composed
 
 
 def matching_rule(rules: list[str], composed: Composed) -> str | None:

@@ -11,25 +11,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted
 from meshrunner.runner.config.devices import gpu_count, node_devices
-from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.experiment import Sweep, check
 from meshrunner.runner.launch.execute import execute
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.report import report
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.process.tree import die_with_parent
-from meshrunner.runner.rundir.files import launcher_log
+from meshrunner.runner.rundir.files import LAUNCHER_LOG
 from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
 from meshrunner.runner.sweep.live_table import LiveTable
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.experiment import Sweep
 
 POLL_S = 0.05
 
@@ -159,9 +155,10 @@ class _Parallel:
         self.starts[run_dir] = self.starts.get(run_dir, 0) + 1
         if read_state(run_dir) in FINAL:  # of an earlier execution
             update_status(run_dir, state="pending", reason="")
-        with launcher_log(run_dir).open("ab") as log:
+        with (run_dir / LAUNCHER_LOG).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "meshrunner", "resume", str(run_dir)],
+                # -P: nothing in the current directory may shadow what is imported
+                [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)],
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(own)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -199,5 +196,5 @@ def _missing_reason(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
     """The reason of a run whose process recorded none: it was killed, or the run could not begin."""
     if process.returncode < 0:
         return f"its process was killed by signal {signal.Signals(-process.returncode).name}"
-    lines = last_lines(launcher_log(run_dir))
+    lines = last_lines(run_dir / LAUNCHER_LOG)
     return lines[-1] if lines else f"its process ended with exit code {process.returncode}"

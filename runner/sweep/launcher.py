@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import SUMMARY, is_run, read_json
@@ -35,9 +36,6 @@ from meshrunner.runner.sweep.combinations import (
 )
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.finish import finish_sweep
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.compose import Composer
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 

@@ -13,7 +13,7 @@ from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.console import warn
 from meshrunner.runner.process.forkserver import END_SIGNAL, context
 from meshrunner.runner.process.tree import descendants, kill
-from meshrunner.runner.rundir.files import LOGS, is_sweep, tracker_log
+from meshrunner.runner.rundir.files import LOGS, TRACKER_LOG, is_sweep
 from meshrunner.runner.trackers import process as tracker_process
 from meshrunner.runner.trackers.base import Tracker, read_tracking, update_tracking
 
@@ -79,7 +79,7 @@ class TrackerHandle:
             return None
         return (
             f"tracker {self._tracker.kind} {self._problem}; the {self._subject} is not affected "
-            f"(log: {tracker_log(self._folder)}; again: python -m meshrunner.runner.trackers.process {self._folder})"
+            f"(log: {self._folder / TRACKER_LOG}; again: python -m meshrunner.runner.trackers.process {self._folder})"
         )
 
     def finish_or_warn(self, ended: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir.events import StepRow, Tail
-from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, read_json, tracker_log
+from meshrunner.runner.rundir.files import EVENTS, SUMMARY, TRACKER_LOG, is_run, is_sweep, read_json
 from meshrunner.runner.rundir.states import FINAL, read_status
 from meshrunner.runner.trackers.base import RunRecord, SweepRecord, tracker_of, update_tracking
 
@@ -98,7 +98,7 @@ def _wait(run_dir: Path, ended: Connection | None) -> bool:
 
 def main(folder: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
     """Entry point of the process that `TrackerHandle.start` starts."""
-    forkserver.enter(tracker_log(Path(folder)), environment, path)
+    forkserver.enter(Path(folder) / TRACKER_LOG, environment, path)
     os.nice(LOWEST_PRIORITY)  # the training is being measured
     code = run_tracker(Path(folder), ended)
     sys.stdout.flush()

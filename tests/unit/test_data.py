@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-import conf
 from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.data import stdlib as stdlib_module
 from meshrunner.recipes.data import tokenizer as tokenizers
@@ -23,8 +21,9 @@ from meshrunner.recipes.data.stdlib import Stdlib
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.data.token_cache import CacheEntry
 from meshrunner.recipes.errors import ConfigError
+from tests.composed import CONF, option
 
-YAML = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
+YAML = sorted((CONF / "data").glob("*.yaml"))
 SPEC = DataSpec(1024, 32, 0)
 PROSE = {"kind": "stdlib", "text": "prose", "tokenizer": None, "vocab_size": "auto", "shuffle": None}
 
@@ -41,12 +40,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.stem)
 def test_yaml_lists_every_key(path: Path) -> None:
-    config = yaml.safe_load(path.read_text())
-    option = Data.resolve(config["kind"])
+    config = option("data", path.stem)
+    cls = Data.resolve(config["kind"])
     assert list(config) == ["kind", *(key for key in config if key != "kind")]
-    assert set(config) == set(option.model_fields)
+    assert set(config) == set(cls.model_fields)
     placeholders = {key: "x" for key, value in config.items() if value == "???"}
-    option.model_validate(config | placeholders)
+    cls.model_validate(config | placeholders)
 
 
 def test_every_kind_has_its_yaml() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
 from meshrunner.recipes.checkpoint.base import Checkpoint
@@ -28,7 +27,7 @@ from meshrunner.runner.config.experiment import Experiment, Launch, Sweep, check
 from meshrunner.runner.config.hardware import Hardware, known_gpus
 from meshrunner.runner.profiler.base import Profiler
 from meshrunner.runner.trackers.base import Tracker
-from tests.composed import CONF, config, experiment
+from tests.composed import CONF, config, experiment, option
 
 GROUPS: dict[str, type[Option]] = {
     "model": Model,
@@ -173,10 +172,8 @@ def test_a_shipped_option_lists_every_key_of_its_class(file: Path) -> None:
     """A key that the YAML lacks could only be set with `+key=`."""
     if file.parent.name == "experiment":
         return
-    keys = set(yaml.safe_load(file.read_text()))
-    base = GROUPS[file.parent.name]
-    option = base.resolve(yaml.safe_load(file.read_text())["kind"])
-    assert keys == set(option.model_fields)
+    keys = option(file.parent.name, file.stem)
+    assert set(keys) == set(GROUPS[file.parent.name].resolve(keys["kind"]).model_fields)
 
 
 def test_the_top_level_lists_every_key() -> None:

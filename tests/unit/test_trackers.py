@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from meshrunner.runner.process import tree as processes
@@ -19,6 +17,7 @@ from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.trackers.base import RunRecord, Tracker, tracker_of
 from meshrunner.runner.trackers.process import RowBuffer, run_tracker
+from tests.composed import option
 
 
 def append(run_dir: Path, attempt: int, *steps: int) -> None:
@@ -36,10 +35,10 @@ def placed(run_dir: Path, **tracker: Any) -> Path:
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "none"])
 def test_the_yaml_lists_every_key_with_its_default(name: str) -> None:
-    keys = yaml.safe_load(files("meshrunner.conf").joinpath("tracker", f"{name}.yaml").read_text())
-    option = Tracker.resolve(keys["kind"])
-    assert set(keys) == set(option.model_fields)
-    assert option.model_validate(keys) == option(kind=name)
+    keys = option("tracker", name)
+    cls = Tracker.resolve(keys["kind"])
+    assert set(keys) == set(cls.model_fields)
+    assert cls.model_validate(keys) == cls(kind=name)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""A sweep directory written while `runner` and `recipes` were packages at the top: it is read, and what it lacks is run."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from meshrunner.runner.rundir.events import read_events
+from tests.e2e.command import meshrunner, status
+
+ARCHIVE = Path(__file__).parents[1] / "data" / "old_sweep.tar.xz"
+"""Of `meshrunner run -m parallelism=fsdp1,fsdp2,single,ddp ...` on two ranks, killed in the second run, saved every 5 steps."""
+FSDP1, FSDP2, SINGLE, DDP = (
+    "000_parallelism-fsdp1",
+    "001_parallelism-fsdp2",
+    "002_parallelism-single",
+    "003_parallelism-ddp",
+)
+STEPS = 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A current directory with the sweep in it."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Step -> loss."""
+    return {row["step"]: row["train/loss"] for row in read_events(run_dir)}
+
+
+def test_its_states_and_figures_are_shown(folder: Path) -> None:
+    shown = meshrunner("status", "old_sweep", cwd=folder)
+    assert shown.code == 0 and not shown.err, shown
+    cells = [[cell.strip() for cell in line.split("|")] for line in shown.out.splitlines() if "parallelism-" in line]
+    assert [(name, state, step) for _, name, state, step, *_ in cells] == [
+        (FSDP1, "completed", "30/30"),
+        (FSDP2, "stale", "12/30"),
+        (SINGLE, "skipped", "0/30"),
+        (DDP, "pending", "0/30"),
+    ]
+    compared = meshrunner("compare", "old_sweep", "--json", cwd=folder)
+    assert compared.code == 0 and not compared.err, compared
+    rows = json.loads(compared.out)
+    assert [(row["parallelism"], row["state"]) for row in rows] == [
+        ("fsdp1", "completed"),
+        ("fsdp2", "stale"),
+        ("single", "skipped"),
+        ("ddp", "pending"),
+    ]
+    assert rows[0]["perf/wps_median"] == 709.8210192943094
+    assert rows[0]["train/final_loss"] == 4.428357362747192
+
+
+def test_it_is_resumed(folder: Path) -> None:
+    sweep = folder / "old_sweep"
+    first = (sweep / FSDP1 / "events.jsonl").read_bytes()
+    begun = losses(sweep / FSDP2)
+    ended = meshrunner("resume", "old_sweep", cwd=folder, within=120)
+    assert ended.code == 0 and not ended.err, ended
+    assert f"\n{FSDP1}\nis completed\n" in ended.out and f"\n{SINGLE}\nis skipped: " in ended.out, ended
+    assert f"\n{FSDP2}\ncontinues after step 10, from " in ended.out, ended
+    states = {name: (status(sweep / name)["state"], status(sweep / name)["attempt"]) for name in (FSDP1, FSDP2, DDP)}
+    assert states == {FSDP1: ("completed", 1), FSDP2: ("completed", 2), DDP: ("completed", 1)}
+    assert status(sweep / SINGLE)["state"] == "skipped"
+
+    assert (sweep / FSDP1 / "events.jsonl").read_bytes() == first
+    rows = read_events(sweep / FSDP2)
+    assert [row["attempt"] for row in rows] == [1] * 10 + [2] * 20
+    expected = losses(sweep / FSDP1)
+    assert list(expected) == list(range(1, STEPS + 1))
+    assert list(begun) == list(range(1, 13))
+    for found in (losses(sweep / FSDP2), losses(sweep / DDP)):
+        assert found == pytest.approx(expected, rel=1e-5)
+    assert "| fsdp2 " in ended.out and ended.out.count("| identical ") + ended.out.count("| agrees ") == 2, ended
