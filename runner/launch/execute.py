@@ -21,7 +21,7 @@ from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.progress import ProgressLine
 from meshrunner.runner.launch.workers import Attempt, launch
-from meshrunner.runner.process.signals import interruptible, interrupts_held
+from meshrunner.runner.process.signals import INTERRUPTS, blocked, interruptible
 from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir.events import Tail
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR, EVENTS, write_json
@@ -60,7 +60,7 @@ def execute(
 
         def run() -> Outcome:
             nonlocal status, tracking
-            with interrupts_held():
+            with blocked(INTERRUPTS):
                 status = claim(run_dir)
             if stored is not None:
                 print(f"continues after step {stored.record.step}, from {stored.path}", flush=True)
@@ -76,7 +76,7 @@ def execute(
             assert error is not None
             raise error
         outcome = peers.agree_on_outcome(outcome)
-        with interrupts_held():
+        with blocked(INTERRUPTS):
             summary = _record(run_dir, experiment, outcome)
         if tracking is not None:
             tracking.finish_or_warn(f"the run is {outcome.state}")

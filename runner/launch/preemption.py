@@ -18,7 +18,7 @@ from typing import Any
 
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.process.forkserver import shared_integers
-from meshrunner.runner.process.signals import STOP_REQUESTS, in_slurm_job, job_start_id
+from meshrunner.runner.process.signals import STOP_REQUESTS, blocked, in_slurm_job, job_start_id
 from meshrunner.runner.rundir.files import STOP_REQUEST
 from meshrunner.runner.slurm.client import show_job
 
@@ -88,7 +88,8 @@ def _reason() -> str:
     """Why SLURM requests a stop; raises Interrupted when the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     # One task of an array has the array's own job id.
-    job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
+    with blocked(STOP_REQUESTS):  # SLURM sends SIGTERM to all processes of a job, twice in a row: to scontrol, too
+        job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
     if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # its processes will be killed soon
         requeued = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
         if not requeued and job.get("Reason") != "TimeLimit":

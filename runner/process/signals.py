@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from meshrunner.recipes.errors import Interrupted
@@ -65,9 +65,9 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """A context in which INTERRUPTS are blocked; they are delivered at its end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """A context in which signals are blocked; they are delivered at its end, and never to a process started inside."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

@@ -73,10 +73,10 @@ def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
     The jobs with these ids (`12`, or `12_3` for a task of an array), by id; those that SLURM has forgotten are left out.
 
-    The controller remembers a job for some minutes after its end; then accounting is unique, where there is one.
+    The controller remembers a job for some minutes after its end; then accounting is asked, where there is one.
 
     Raises:
-        ConfigError: SLURM cannot be unique.
+        ConfigError: SLURM cannot be asked.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}

@@ -92,6 +92,20 @@ def test_scancel_is_an_interrupt(tmp_path: Path, in_job: dict[str, str]) -> None
         request.poll()
 
 
+def test_the_question_to_slurm_outlives_its_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM sends SIGTERM to all processes of a job, twice within some hundredths of a second: scontrol gets the second."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nkill -TERM $$\necho JobState=COMPLETING Reason=TimeLimit TimeLimit=00:10:00\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with Preemption(tmp_path) as request:
+        os.kill(os.getpid(), signal.SIGTERM)
+        request.poll()
+        assert request.reason == "the job's time limit (00:10:00) is reached"
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []).isdisjoint({signal.SIGTERM, signal.SIGUSR1})
+
+
 QUEUE = {
     "12": "12|0|RUNNING|None|node1\n12|1|PENDING|JobArrayTaskLimit|\n12|2|TIMEOUT|TimeLimit|node2\n",
     "13": "13|N/A|COMPLETED|None|node[1-2]\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -84,6 +85,14 @@ def test_a_signal_marks_the_run_and_does_not_hide_the_exit_status(sweep: Path, a
     process.send_signal(signal.SIGUSR1)
     assert process.wait(20) == 75
     assert (sweep / "000" / "preempt").read_text() == "12.0\n"
+
+
+def test_a_run_is_no_task_of_the_array_that_has_submitted_it(sweep: Path) -> None:
+    """What the launcher asks SLURM about its job, it would ask about that task."""
+    say = 'echo "task ${SLURM_ARRAY_JOB_ID-none} ${SLURM_ARRAY_TASK_ID-none}"'
+    for argument in ("sweep", "sweep/000"):
+        assert start(sweep, argument, f'{say} >>"{sweep.parent}/called"').wait(20) == 0
+    assert re.findall("task .*", called(sweep)) == ["task 10 0", "task none none"]
 
 
 @pytest.mark.parametrize(("argument", "task"), [("sweep", "1"), ("", "0"), ("nonesuch", "0"), ("seed=1", "0")])
