@@ -70,7 +70,7 @@ def check_own_class(python: Path, folder: Path, *, packages: bool) -> None:
     Args:
         packages: whether the user's folders have an `__init__.py`.
     """
-    for name in (*OURS, "json", "yaml", "torch"):
+    for name in (*OURS, "types", "json", "yaml", "torch"):
         (folder / name).mkdir(parents=True)
         if packages:
             (folder / name / "__init__.py").write_text(f"raise SystemExit('{name} was imported')\n")
