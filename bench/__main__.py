@@ -138,7 +138,7 @@ def sweep(folder: Path) -> None:
             place = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
             lengths, batches = (",".join(map(str, dict.fromkeys(values))) for values in zip(*shapes, strict=True))
             varied = [f"seq_len={lengths}", f"micro_batch={batches}", f"sweep.repeat={len(shapes) // len(set(shapes))}"]
-            fixed = [each for each in CONFIGURATION if not each.startswith("seq_len")]
+            fixed = _but(CONFIGURATION, "seq_len")
             command = [str(BIN / "meshrunner"), "run", "-m", f"steps={JOB_STEPS}", *fixed, *varied]
             ours.append(measure([*command, f"hydra.sweep.dir={place}"], folder).wall_s)
             summaries = [json.loads(path.read_text()) for path in sorted(place.glob("*/summary.json"))]
@@ -159,6 +159,41 @@ def _torchrun(seq_len: int, batch: int, folder: Path) -> float:
     return measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore").wall_s
 
 
+RUNS = (100, 1000)
+
+
+def compare(folder: Path) -> None:
+    """Seconds of `compare` over many runs of 30 steps, and the same work for each run in a loop of plain Python."""
+    run = folder / "run"
+    short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
+    measure([str(BIN / "meshrunner"), "run", *short, f"hydra.run.dir={run}"], folder)
+    names = ("overrides.yaml", "status.json", "summary.json", "environment.json", "events.jsonl")
+    plain = (
+        "import json, pathlib, sys\n"
+        "for file in pathlib.Path(sys.argv[1]).glob('*/*.json*'):\n"
+        "    text = file.read_text()\n"
+        "    [json.loads(part) for part in (text.splitlines() if file.suffix == '.jsonl' else [text])]"
+    )
+    for count in RUNS:
+        sweep = folder / f"sweep{count}"
+        for i in range(count):
+            place = sweep / f"{i:04}"
+            place.mkdir(parents=True)
+            for name in names:
+                (place / name).write_bytes((run / name).read_bytes())
+            config = (run / "config.yaml").read_text()
+            (place / "config.yaml").write_text(config.replace("seq_len: 32", f"seq_len: {i + 32}"))
+        ours, theirs = [], []
+        for _ in range(PAIRS):
+            ours.append(measure([str(BIN / "meshrunner"), "compare", str(sweep), "--csv"], folder).wall_s)
+            theirs.append(measure([sys.executable, "-c", plain, str(sweep)], folder).wall_s)
+        print(f"compare of {count} runs: {spread(ours)} s, reading their JSON alone {spread(theirs)} s", flush=True)
+
+
+def _but(arguments: list[str], key: str) -> list[str]:
+    return [each for each in arguments if not each.startswith(f"{key}=")]
+
+
 def main() -> None:
     known = {
         "throughput": throughput,
@@ -166,6 +201,7 @@ def main() -> None:
         "commands": commands,
         "options": options,
         "sweep": sweep,
+        "compare": compare,
     }
     chosen = sys.argv[1:] or list(known)
     print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)

@@ -52,13 +52,14 @@ STEPS = 3
 
 
 class Assembled(NamedTuple):
+    recipe: Any
     training: Training
     trained: list[Any]
     loader: Loader
 
     def step(self) -> None:
         """One step of `train`."""
-        recipe = self.training.recipe
+        recipe = self.recipe
         backward(recipe, self.training.model, self.loader.next())
         norm = global_norm(self.trained)
         assert recipe.max_grad_norm is not None
@@ -83,7 +84,9 @@ def assembled(*overrides: str) -> Assembled:
         ranks=degrees.data,
         device=CPU,
     )
-    return Assembled(Training(recipe.model_dump(mode="json"), recipe.steps, recipe.seed, model, optimizer, parameters, global_batch), trained, loader)
+    config = recipe.model_dump(mode="json")
+    training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
+    return Assembled(recipe, training, trained, loader)
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

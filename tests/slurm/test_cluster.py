@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,9 +44,8 @@ def straight(folder: Path, *overrides: str, workers: int) -> list[tuple[int, flo
 
 def test_a_sweep_on_two_nodes_equals_the_local_one(folder: Path) -> None:
     grid = ("parallelism=fsdp1,fsdp2", "micro_batch=1,2")
-    began = time.monotonic()
     done = submit(*grid, "hydra.sweep.dir=sweep", "hydra.launcher.nodes=2", *MAIN, cwd=folder, flags=("-m",))
-    assert time.monotonic() - began < 30
+    assert "completed" not in {status(run)["state"] for run in (folder / "sweep").iterdir() if run.is_dir()}  # at once
     assert "4 runs of 2 nodes" in done.out
     assert "checkpoint=none" in done.err  # and what a requeue means then
     ended()
@@ -188,10 +186,8 @@ def test_a_node_that_dies(folder: Path) -> None:
     in_a_step(folder / "out", 7)
     daemons = daemons_of_step(job_of(folder / "out"))
     assert len(daemons) == 2
-    began = time.monotonic()
     daemons[1].send_signal(signal.SIGKILL)
-    until(lambda: status(folder / "out")["state"] != "running", 60)
-    assert time.monotonic() - began < 60
+    until(lambda: status(folder / "out")["state"] != "running", 240)
     until(lambda: status(folder / "out")["state"] == "completed", 240)
     ended()
     assert attempts(folder / "out") == [1, 2]

@@ -111,11 +111,10 @@ def test_close_does_not_wait_for_data_that_never_comes() -> None:
     sequences = Recorded()
     sequences.go.clear()
     one = loader(sequences)
-    began = time.monotonic()
-    one.close()
-    assert time.monotonic() - began < 5 and one._thread.daemon
+    one.close()  # returns, though the thread is blocked
+    assert one._thread.is_alive() and one._thread.daemon
     sequences.go.set()
-    one._thread.join(5)
+    one._thread.join(60)
     assert not one._thread.is_alive()
 
 
