@@ -39,9 +39,9 @@ def own_or_installed(module_name: str) -> ModuleType:
     """
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
-    if top not in sys.modules and (file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()):
-        spec = PathFinder.find_spec(top, [str(Path.cwd())])
-        assert spec is not None
+    here = file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
+    spec = PathFinder.find_spec(top, [str(Path.cwd())]) if here and top not in sys.modules else None
+    if spec is not None:
         sys.modules[top] = module_from_spec(spec)
         try:
             if spec.loader is not None:  # a folder without __init__.py has none

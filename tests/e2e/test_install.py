@@ -70,7 +70,7 @@ def check_own_class(python: Path, folder: Path, *, packages: bool) -> None:
     Args:
         packages: whether the user's folders have an `__init__.py`.
     """
-    for name in (*OURS, "json", "yaml", "torch"):
+    for name in (*OURS, "types", "json", "yaml", "torch"):
         (folder / name).mkdir(parents=True)
         if packages:
             (folder / name / "__init__.py").write_text(f"raise SystemExit('{name} was imported')\n")
@@ -171,10 +171,14 @@ def test_own_folders_of_our_names_beside_torchtune(
 
 
 @pytest.mark.slow
-def test_pip_install_into_an_empty_environment(tmp_path: Path) -> None:
+def test_pip_install_of_the_source_archive_into_an_empty_environment(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    pip(python, "install", "--constraint", str(REPOSITORY / "constraints.txt"), str(REPOSITORY))
+    pip(python, "install", "hatchling")
+    made = start(REPOSITORY, python, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path))
+    assert made.returncode == 0, made.stderr
+    (source,) = tmp_path.glob("meshrunner-*.tar.gz")
+    pip(python, "install", "--constraint", str(REPOSITORY / "constraints.txt"), str(source))
     check_installed(python, tmp_path / "work")
     pip(python, "install", "--no-deps", "torchtune==0.6.1")
     clash = start(tmp_path, python, "-c", "import recipes")

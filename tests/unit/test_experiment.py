@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
 from meshrunner.recipes.checkpoint.base import Checkpoint
@@ -230,6 +232,45 @@ def test_hardware_is_recognised_or_unknown(name: str, gib: float, expected: str 
     found = experiment().hardware.found(name, gib)
     assert getattr(found, "name", None) == expected
     assert len(known_gpus()) == 6
+
+
+@pytest.mark.parametrize("kind", ["mine", "mine:", ":X", ".mine:X", "mine.:X", "a..b:X", "{}/mine:X", "mine:X"])
+def test_a_kind_that_leads_nowhere_is_a_wrong_configuration(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("Y = 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        experiment(f"model.kind='{kind.format(tmp_path)}'")
+    (line,) = str(caught.value).splitlines()[1:]
+    assert line.startswith("  model.kind: ") and "AssertionError" not in line
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_a_users_own_package_comes_before_an_installed_one(
+    package: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the kind is resolved and when a worker unpickles the option; what the package lacks is looked for elsewhere."""
+    for folder, text in (("site", "raise ModuleNotFoundError"), ("work", "")):
+        (tmp_path / folder / "twice").mkdir(parents=True)
+        if package or folder == "site":
+            (tmp_path / folder / "twice" / "__init__.py").write_text(text)
+    (tmp_path / "work" / "twice" / "mine.py").write_text(
+        "from meshrunner.recipes.lr_schedule import Constant\n\nclass Mine(Constant):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    option = LRSchedule.resolve("twice.mine:Mine")(kind="twice.mine:Mine", warmup_steps=4)
+    pickled = pickle.dumps(option)
+    for name in ("twice", "twice.mine"):
+        monkeypatch.delitem(sys.modules, name)
+    found = pickle.loads(pickled)
+    assert found is not option and isinstance(found, LRSchedule) and found.factor(1) == 0.25
+    for name in ("twice", "twice.mine"):
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(PydanticCustomError, match=r"cannot import 'twice\.other'"):
+        LRSchedule.resolve("twice.other:Mine")
 
 
 def test_checking_imports_no_torch() -> None:
