@@ -9,23 +9,17 @@ from meshrunner.recipes.errors import ConfigError
 
 
 def cache_dir() -> Path:
-    """
-    The folder that MESHRUNNER_CACHE names, by default `meshrunner` in the user's cache directory; created if missing.
-
-    Raises:
-        ConfigError: it cannot be created or written to.
-    """
+    """MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory, created if missing; raises ConfigError if unwritable."""
     named = os.environ.get("MESHRUNNER_CACHE")
     folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:
         folder = folder.expanduser().absolute()
         folder = folder if named else folder / "meshrunner"
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
-        why = "Permission denied"
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
-        writable, why = False, getattr(error, "strerror", None) or str(error)
-    if not writable:
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
         raise ConfigError(
             f"the cache folder {folder} cannot be written ({why}); set MESHRUNNER_CACHE to another folder"
         )

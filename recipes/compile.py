@@ -74,9 +74,7 @@ class TorchCompile(Compile):
     def _mode_needs_inductor(self) -> TorchCompile:
         if self.mode is not None and self.backend != "inductor":
             raise PydanticCustomError(
-                "mode",
-                "mode '{mode}' needs backend 'inductor', but backend is '{backend}'",
-                {"mode": self.mode, "backend": self.backend},
+                "mode", f"mode '{self.mode}' needs backend 'inductor', but backend is '{self.backend}'"
             )
         return self
 

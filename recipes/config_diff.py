@@ -8,9 +8,7 @@ from typing import Any
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
     """(key, old value, new value) of every key that differs; `...` stands for a missing key."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        deeper = [
-            differences(old.get(key, ...), new.get(key, ...), f"{path}.{key}" if path else str(key)) for key in keys
-        ]
+        prefix = f"{path}." if path else ""
+        deeper = [differences(old.get(key, ...), new.get(key, ...), f"{prefix}{key}") for key in old | new]
         return [each for found in deeper for each in found]
     return [] if old == new else [(path, old, new)]

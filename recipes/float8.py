@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.precision import BF16
@@ -59,31 +60,20 @@ class Float8(BF16):
 
     def convert(self, network: Network) -> None:
         from torch import nn
-        from torchao.float8 import convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        converted = []
-
-        def is_converted(module: nn.Module, name: str) -> bool:
-            fits = isinstance(module, nn.Linear) and not any(n % ALIGNMENT for n in module.weight.shape)
-            if fits and not any(fnmatchcase(name, pattern) for pattern in self.skip):
-                converted.append(name)
-                return True
-            return False
-
-        convert_to_float8_training(network, module_filter_fn=is_converted, config=self._config())
-        if not converted:
+        modules = network.named_modules(remove_duplicate=False)
+        linears = [(name, module.weight) for name, module in modules if isinstance(module, nn.Linear)]
+        aligned = [name for name, weight in linears if not any(n % ALIGNMENT for n in weight.shape)]
+        chosen = {name for name in aligned if not any(fnmatchcase(name, pattern) for pattern in self.skip)}
+        if not chosen:
             raise ConfigError(
                 f"precision: no linear layer can use float8: both dimensions must be multiples of {ALIGNMENT}, and the "
                 f"name must match none of skip({', '.join(self.skip)})"
             )
-
-    def _config(self) -> Any:
-        from dataclasses import replace
-
-        from torchao.float8 import Float8LinearConfig
-
         config = Float8LinearConfig.from_recipe_name(self.scaling)
-        return replace(config, enable_fsdp_float8_all_gather=self.all_gather, emulate=self.emulate)
+        config = replace(config, enable_fsdp_float8_all_gather=self.all_gather, emulate=self.emulate)
+        convert_to_float8_training(network, module_filter_fn=lambda _, name: name in chosen, config=config)
 
     def after_step(self, model: nn.Module) -> None:
         if self.all_gather:

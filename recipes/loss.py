@@ -69,15 +69,8 @@ class Chunked(Loss):
             parts = targets.view(targets.shape[0], -1, hidden.shape[1])
             positions = max(1, self.tokens // hidden.shape[0])
             losses = [
-                checkpoint(
-                    chunk_loss,
-                    output,
-                    hidden[:, i : i + positions],
-                    parts[:, :, i : i + positions].flatten(1),
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-                for i in range(0, hidden.shape[1], positions)
+                checkpoint(chunk_loss, output, chunk, part.flatten(1), use_reentrant=False, preserve_rng_state=False)
+                for chunk, part in zip(torch.split(hidden, positions, 1), torch.split(parts, positions, 2), strict=True)
             ]
             return torch.stack(losses).sum() / targets.numel()
 

@@ -28,11 +28,6 @@ class LRSchedule(Option):
         """The factor at a step, counted from 1."""
 
 
-def warmup_factor(step: int, warmup_steps: int) -> float:
-    """The factor of a linear warm-up, 1 from step `warmup_steps` on."""
-    return step / warmup_steps if step < warmup_steps else 1.0
-
-
 class Constant(LRSchedule):
     """Linear warm-up, then a constant rate."""
 
@@ -40,7 +35,7 @@ class Constant(LRSchedule):
     """Steps of linear rise; the last of them is the first at the full rate."""
 
     def factor(self, step: int) -> float:
-        return warmup_factor(step, self.warmup_steps)
+        return step / self.warmup_steps if step < self.warmup_steps else 1.0
 
 
 class Warmup(LRSchedule):
@@ -59,7 +54,7 @@ class Warmup(LRSchedule):
 
     def factor(self, step: int) -> float:
         if step < self.warmup_steps:
-            return warmup_factor(step, self.warmup_steps)
+            return step / self.warmup_steps
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         return self.final + (1 - self.final) * self.decay_factor(progress)
 

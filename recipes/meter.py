@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -40,24 +40,3 @@ class Meter(Protocol):
         Raises:
             FloatingPointError: a loss or gradient norm since the last read-out was not finite.
         """
-
-
-class NullMeter:
-    """A meter that measures nothing."""
-
-    def started(
-        self, *, device: torch.device, params: int, flops_per_token: int, attention_flops_per_token: int
-    ) -> None:
-        pass
-
-    def resumed(self, step: int, tokens: int) -> None:
-        pass
-
-    def waiting_for_data(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def saving(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def step_done(self, step: int, *, loss: torch.Tensor, grad_norm: torch.Tensor, lr: float, tokens: int) -> None:
-        pass

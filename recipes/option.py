@@ -74,34 +74,26 @@ class Option(Section):
     def resolve(cls, kind: Any) -> type[Option]:
         """The class that `kind` names; raises PydanticCustomError with the known names and the nearest one."""
         if not isinstance(kind, str):
-            raise PydanticCustomError("kind_type", "expected a name, got {got}", {"got": repr(kind)})
+            raise PydanticCustomError("kind_type", f"expected a name, got {kind!r}")
         path = cls.kinds.get(kind, kind)
         if ":" not in path:
             raise PydanticCustomError(
                 "kind_unknown",
-                "unknown kind '{kind}'.{hint} Known: {known}; or 'package.module:Class' for your own class",
-                {"kind": kind, "hint": did_you_mean(kind, cls.kinds), "known": ", ".join(sorted(cls.kinds))},
+                f"unknown kind '{kind}'.{did_you_mean(kind, cls.kinds)} Known: {', '.join(sorted(cls.kinds))}; "
+                "or 'package.module:Class' for your own class",
             )
         module_name, _, class_name = path.partition(":")
         try:
             module = own_or_installed(module_name)
         except (Exception, SystemExit) as error:  # importing a user's module may raise anything
-            raise PydanticCustomError(
-                "kind_import",
-                "cannot import '{module}': {why}",
-                {"module": module_name, "why": f"{type(error).__name__}: {error}"},
-            ) from error
+            why = f"{type(error).__name__}: {error}"
+            raise PydanticCustomError("kind_import", f"cannot import '{module_name}': {why}") from error
         found = getattr(module, class_name, None)
         if found is None:
-            raise PydanticCustomError(
-                "kind_class",
-                "module '{module}' has no '{name}'.{hint}",
-                {"module": module_name, "name": class_name, "hint": did_you_mean(class_name, vars(module))},
-            )
+            hint = did_you_mean(class_name, vars(module))
+            raise PydanticCustomError("kind_class", f"module '{module_name}' has no '{class_name}'.{hint}")
         if not (isinstance(found, type) and issubclass(found, cls)):
-            raise PydanticCustomError(
-                "kind_class", "'{path}' is not a class derived from {base}", {"path": path, "base": cls.__name__}
-            )
+            raise PydanticCustomError("kind_class", f"'{path}' is not a class derived from {cls.__name__}")
         return found
 
 
@@ -117,13 +109,11 @@ def chosen(base: type[Option]) -> BeforeValidator:
     def choose(value: Any) -> Any:
         if isinstance(value, base):
             return value
-        known = {"known": ", ".join(sorted(base.kinds)), "got": repr(value)}
+        known = f"known kinds: {', '.join(sorted(base.kinds))}"
         if not isinstance(value, dict):
-            raise PydanticCustomError(
-                "not_a_mapping", "expected a mapping with 'kind', got {got}; known kinds: {known}", known
-            )
+            raise PydanticCustomError("not_a_mapping", f"expected a mapping with 'kind', got {value!r}; {known}")
         if "kind" not in value:
-            raise PydanticCustomError("kind_missing", "the key 'kind' is missing; known kinds: {known}", known)
+            raise PydanticCustomError("kind_missing", f"the key 'kind' is missing; {known}")
         try:
             option = base.resolve(value["kind"])
         except PydanticCustomError as error:
@@ -142,9 +132,7 @@ def whole(*words: str | None, at_least: int = 1) -> BeforeValidator:
     def check(value: Any) -> Any:
         right = type(value) is int and value >= at_least if not isinstance(value, str | None) else value in words
         if not right:
-            raise PydanticCustomError(
-                "whole", "expected {expected}, got {got}", {"expected": expected, "got": repr(value)}
-            )
+            raise PydanticCustomError("whole", f"expected {expected}, got {value!r}")
         return value
 
     return BeforeValidator(check)

@@ -62,10 +62,8 @@ class Recompute(ActivationCheckpoint):
     def recomputes(self, block: int) -> bool:
         return True
 
-    def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
-        return self._checkpointed(block, preserve_rng_state=preserve_rng_state)
-
-    def _checkpointed(self, block: nn.Module, *, preserve_rng_state: bool, **how: Any) -> nn.Module:
+    def wrap(self, block: nn.Module, *, preserve_rng_state: bool, **how: Any) -> nn.Module:
+        """The checkpointed block. how: additional arguments of torch's checkpoint_wrapper."""
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
         return checkpoint_wrapper(

@@ -50,9 +50,8 @@ def saved_by_block(
                     setattr(module, name, nn.Parameter(parameter.to(dtype)))
         block = network.get_submodule(chosen)
         inputs = _block_inputs(block, network, torch.zeros(shape, dtype=torch.long))
-        return _saved_by_forward(block, inputs), _saved_by_forward(
-            option.wrap(block, preserve_rng_state=network.uses_rng), inputs
-        )
+        without = _saved_by_forward(block, inputs)
+        return without, _saved_by_forward(option.wrap(block, preserve_rng_state=network.uses_rng), inputs)
 
 
 class _BlockReached(Exception):
@@ -97,13 +96,11 @@ def _saved_by_forward(block: nn.Module, inputs: tuple[Any, ...]) -> SavedTensors
     with _OperatorResults() as results:
         output = block(*inputs)
     ends = {each.untyped_storage()._cdata for each in tree_leaves((inputs, output)) if isinstance(each, Tensor)}
-    made: dict[int, str] = {}
-    alive: dict[int, int] = {}
-    total: Counter[str] = Counter()
+    alive: dict[int, tuple[str, int]] = {}
     for name, reference in results.seen:
-        total[name] += 1
         storage = reference()
-        if storage is not None and storage._cdata not in ends and storage._cdata not in alive:
-            alive[storage._cdata], made[storage._cdata] = storage.nbytes(), name
-    kept = Counter(made.values())
-    return SavedTensors(sum(alive.values()), {name: (kept[name], total[name]) for name in sorted(kept)})
+        if storage is not None and storage._cdata not in ends:
+            alive.setdefault(storage._cdata, (name, storage.nbytes()))
+    total, kept = Counter(name for name, _ in results.seen), Counter(name for name, _ in alive.values())
+    nbytes = sum(size for _, size in alive.values())
+    return SavedTensors(nbytes, {name: (kept[name], total[name]) for name in sorted(kept)})

@@ -14,17 +14,15 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
 
 
-KNOWN_OPERATORS = frozenset(
-    {
-        "_c10d_functional.all_to_all_single",
-        "_c10d_functional.reduce_scatter_tensor",
-        "aten._scaled_dot_product_cudnn_attention",
-        "aten._scaled_dot_product_efficient_attention",
-        "aten._scaled_dot_product_flash_attention",
-        "aten._scaled_dot_product_flash_attention_for_cpu",
-        "aten.max",
-        "aten.mm",
-    }
+KNOWN_OPERATORS = (
+    "_c10d_functional.all_to_all_single",
+    "_c10d_functional.reduce_scatter_tensor",
+    "aten._scaled_dot_product_cudnn_attention",
+    "aten._scaled_dot_product_efficient_attention",
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten.max",
+    "aten.mm",
 )
 """Operators that every supported torch has; any other is looked up in torch."""
 
@@ -62,14 +60,11 @@ class SelectiveOp(Recompute):
                 found.append(f"activation_checkpoint.save[{number}]: torch has no operator '{saved.op}'.{hint}")
         return found
 
-    def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
+    def wrap(self, block: nn.Module, *, preserve_rng_state: bool, **how: Any) -> nn.Module:
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-        return self._checkpointed(
-            block,
-            preserve_rng_state=preserve_rng_state,
-            context_fn=lambda: create_selective_checkpoint_contexts(self.policy()),  # type: ignore[no-untyped-call]
-        )
+        how["context_fn"] = lambda: create_selective_checkpoint_contexts(self.policy())  # type: ignore[no-untyped-call]
+        return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
         """The policy function for one forward and its recomputation; it counts the calls of each."""

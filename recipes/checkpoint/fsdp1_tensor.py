@@ -7,8 +7,6 @@ a state tensor has the shape of its parameter, so it is copied into the paramete
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +41,8 @@ def get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
         for name, parameter in trained.items():
             if key in optimizer.state[parameter]:  # a rank may hold no part of a parameter
                 optimizer_state[name][key] = optimizer.state[parameter][key]
-    with _restored_on_exit(trained):
+    before = {parameter: parameter.detach().clone() for parameter in trained.values()}
+    try:
         for key in tensors:
             for parameter in trained.values():
                 if parameter.numel():
@@ -51,6 +50,9 @@ def get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
             for name, value in get_model_state_dict(model).items():
                 if name in trained:
                     optimizer_state[name][key] = value
+    finally:
+        for parameter, value in before.items():
+            parameter.data.copy_(value)
     return {"model": get_model_state_dict(model), "optimizer": optimizer_state}
 
 
@@ -92,17 +94,6 @@ def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]
     """Keys of the optimizer state: (scalars, tensors of the parameter's shape)."""
     found = {key: value.dim() for state in optimizer.state.values() for key, value in state.items()}
     return sorted(key for key in found if not found[key]), sorted(key for key in found if found[key])
-
-
-@contextmanager
-def _restored_on_exit(parameters: dict[str, nn.Parameter]) -> Iterator[None]:
-    """Restore the parameters on exit; inside, they may be overwritten."""
-    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    try:
-        yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.data.copy_(before[name])
 
 
 class _UnevenShards(DTensorExtensions):

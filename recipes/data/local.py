@@ -48,16 +48,16 @@ class LocalText(PackedText):
     def files(self) -> list[str]:
         """Absolute paths, sorted; raises ConfigError if none exist."""
         path = Path(self.path).expanduser().absolute()
-        wanted = " or ".join(self.suffixes)
         if path.is_dir():
             found = [str(Path(top) / name) for top, _, names in os.walk(path) for name in names]
             found = [name for name in found if name.endswith(self.suffixes)]
             if not found:
-                raise ConfigError(f"data.path: no file in the folder '{path}' ends in {wanted}")
+                raise ConfigError(f"data.path: no file in the folder '{path}' ends in {' or '.join(self.suffixes)}")
         elif path.exists():
             found = [str(path)]
         elif glob.has_magic(self.path):
-            found = [name for name in _glob(str(path)) if Path(name).is_file()]
+            every = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
+            found = [name for name in every if Path(name).is_file()]
             if not found:
                 raise ConfigError(f"data.path: no file matches '{path}'")
         else:
@@ -65,10 +65,8 @@ class LocalText(PackedText):
         return sorted(found)
 
     def source(self) -> dict[str, Any]:
-        files = []
-        for name in self.files():
-            status = Path(name).stat()
-            files.append((name, status.st_size, status.st_mtime_ns))
+        found = [(name, Path(name).stat()) for name in self.files()]
+        files = [(name, status.st_size, status.st_mtime_ns) for name, status in found]
         return {"files": files, "field": self.field, "builder": self.builder}
 
     def documents(self) -> Documents:
@@ -76,13 +74,19 @@ class LocalText(PackedText):
         return StreamedDocuments(lambda: self.load(files), self.field, lambda error: self.unreadable(files, error))
 
     def load(self, files: list[str]) -> IterableDataset:
-        """The rows of the files, streaming."""
+        """The rows of the files, streaming; raises ConfigError if there are none."""
         from datasets import config, load_dataset
 
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # without it, reading local files reports to a server (up to 5 s)
 
-        names = [glob.escape(name) for name in files]  # datasets treats every name as a pattern
+        names = [glob.escape(name) for name in self.filled(files)]  # datasets treats every name as a pattern
+        if not names:
+            raise ConfigError(self.no_text_message())
         return load_dataset(self.builder, data_files=names, split="train", streaming=True, **self.loading())
+
+    def filled(self, files: list[str]) -> list[str]:
+        """The files with any rows; override it if `datasets` fails on the others."""
+        return files
 
     def loading(self) -> dict[str, Any]:
         """Additional arguments of load_dataset."""
@@ -98,11 +102,8 @@ class Jsonl(LocalText):
     builder: ClassVar[str] = "json"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
-    def load(self, files: list[str]) -> IterableDataset:
-        files = [name for name in files if Path(name).stat().st_size]  # datasets fails on an empty file
-        if not files:
-            raise ConfigError(self.no_text_message())
-        return super().load(files)
+    def filled(self, files: list[str]) -> list[str]:
+        return [name for name in files if Path(name).stat().st_size]
 
     def unreadable(self, files: list[str], error: Exception) -> ConfigError:
         for name in files:
@@ -136,18 +137,9 @@ class Parquet(LocalText):
     builder: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 
-    def load(self, files: list[str]) -> IterableDataset:
-        """The rows. All footers are read first, so that a bad file is found before anything is tokenised."""
-        filled = []
-        for name in files:
-            columns, rows = _footer(name)
-            if self.field not in columns:
-                raise missing_field(self.field, columns)
-            if rows:  # datasets fails on a file without rows
-                filled.append(name)
-        if not filled:
-            raise ConfigError(self.no_text_message())
-        return super().load(filled)
+    def filled(self, files: list[str]) -> list[str]:
+        """The files with any rows. All footers are read, so that a bad file is found before anything is tokenised."""
+        return [name for name in files if self._rows(name)]
 
     def loading(self) -> dict[str, Any]:
         return {"columns": [self.field]}
@@ -155,17 +147,15 @@ class Parquet(LocalText):
     def unreadable(self, files: list[str], error: Exception) -> ConfigError:
         return ConfigError(f"data.path: cannot read '{self.path}' as parquet: {first_line(error)}")
 
+    def _rows(self, name: str) -> int:
+        """Number of rows of a file; raises ConfigError if it is not parquet or has no column `field`."""
+        from pyarrow.parquet import read_metadata
 
-def _footer(name: str) -> tuple[list[str], int]:
-    """(columns, number of rows) of a file."""
-    from pyarrow.parquet import read_metadata
-
-    try:
-        footer = read_metadata(name)
-        return list(footer.schema.to_arrow_schema().names), int(footer.num_rows)
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-        raise ConfigError(f"data.path: '{name}' is not a parquet file: {first_line(error)}") from None
-
-
-def _glob(pattern: str) -> list[str]:
-    return glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
+        try:
+            footer = read_metadata(name)
+            columns = list(footer.schema.to_arrow_schema().names)
+        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+            raise ConfigError(f"data.path: '{name}' is not a parquet file: {first_line(error)}") from None
+        if self.field not in columns:
+            raise missing_field(self.field, columns)
+        return int(footer.num_rows)

@@ -28,10 +28,7 @@ class PackedSequences:
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
-        """
-        Args:
-            shuffle: S, sequences per block; None: one block of all sequences, which has to wait for the end of the data.
-        """
+        """shuffle: S, sequences per block; None: one block of all sequences, which has to wait for the end of the data."""
         self.entry = entry
         self.spec = spec
         self.shuffle = shuffle

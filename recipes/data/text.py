@@ -78,9 +78,7 @@ class PackedText(Data):
             try:
                 self._pack(entry, spec)
             except Exception as error:
-                why = str(error)
-                if not isinstance(error, ConfigError):
-                    why = f"data: {type(error).__name__}: {error}"
+                why = str(error) if isinstance(error, ConfigError) else f"data: {type(error).__name__}: {error}"
                 entry.write(replace(entry.read() or PackProgress(), error=why))
                 raise
 

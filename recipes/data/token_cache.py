@@ -67,10 +67,7 @@ class CacheEntry:
     """The cache entry of one (source, tokenizer); nothing is created until something is written."""
 
     def __init__(self, identity: dict[str, Any]) -> None:
-        """
-        Args:
-            identity: everything that the packed tokens depend on; JSON values only.
-        """
+        """identity: everything that the packed tokens depend on; JSON values only."""
         text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
         self.folder = cache_dir() / "tokens" / hashlib.sha256(text.encode()).hexdigest()[:20]
         self.tokenizer = self.folder / "tokenizer.model"
@@ -81,9 +78,7 @@ class CacheEntry:
         """The progress record; None if it is missing or damaged."""
         try:
             value = json.loads(self._progress.read_bytes())
-            if value.pop("checksum") != _checksum(value):
-                return None
-            return PackProgress(**value)
+            return PackProgress(**value) if value.pop("checksum") == _checksum(value) else None
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
@@ -96,8 +91,7 @@ class CacheEntry:
         """
         The progress record if the files match it; otherwise the entry is emptied. The caller holds the lock.
 
-        Args:
-            thorough: check the CRC of the tokens whatever their size.
+        thorough: check the CRC of the tokens whatever their size.
         """
         progress = self.read()
         if progress is not None and self._intact(progress, thorough):
@@ -163,8 +157,7 @@ def check_length(progress: PackProgress, seq_len: int) -> None:
     """Raise ConfigError if the data is complete and shorter than one sequence."""
     if progress.complete and sequence_count(progress.tokens, seq_len) == 0:
         raise ConfigError(
-            f"seq_len({seq_len}) + 1 is more than the {progress.tokens} tokens of the data; lower seq_len or use "
-            "more data"
+            f"seq_len({seq_len}) + 1 is more than the {progress.tokens} tokens of the data; lower seq_len or use more data"
         )
 
 

@@ -35,10 +35,10 @@ OPTIONS: dict[str, Any] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """A tokenizer model of at most `vocab_size` pieces; the same texts give the same bytes.
+    """
+    A tokenizer model of at most `vocab_size` pieces; the same texts give the same bytes.
 
-    Raises:
-        ConfigError: the vocabulary is too small for 256 bytes and the characters of the texts.
+    Raises ConfigError if the vocabulary is too small for 256 bytes and the characters of the texts.
     """
     from sentencepiece import SentencePieceTrainer
 

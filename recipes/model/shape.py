@@ -24,11 +24,8 @@ class RopeScaling(Section):
     @model_validator(mode="after")
     def _ordered(self) -> RopeScaling:
         if self.low_freq_factor >= self.high_freq_factor:
-            raise PydanticCustomError(
-                "rope_scaling",
-                "low_freq_factor({low}) must be below high_freq_factor({high})",
-                {"low": self.low_freq_factor, "high": self.high_freq_factor},
-            )
+            low, high = self.low_freq_factor, self.high_freq_factor
+            raise PydanticCustomError("rope_scaling", f"low_freq_factor({low}) must be below high_freq_factor({high})")
         return self
 
 
@@ -91,9 +88,8 @@ class DecoderShape(Model):
         return Flops(6 * (self.parameter_count() - looked_up) + attention, attention)
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        fields = ("n_heads", "n_kv_heads", "ffn_dim")
         return [
             f"parallelism.tensor({tensor}) does not divide model.{name}({getattr(self, name)})"
-            for name in fields
+            for name in ("n_heads", "n_kv_heads", "ffn_dim")
             if getattr(self, name) % tensor
         ]

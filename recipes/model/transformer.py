@@ -156,11 +156,9 @@ class Transformer(Network):
         between = Shard(1) if sequence_parallel else Replicate()
         plan |= {name: RowwiseParallel(output_layouts=between) for name in ("attention.wo", "feed_forward.w2")}
         if sequence_parallel:
-            gathered, sharded = Replicate(), Shard(1)
-            plan["attention"] = PrepareModuleInput(
-                input_layouts=(sharded, None), desired_input_layouts=(gathered, None)
-            )
-            plan["feed_forward"] = PrepareModuleInput(input_layouts=(sharded,), desired_input_layouts=(gathered,))
+            whole = Replicate()
+            plan["attention"] = PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(whole, None))
+            plan["feed_forward"] = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(whole,))
             plan |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
         return plan
 

@@ -78,15 +78,12 @@ class Parallelism(Option):
         """The degrees on nodes x workers devices, `auto` resolved; raises ConfigError with the arithmetic."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
-        if self.shard == "auto":
-            others = self.replicate * self.tensor
-            if world % others:
-                raise ConfigError(
-                    f"parallelism: replicate({self.replicate}) x tensor({self.tensor}) = {others} does not divide {have}"
-                )
-            degrees = Degrees(self.replicate, world // others, self.tensor)
-        else:
-            degrees = Degrees(self.replicate, self.shard, self.tensor)
+        others = self.replicate * self.tensor
+        if self.shard == "auto" and world % others:
+            raise ConfigError(
+                f"parallelism: replicate({self.replicate}) x tensor({self.tensor}) = {others} does not divide {have}"
+            )
+        degrees = Degrees(self.replicate, world // others if self.shard == "auto" else self.shard, self.tensor)
         if math.prod(degrees) != world:
             raise ConfigError(
                 f"parallelism: shard({self.shard}) x replicate({self.replicate}) x tensor({self.tensor}) = "
@@ -121,8 +118,16 @@ class Parallelism(Option):
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        """Bytes that data parallelism all-gathers and reduces for one unit in one step."""
-        return Traffic(0, 0)
+        """
+        Bytes that data parallelism all-gathers and reduces for one unit in one step.
+
+        FSDP: an all-gather in forward, another in backward if resharded, a reduction in the last micro batch.
+        """
+        reduced = precision.reduce_bytes * unit.trained
+        if not self.wraps_units or degrees.shard == 1:
+            return Traffic(0, reduced if degrees.replicate > 1 else 0)
+        times = micro_batches * (2 if unit.reshard_after_forward else 1)
+        return Traffic(times * precision.param_bytes * (unit.trained + unit.frozen), reduced)
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
         """
@@ -139,11 +144,3 @@ class Parallelism(Option):
             return ()
         own = parameter.device_mesh
         return tuple(own.get_group(dim) for dim, part in enumerate(parameter.placements) if not part.is_replicate())
-
-
-def sharded_traffic(unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-    """Traffic of FSDP: an all-gather in forward, another in backward if resharded, a reduction in the last micro batch."""
-    if degrees.shard == 1:
-        return Traffic(0, 0) if degrees.replicate == 1 else Traffic(0, precision.reduce_bytes * unit.trained)
-    times = micro_batches * (2 if unit.reshard_after_forward else 1)
-    return Traffic(times * precision.param_bytes * (unit.trained + unit.frozen), precision.reduce_bytes * unit.trained)

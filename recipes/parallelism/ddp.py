@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.init_weights import Initialiser
-    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
@@ -47,9 +47,6 @@ class DDP(Parallelism):
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas are equal by construction
         )
-
-    def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        return Traffic(0, precision.reduce_bytes * unit.trained if degrees.replicate > 1 else 0)
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         from torch.nn.parallel import DistributedDataParallel

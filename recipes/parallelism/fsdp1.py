@@ -6,16 +6,15 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, sharded_traffic
+from meshrunner.recipes.parallelism.base import Parallelism
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import ShardingStrategy
 
     from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.base import Groups
-    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
@@ -35,13 +34,14 @@ class FSDP1(Parallelism):
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
-        from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
         from torch.distributed.fsdp.wrap import CustomPolicy
 
-        names = mesh.mesh_dim_names or ()
-        hybrid = "replicate" in names
+        hybrid = "replicate" in (mesh.mesh_dim_names or ())
+        resharded = ShardingStrategy.HYBRID_SHARD if hybrid else ShardingStrategy.FULL_SHARD
+        kept = ShardingStrategy._HYBRID_SHARD_ZERO2 if hybrid else ShardingStrategy.SHARD_GRAD_OP
         strategies: dict[nn.Module, dict[str, Any]] = {
-            model.get_submodule(name): {"sharding_strategy": _strategy(unit.reshard_after_forward, hybrid)}
+            model.get_submodule(name): {"sharding_strategy": resharded if unit.reshard_after_forward else kept}
             for name, unit in plan.items()
             if name
         }
@@ -50,7 +50,7 @@ class FSDP1(Parallelism):
             model,
             device_mesh=mesh["replicate", "shard"] if hybrid else mesh["shard"],
             # FSDP1 keeps the root gathered between forward and backward under any strategy.
-            sharding_strategy=_strategy(True, hybrid),
+            sharding_strategy=resharded,
             auto_wrap_policy=CustomPolicy(lambda module: strategies.get(module, False)),
             mixed_precision=MixedPrecision(
                 param_dtype=precision.param_dtype,
@@ -71,19 +71,8 @@ class FSDP1(Parallelism):
         tensor = (mesh.get_group("tensor"),) if name in split else ()
         return (mesh.get_group("shard"), *tensor)
 
-    def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        return sharded_traffic(unit, precision, degrees, micro_batches)
-
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         assert isinstance(model, FullyShardedDataParallel)
         return nullcontext() if last else model.no_sync()
-
-
-def _strategy(reshard: bool | int, hybrid: bool) -> ShardingStrategy:
-    from torch.distributed.fsdp import ShardingStrategy
-
-    if hybrid:
-        return ShardingStrategy.HYBRID_SHARD if reshard else ShardingStrategy._HYBRID_SHARD_ZERO2
-    return ShardingStrategy.FULL_SHARD if reshard else ShardingStrategy.SHARD_GRAD_OP

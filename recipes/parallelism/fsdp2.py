@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from meshrunner.recipes.option import whole
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Traffic, sharded_traffic
+from meshrunner.recipes.parallelism.base import Parallelism
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from meshrunner.recipes.init_weights import Initialiser
-    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
@@ -61,9 +61,6 @@ class FSDP2(Parallelism):
             _prefetch(units[1:], self.prefetch)
         initialiser.materialise(model)
         return model
-
-    def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        return sharded_traffic(unit, precision, degrees, micro_batches)
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         from torch.distributed.fsdp import FSDPModule

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 def split_over_tensor(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool, loss_parallel: bool) -> None:
-    """
-    Split a network on meta in place.
-
-    Args:
-        mesh: the 1-d tensor-parallel mesh.
-        sequence_parallel: shard activations between the matrix products over the sequence.
-        loss_parallel: keep the logits sharded over the vocabulary, as a DTensor.
-    """
+    """Split a network on meta in place over a 1-d mesh; loss_parallel: the logits are a DTensor, sharded over the vocabulary."""
     parallelize_module(network, mesh, network.tensor_plan(sequence_parallel, loss_parallel))
     network.tie_weights()
     for name in network.collective_outputs():

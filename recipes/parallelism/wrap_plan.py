@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import nn
@@ -52,10 +53,8 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
         users.setdefault(parameter, []).append(name)
     found: dict[str, list[str]] = {}
     for names in users.values():
-        for name in names if len(names) > 1 else []:
-            parts = name.split(".")[:-1]
-            for depth in range(1, len(parts) + 1):
-                module = ".".join(parts[:depth])
+        for name in names:
+            for module in accumulate(name.split(".")[:-1], "{}.{}".format):
                 if not all(other.startswith(f"{module}.") for other in names):
                     found.setdefault(module, []).append(name)
     return found

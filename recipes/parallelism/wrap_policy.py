@@ -104,15 +104,10 @@ class Size(Wrap):
         shared = parameters_shared_outside(network)
         for name, module in reversed(list(network.named_modules())):  # children first
             remaining = set(module.parameters()) - covered
-            if (
-                not name
-                or not has_forward(module)
-                or shared.get(name)
-                or sum(p.numel() for p in remaining) < self.min_parameters
-            ):
-                continue
-            found.append(name)
-            covered |= remaining
+            usable = name and has_forward(module) and name not in shared
+            if usable and sum(p.numel() for p in remaining) >= self.min_parameters:
+                found.append(name)
+                covered |= remaining
         if not found:
             raise ConfigError(
                 f"wrap.min_parameters({self.min_parameters:,}): no module has that many parameters; use wrap=root_only"

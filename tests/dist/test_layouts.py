@@ -5,7 +5,7 @@ python -m tests.dist.test_layouts > docs/measurements/parity.md
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.init_weights import clean_name
-from meshrunner.recipes.meter import NullMeter
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
 from meshrunner.recipes.pretrain import assemble, backward, train
@@ -92,12 +91,24 @@ LAYOUTS = [
 ]
 
 
-class Recorder(NullMeter):
+class Recorder:
     """Keeps the global token-mean loss and the gradient norm of every step."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.norms: list[float] = []
+
+    def started(self, **figures: Any) -> None:
+        pass
+
+    def resumed(self, step: int, tokens: int) -> None:
+        pass
+
+    def waiting_for_data(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def saving(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
         dist.all_reduce(loss)
