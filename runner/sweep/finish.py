@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshrunner.runner.compare.page import write_page
-from meshrunner.runner.compare.sweep import compare_sweep
+from meshrunner.runner.compare.rows import compare_sweep
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.console import shown, warn
