@@ -12,20 +12,10 @@ from meshrunner.recipes.errors import ConfigError
 TIMEOUT_S = 30.0
 FORGOTTEN = "Invalid job id"
 """Part of what squeue answers for a job that the controller has forgotten."""
-ENDED = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    ]
-)
+ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED",
+    "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
+)  # fmt: skip
 """States of a job that will not run any more; a requeued job is PENDING again."""
 
 
@@ -73,10 +63,10 @@ def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
     The jobs with these ids (`12`, or `12_3` for a task of an array), by id; those that SLURM has forgotten are left out.
 
-    The controller remembers a job for some minutes after its end; then accounting is unique, where there is one.
+    The controller remembers a job for some minutes after its end; then accounting is asked, where there is one.
 
     Raises:
-        ConfigError: SLURM cannot be unique.
+        ConfigError: SLURM cannot be asked.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
