@@ -158,9 +158,8 @@ def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 def number(value: Any) -> float | None:
     """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if known else None
 
 
 def documentation() -> Iterator[str]:

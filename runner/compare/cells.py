@@ -78,9 +78,7 @@ def legend(comparison: Comparison) -> list[str]:
 def reasons(comparison: Comparison) -> list[str]:
     """One line for every row that is not completed: which, and why."""
     found = []
-    for row in comparison.rows:
-        if row.state == "completed":
-            continue
+    for row in [row for row in comparison.rows if row.state != "completed"]:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
         reason = f": {row.reason}" if row.reason else ""
         found.append(f"{row.state}: {name or row.runs[0].path}{reason}")

@@ -9,15 +9,9 @@ from typing import Any
 from meshrunner.runner.compare.runs import Run
 
 IRRELEVANT = (
-    "tracker",
-    "sweep",
-    "objective",
-    "seed",
-    "launch.port",
-    "launch.start_timeout_minutes",
-    "launch.timeout_minutes",
-    "checkpoint.keep",
-)
+    "tracker", "sweep", "objective", "seed", "checkpoint.keep",
+    "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
+)  # fmt: skip
 """Keys, or sections, that do not change what is measured. Runs that differ in these alone are repeats of each other."""
 
 FOLLOWS = {"optimizer.lr": "model"}
@@ -78,7 +72,7 @@ class Keys:
         names = dict.fromkeys(key for run in known for key in self._flat[run.path])  # in the order of the configuration
         differing = [name for name in names if _differ(self._flat[run.path].get(name, ...) for run in known)]
         groups = [group for group in _groups(known) if _differ(_option(run, group) for run in known)]
-        self.groups = frozenset(groups)
+        self._groups = frozenset(groups)
         typed = set[str]().union(*(run.typed for run in known))
         shown = []
         for name in differing:
@@ -89,56 +83,31 @@ class Keys:
                 continue
             if group not in shown:
                 shown.append(group)
-            if name in typed or self._varies_within(known, group, name):
+            values = [(_option(run, group), self._flat[run.path].get(name, ...)) for run in known]
+            if name in typed or _differ_within(values):
                 shown.append(name)
         self.remarks: list[str] = []
         for fact, of in FACTS.items():
-            values = {text(value) for run in known if (value := of(run)) is not None}
-            if len(values) < 2:
-                continue
-            if self._differ_in_repeats(known, of):
+            stated = [(self._settings[run.path], value) for run in known if (value := of(run)) is not None]
+            different = sorted({text(value) for _, value in stated})
+            if _differ_within(stated):
                 self._facts[fact] = of
-            elif fact != "world_size":  # that follows from the layout, more often than not
-                self.remarks.append(f"the runs are of more than one {fact}: {', '.join(sorted(values))}")
+            elif len(different) > 1 and fact != "world_size":  # that follows from the layout, more often than not
+                self.remarks.append(f"the runs are of more than one {fact}: {', '.join(different)}")
         self.names = [*shown, *self._facts]
 
     def of(self, run: Run) -> dict[str, Any]:
         """The varying keys of a run; what it does not have is left out."""
-        flat = self._flat[run.path]
-        found = {}
-        for name in self.names:
-            if name in self._facts:
-                value = self._facts[name](run)
-            elif name in self.groups:
-                value = _option(run, name)
-            elif name in flat:
-                found[name] = flat[name]
-                continue
-            else:
-                continue
-            if value is not None:
-                found[name] = value
-        return found
+        beside: dict[str, Any] = {group: _option(run, group) for group in self._groups}
+        beside |= {fact: of(run) for fact, of in self._facts.items()}
+        found = self._flat[run.path] | {name: value for name, value in beside.items() if value is not None}
+        return {name: found[name] for name in self.names if name in found}
 
     def identity(self, run: Run) -> str:
         """Equal for two runs exactly if they are repeats of each other."""
         if not run.config:
             return str(run.path)
         return "".join([self._settings[run.path], *(f"\n{text(of(run))}" for of in self._facts.values())])
-
-    def _varies_within(self, runs: Sequence[Run], group: str, name: str) -> bool:
-        """Whether a key has two values under one option of its group."""
-        values: dict[str | None, list[Any]] = {}
-        for run in runs:
-            values.setdefault(_option(run, group), []).append(self._flat[run.path].get(name, ...))
-        return any(_differ(found) for found in values.values())
-
-    def _differ_in_repeats(self, runs: Sequence[Run], of: Callable[[Run], Any]) -> bool:
-        found: dict[str, set[str]] = {}
-        for run in runs:
-            if (value := of(run)) is not None:
-                found.setdefault(self._settings[run.path], set()).add(text(value))
-        return any(len(values) > 1 for values in found.values())
 
 
 def _option(run: Run, group: str) -> str | None:
@@ -155,3 +124,11 @@ def _groups(runs: Sequence[Run]) -> list[str]:
 
 def _differ(values: Iterable[Any]) -> bool:
     return len({"..." if value is ... else text(value) for value in values}) > 1
+
+
+def _differ_within(pairs: Iterable[tuple[str | None, Any]]) -> bool:
+    """Whether two values of (option or configuration, value) differ under the same one."""
+    found: dict[str | None, list[Any]] = {}
+    for under, value in pairs:
+        found.setdefault(under, []).append(value)
+    return any(map(_differ, found.values()))

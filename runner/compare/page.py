@@ -23,7 +23,8 @@ from meshrunner.runner.figures import figure_of, number
 from meshrunner.runner.rundir.files import ERROR, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
 
-HERE = Path(__file__).parent
+PARTS = Path(__file__).with_suffix("")
+"""The folder `page`: what the file is put together from."""
 CHARTED = {
     "wps": "perf/wps",
     "mfu": "perf/mfu",
@@ -51,7 +52,7 @@ def _page(comparison: Comparison, folder: Path) -> str:
 
     runs = [run for row in comparison.rows for run in row.runs]
     states = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
-    return Template((HERE / "page.html").read_text()).substitute(
+    return Template((PARTS / "page.html").read_text()).substitute(
         title=escape(", ".join(comparison.keys) or runs[0].path.name),
         summary=escape(f"{len(runs)} runs in {len(comparison.rows)} rows: {states}"),
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
@@ -60,10 +61,10 @@ def _page(comparison: Comparison, folder: Path) -> str:
         legend="".join(f"<p>{escape(line)}</p>" for line in [*legend(comparison), *comparison.remarks]),
         reasons="".join(f"<li>{escape(line)}</li>" for line in reasons(comparison)),
         runs="\n".join(_run(row, run, runs[0], folder) for row in comparison.rows for run in row.runs),
-        style=(HERE / "page.css").read_text(),
+        style=(PARTS / "page.css").read_text(),
         data=json.dumps(_data(comparison), allow_nan=False).replace("<", "\\u003c"),
         plotly=get_plotlyjs(),
-        script=(HERE / "page.js").read_text(),
+        script=(PARTS / "page.js").read_text(),
     )
 
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
 
+from meshrunner.runner.compare.keys import flatten
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import figure_of, number
@@ -84,7 +85,7 @@ def _incomparable(a: Run, b: Run) -> str:
     for section in ("model", "data", "seq_len"):
         if a.config.get(section) != b.config.get(section):
             return f"different {section}"
-    if _load(a) != _load(b):
+    if flatten(a.config).get("checkpoint.load") != flatten(b.config).get("checkpoint.load"):
         return "different checkpoint.load"
     if any(_precision(run) not in TOLERANCE for run in (a, b)):
         return "no tolerance is known for this precision"
@@ -97,15 +98,9 @@ def _incomparable(a: Run, b: Run) -> str:
     return ""
 
 
-def _load(run: Run) -> Any:
-    checkpoint = run.config.get("checkpoint")
-    return checkpoint.get("load") if isinstance(checkpoint, dict) else None
-
-
 def _precision(run: Run) -> str:
-    precision = run.config.get("precision")
-    precision = precision if isinstance(precision, dict) else {}
-    return "bf16" if precision.get("matmul", "highest") != "highest" else str(precision.get("kind"))
+    flat = flatten(run.config)
+    return "bf16" if flat.get("precision.matmul", "highest") != "highest" else str(flat.get("precision.kind"))
 
 
 def _curve(run: Run, key: str) -> dict[int, float | None]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,7 +17,7 @@ from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import Keys, flatten, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
-from meshrunner.runner.compare.runs import Run, YamlLoader
+from meshrunner.runner.compare.runs import Run, YamlLoader, read_runs
 from meshrunner.runner.figures import merged
 
 WPS = "perf/wps_median"
@@ -110,14 +111,19 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
         chosen = _chosen(baseline, names, rows)
         names.sort(key=chosen[0].__eq__)  # last: rows that are compared stand below each other
     rows = _sorted(rows, names, chosen)
-    against: list[Against | None] = [None] * len(rows)
-    if chosen:
-        partners = _partners(rows, chosen)
-        for i, row in enumerate(rows):
-            partner = partners.get(_rest(row, chosen[0]))
-            if partner is not None and partner is not row and row.runs[0].config:
-                against[i] = _compared(row, partner)
+    partners = _partners(rows, *chosen) if chosen else {}
+    against = [_compared(row, partners[i]) if i in partners else None for i, row in enumerate(rows)]
     return Comparison(names, rows, chosen, against, keys.remarks)
+
+
+def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
+    """A sweep's runs, compared with those of `sweep.baseline`, and the reason where they could not be. Raises ConfigError."""
+    runs = read_runs([sweep_dir])
+    baseline = next((run.config.get("sweep", {}).get("baseline") for run in runs if run.config), None)
+    try:
+        return compare_runs(runs, baseline), None
+    except ConfigError as error:  # a baseline that does not vary here
+        return compare_runs(runs), str(error)
 
 
 def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
@@ -164,15 +170,12 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
     return sorted(rows, key=place)
 
 
-def _partners(rows: list[Row], chosen: tuple[str, str]) -> dict[tuple[str, ...], Row]:
-    """The rows that others are compared with, by the rest of their keys."""
-    key, value = chosen
-    found = [row for row in rows if row.runs[0].config and text(row.values.get(key)) == value]
-    return {_rest(row, key): row for row in reversed(found)}
-
-
-def _rest(row: Row, key: str) -> tuple[str, ...]:
-    return tuple(f"{name}={text(value)}" for name, value in row.values.items() if name != key)
+def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
+    """Number of a row -> the row that it is compared with."""
+    rest = [tuple(f"{name}={text(each)}" for name, each in row.values.items() if name != key) for row in rows]
+    readable = [i for i, row in enumerate(rows) if row.runs[0].config]
+    baselines = {rest[i]: i for i in reversed(readable) if text(rows[i].values.get(key)) == value}
+    return {i: rows[baselines[rest[i]]] for i in readable if baselines.get(rest[i], i) != i}
 
 
 def _compared(row: Row, baseline: Row) -> Against:

@@ -68,16 +68,12 @@ class Run:
         if "perf/wps_median" in found or not self.events:
             return found
         status, after = _object(self.path / STATUS), self.config.get("measure_after")
+        after, started = after if isinstance(after, int) else 0, status.get("started") or 0.0
         try:
-            figures = summarise(
-                self.events,
-                after if isinstance(after, int) else 0,
-                status.get("started") or 0.0,
-                status.get("attempt", 1),
-            )
+            figures = summarise(self.events, after, started, status.get("attempt", 1))
         except (KeyError, TypeError):  # rows that hold something else than figures
             return found
-        if not status.get("started"):
+        if not started:
             figures["perf/time_to_first_step_s"] = None
         return found | figures
 
@@ -97,13 +93,10 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     Raises:
         ConfigError: a directory does not exist, or there is no run in it nor one level below.
     """
-    found: dict[Path, Run] = {}
-    for folder in folders:
-        for path in _run_dirs(folder):
-            key = path.resolve()
-            if key not in found:
-                found[key] = read_run(path)
-    return list(found.values())
+    found: dict[Path, Path] = {}
+    for path in [path for folder in folders for path in _run_dirs(folder)]:
+        found.setdefault(path.resolve(), path)
+    return [read_run(path) for path in found.values()]
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:

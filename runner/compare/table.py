@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from meshrunner.runner.compare.cells import Column, columns, legend, reasons
 from meshrunner.runner.compare.rows import Comparison
@@ -13,27 +13,17 @@ BETWEEN = 3
 
 def markdown(comparison: Comparison) -> str:
     """The table in Markdown, aligned, and what is to be said below it, after an empty line: it would become a row."""
-    blocks = [[*lines_of(columns(comparison))], [*legend(comparison), *comparison.remarks]]
+    blocks = [lines_of(columns(comparison)), [*legend(comparison), *comparison.remarks]]
     blocks.append([f"- {line}" for line in reasons(comparison)])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def lines_of(table: Sequence[Column]) -> Iterator[str]:
+def lines_of(table: Sequence[Column]) -> list[str]:
     """A table in Markdown, aligned."""
-    escaped = [Column(title, [cell.replace("|", "\\|") for cell in cells]) for title, cells in table]
-    widths = [_width(column) for column in escaped]
-    yield _line([title.ljust(width) for (title, _), width in zip(escaped, widths, strict=True)])
-    yield "|".join(["", *("-" * (width + 2) for width in widths), ""])
-    for row in zip(*(cells for _, cells in escaped), strict=True):
-        yield _line([cell.ljust(width) for cell, width in zip(row, widths, strict=True)])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _width(column: Column) -> int:
-    return max(map(len, [column.title, *column.cells]))
+    escaped = [[title, *(cell.replace("|", "\\|") for cell in cells)] for title, cells in table]
+    widths = [max(map(len, column)) for column in escaped]
+    head, *rows = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in zip(*escaped, strict=True))
+    return [head, "|".join(["", *("-" * (width + 2) for width in widths), ""]), *rows]
 
 
 def print_table(comparison: Comparison) -> None:

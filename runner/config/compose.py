@@ -21,7 +21,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 
@@ -65,7 +65,7 @@ class Composer:
         if args.config_path:
             raise ConfigError("--config-path would replace meshrunner's own options; --config-dir adds yours")
         self.args = args
-        self.name = args.config_name or PRIMARY_CONFIG
+        self.given = {"config_name": args.config_name or PRIMARY_CONFIG, "overrides": args.overrides}
         path = create_config_search_path("pkg://meshrunner.conf")
         if args.config_dir is not None:
             folder = Path(args.config_dir).absolute()
@@ -80,16 +80,15 @@ class Composer:
     def answer_query(self) -> bool:
         """Answer a query that Hydra answers itself (--help, --cfg, --info, tab completion); False when there is none."""
         args, hydra = self.args, self.hydra
-        query: dict[str, Any] = {"config_name": self.name, "overrides": args.overrides}
         if args.help or args.hydra_help:
             show = hydra.app_help if args.help else hydra.hydra_help
-            show(config_name=self.name, args_parser=args.parser, args=args)
+            show(config_name=self.given["config_name"], args_parser=args.parser, args=args)
         elif args.cfg:
-            hydra.show_cfg(**query, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+            hydra.show_cfg(**self.given, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
         elif args.shell_completion:
-            hydra.shell_completion(**query)
+            hydra.shell_completion(**self.given)
         elif args.info:
-            hydra.show_info(args.info, **query)
+            hydra.show_info(args.info, **self.given)
         else:
             return False
         return True
@@ -98,36 +97,27 @@ class Composer:
         """The configuration of a single run; None for a sweep (`-m`, or `hydra.mode: MULTIRUN` in a file)."""
         if self.args.multirun:
             return None
-        config = self.hydra.compose_config(
-            config_name=self.name, overrides=self.args.overrides, run_mode=RunMode.RUN, with_log_configuration=False
-        )
-        _check_launcher(config)
+        config = self._compose(RunMode.RUN)
         return None if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN else resolve_config(config, None)
 
     def sweep(self, ended: Callable[[Any], object]) -> None:
         """Run the sweeper: it passes batches of jobs to the launcher, which calls `ended` after each."""
-        config = self.hydra.compose_config(
-            config_name=self.name,
-            overrides=self.args.overrides,
-            run_mode=RunMode.MULTIRUN,
-            with_log_configuration=False,
-        )
-        _check_launcher(config)
-        self.hydra.multirun(
-            config_name=self.name, task_function=ended, overrides=self.args.overrides, with_log_configuration=False
-        )
+        self._compose(RunMode.MULTIRUN)
+        self.hydra.multirun(**self.given, task_function=ended, with_log_configuration=False)
+
+    def _compose(self, mode: RunMode) -> DictConfig:
+        """The configuration with Hydra's section; raises ConfigError for any launcher but meshrunner's."""
+        config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
+        launcher = str(OmegaConf.select(config, "hydra.launcher._target_"))
+        # Another one would call an empty function for every job and report success.
+        if not launcher.startswith("hydra_plugins.meshrunner."):
+            raise ConfigError(f"hydra/launcher: {launcher} starts no workers; use hydra/launcher=local")
+        return config
 
 
 def _pick(key: Any, table: DictConfig, default: Any = None) -> Any:
     """`${pick:${parallelism.kind},{fsdp1:always},except_last}`: the table's value for a key, or the default."""
     return table.get(key, default)
-
-
-def _check_launcher(config: DictConfig) -> None:
-    """Raise ConfigError for any other launcher: it would call an empty function for every job and report success."""
-    launcher = str(OmegaConf.select(config, "hydra.launcher._target_"))
-    if not launcher.startswith("hydra_plugins.meshrunner."):
-        raise ConfigError(f"hydra/launcher: {launcher} starts no workers; use hydra/launcher=local")
 
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
@@ -137,17 +127,20 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("These keys have no value yet (???): " + ", ".join(missing))
-    plain = OmegaConf.to_container(task, resolve=True)
-    assert isinstance(plain, dict)
-    choices = OmegaConf.to_container(config.hydra.runtime.choices)
-    launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    assert isinstance(choices, dict) and isinstance(launcher, dict)
+    choices = plain(config.hydra.runtime.choices)
     return Composed(
-        config={str(key): value for key, value in plain.items()},
+        config=plain(task),
         run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
         overrides={
             "task": list(config.hydra.overrides.task),
-            "choices": {group: choice for group, choice in choices.items() if not str(group).startswith("hydra/")},
+            "choices": {group: choice for group, choice in choices.items() if not group.startswith("hydra/")},
         },
-        launcher={str(key): value for key, value in launcher.items()},
+        launcher=plain(config.hydra.launcher),
     )
+
+
+def plain(config: DictConfig | ListConfig) -> dict[str, Any]:
+    """A configuration as dicts and lists, resolved."""
+    found = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}

@@ -77,17 +77,13 @@ def _wait_until_started(data: Data, spec: DataSpec, producer: BaseProcess, log: 
         if data.started(spec):
             return
         if ended:
-            raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {_log_tail(log)}")
+            tail = "\n  ".join([f"The end of {log}:", *lines]) if (lines := last_lines(log)) else f"{log} is empty"
+            raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {tail}")
         now = time.monotonic()
         if now - began > NOTICE_S and not notified:
             print(f"data: reading and tokenising the first sequences; log: {log}", file=sys.stderr, flush=True)
             notified = True
         producer.join(max(POLL_S, 5 * (now - checked_at)))  # the check may list thousands of files
-
-
-def _log_tail(log: Path) -> str:
-    lines = last_lines(log)
-    return "\n  ".join([f"The end of {log}:", *lines]) if lines else f"{log} is empty"
 
 
 def _terminate(producer: BaseProcess) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -97,11 +98,8 @@ def _reason() -> str:
         return "requeued by SLURM" if requeued else f"the job's time limit ({job.get('TimeLimit')}) is reached"
     if job.get("PreemptTime", "None") != "None":
         return "preempted by SLURM for a job of higher priority"
-    limit, end = job.get("TimeLimit"), job.get("EndTime", "Unknown")
-    try:
-        near = (datetime.fromisoformat(end) - datetime.now()).total_seconds() < NEAR_LIMIT_S
-    except ValueError:
-        near = False
-    if near:
-        return f"the job's time limit ({limit}) is near"
+    with suppress(ValueError):  # `Unknown`
+        end = datetime.fromisoformat(job.get("EndTime", "Unknown"))
+        if (end - datetime.now()).total_seconds() < NEAR_LIMIT_S:
+            return f"the job's time limit ({job.get('TimeLimit')}) is near"
     return "SLURM requested a stop"

@@ -30,16 +30,9 @@ class ProgressLine:
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.console = console()
-        self.live = (
-            Live(
-                console=self.console,
-                refresh_per_second=5,
-                transient=True,
-                redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, and there it is to stay
-            )
-            if self.console.is_terminal
-            else None
-        )
+        to_screen = sys.stderr.isatty()  # else stderr goes to a file, and there it is to stay
+        live = Live(console=self.console, refresh_per_second=5, transient=True, redirect_stderr=to_screen)
+        self.live = live if self.console.is_terminal else None
         self.printed = 0.0
         self.waiting: str | None = None
         self.recent: list[float] = []

@@ -27,7 +27,8 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
         row: False where a table of all runs shows it and where it lies.
     """
     if row and (outcome.state == "completed" or summary.get("perf/wps_median") is not None):
-        print_row(_choices(run_dir) | row_cells(summary))
+        chosen = read_overrides(run_dir).choices
+        print_row({group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary))
         if summary.get("perf/mfu_median") is not None:
             peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"
             print(f"MFU is of {peak}")
@@ -56,7 +57,7 @@ def row_cells(summary: dict[str, Any]) -> dict[str, str]:
 
 def print_row(row: dict[str, str]) -> None:
     """One run as a table of one row: title -> text. On a narrow terminal one figure a line."""
-    lines = list(lines_of([Column(title, [text]) for title, text in row.items()]))
+    lines = lines_of([Column(title, [text]) for title, text in row.items()])
     if len(lines[0]) > console().width:
         width = max(map(len, row))
         lines = [f"{title:{width}}  {text}" for title, text in row.items()]
@@ -80,8 +81,3 @@ def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
             print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {live.text(summary[key])}")
     for path in sorted((run_dir / TRACES).glob("memory_rank*")):
         print(f"what held memory: {shown(path)}")
-
-
-def _choices(run_dir: Path) -> dict[str, str]:
-    chosen = read_overrides(run_dir).choices
-    return {group: chosen[group] for group in SHOWN if group in chosen}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.worker_context import WorkerContext
@@ -22,8 +23,6 @@ from meshrunner.runner.rundir.files import rank_error, rank_log, write_json
 
 if TYPE_CHECKING:
     import torch
-
-    from meshrunner.runner.measure.meter import RunMeter
 
 GIB = 2**30
 _kept_alive: list[Any] = []
@@ -88,7 +87,10 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         dist.barrier()
     except BaseException as error:
         if _is_out_of_memory(error):
-            _report_out_of_memory(meter)
+            try:
+                meter.out_of_memory()
+            except Exception:  # the profiler's own failure must not hide that memory ran out
+                traceback.print_exc()
         raise
     _kept_alive.append(result.model)
     return 0 if result.step == experiment.steps else STOPPED_EARLY
@@ -106,14 +108,6 @@ def _keep_freed_memory() -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
-def _report_out_of_memory(meter: RunMeter) -> None:
-    """Let the profiler write what it has; its own failure must not hide that memory ran out."""
-    try:
-        meter.out_of_memory()
-    except Exception:
-        traceback.print_exc()
-
-
 def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
     """
     Rendezvous with the other ranks. Rank 0 opens the store, on a free port if none is given, and shares the port with its node.
@@ -123,8 +117,6 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
     """
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-    from meshrunner.recipes.errors import ConfigError
 
     host, port = context.node.host, context.port[0]
     if context.rank == 0:
@@ -150,27 +142,20 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 
 def _write_error(run_dir: Path, rank: int, error: BaseException) -> None:
     """Write the error to the rank's log, and to a file for the launcher."""
-    message = f"{error}" if _is_user_error(error) else f"{type(error).__name__}: {error}"
-    trace = traceback.format_exc()
+    plain = isinstance(error, ConfigError | FloatingPointError)  # written for the user, who needs no traceback
+    message, trace = f"{error}" if plain else f"{type(error).__name__}: {error}", traceback.format_exc()
     record = {
         "time": time.time(),
         "rank": rank,
         "oom": _is_out_of_memory(error),
         "message": message.strip(),
-        "plain": _is_user_error(error),
+        "plain": plain,
         "traceback": trace,
     }
-    sys.stderr.write(f"{message}\n" if _is_user_error(error) else trace)
+    sys.stderr.write(f"{message}\n" if plain else trace)
     sys.stderr.flush()
     with suppress(OSError):  # on a full disk the exit code has to suffice
         write_json(rank_error(run_dir, rank), record)
-
-
-def _is_user_error(error: BaseException) -> bool:
-    """Whether an error's text is written for the user and needs no traceback."""
-    from meshrunner.recipes.errors import ConfigError
-
-    return isinstance(error, ConfigError | FloatingPointError)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
 
 import torch
@@ -12,21 +11,16 @@ from meshrunner.runner.figures import row_keys
 GIB = 2**30
 
 
-class Memory:
-    """Reads peaks since the last reset. `keys` are what a rank measures, `row` what a table shows of the maximum over ranks."""
+class HostMemory:
+    """Peak resident set (VmHWM), which Linux lets a process reset."""
 
-    keys: tuple[str, ...]
-    total_gib: float | None
+    keys: tuple[str, ...] = ("memory/peak_rss_gib",)
+    """What a rank measures."""
+    total_gib: float | None = None
     """Memory of the device in GiB; None for a CPU, whose memory belongs to all ranks and other programs."""
 
-    @abstractmethod
-    def read(self) -> dict[str, float | None]: ...
-
-    @abstractmethod
-    def reset(self) -> None: ...
-
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
-        """The memory keys of a row, null where this device has no such figure."""
+        """The memory keys of a row from the maxima over ranks, null where this device has no such figure."""
         found: dict[str, float | None] = dict.fromkeys(row_keys("memory/"))
         found |= peaks
         if self.total_gib:
@@ -34,14 +28,8 @@ class Memory:
                 found[f"memory/peak_{key}_pct"] = 100 * peaks[f"memory/peak_{key}_gib"] / self.total_gib
         return found
 
-
-class HostMemory(Memory):
-    """Peak resident set (VmHWM), which Linux lets a process reset."""
-
-    keys: tuple[str, ...] = ("memory/peak_rss_gib",)
-    total_gib: float | None = None
-
     def read(self) -> dict[str, float | None]:
+        """Peaks since the last reset, by key."""
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return {"memory/peak_rss_gib": int(line.split()[1]) * 1024 / GIB}
@@ -64,11 +52,8 @@ class CudaMemory(HostMemory):
         self.total_gib = torch.cuda.get_device_properties(device).total_memory / GIB
         self._retries = 0
 
-    def _stats(self) -> dict[str, int]:
-        return torch.cuda.memory_stats(self.device)
-
     def read(self) -> dict[str, float | None]:
-        stats = self._stats()
+        stats = torch.cuda.memory_stats(self.device)
         return {
             "memory/peak_active_gib": stats["active_bytes.all.peak"] / GIB,
             "memory/peak_reserved_gib": stats["reserved_bytes.all.peak"] / GIB,
@@ -78,10 +63,10 @@ class CudaMemory(HostMemory):
 
     def reset(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
-        self._retries = self._stats()["num_alloc_retries"]
+        self._retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"]
         super().reset()
 
 
-def memory_of(device: torch.device) -> Memory:
+def memory_of(device: torch.device) -> HostMemory:
     """The memory of a rank's device."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()

@@ -24,7 +24,7 @@ from torch import Tensor
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
-from meshrunner.runner.measure.memory import Memory, memory_of
+from meshrunner.runner.measure.memory import memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
@@ -72,17 +72,12 @@ class RunMeter:
         self, *, device: torch.device, params: int, flops_per_token: int, attention_flops_per_token: int
     ) -> None:
         self.device = device
-        self.memory: Memory = memory_of(device)
+        self.memory = memory_of(device)
         self.flops, self.attention_flops = flops_per_token, attention_flops_per_token
         self.peak, facts = peak_flops(self.experiment, device, self.context)
-        if self.context.rank == 0:
-            facts |= {
-                "model/params": params,
-                "model/flops_per_token": flops_per_token,
-                "world_size": self.context.world_size,
-                "device_memory_gib": self.memory.total_gib,
-            }
-            self._add_to_summary(facts)
+        facts |= {"model/params": params, "model/flops_per_token": flops_per_token}
+        facts |= {"world_size": self.context.world_size, "device_memory_gib": self.memory.total_gib}
+        self._add_to_summary(facts)
         self.profiler.started(device, self.resumed_at)
         self._begin_step()
 
@@ -157,10 +152,8 @@ class RunMeter:
     def _begin_measuring(self) -> None:
         """The measured window begins: record the memory peaks of the start-up and reset them."""
         startup = self._gather([self.memory.read()[key] or 0.0 for key in self.memory.keys])
-        if self.context.rank == 0:
-            peaks = dict(zip(self.memory.keys, startup.amax(0).tolist(), strict=True))
-            gib = {key.replace("memory/", "memory/startup_"): peaks[key] for key in peaks if "_gib" in key}
-            self._add_to_summary(gib)
+        peaks = dict(zip(self.memory.keys, startup.amax(0).tolist(), strict=True))
+        self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
         self.memory.reset()
         self.recompiles = len(recompile_reasons())
 
@@ -169,13 +162,13 @@ class RunMeter:
         reasons = recompile_reasons()
         self.late_recompiles += [{"step": step, "reason": reason} for reason in reasons[self.recompiles :]]
         self.recompiles = len(reasons)
-        if self.context.rank == 0:
-            self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
+        self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """Add keys to summary.json that do not follow from the rows."""
-        path = self.run_dir / SUMMARY
-        write_json(path, read_json(path) | facts)
+        """On rank 0, add keys to summary.json that do not follow from the rows."""
+        if self.context.rank == 0:
+            path = self.run_dir / SUMMARY
+            write_json(path, read_json(path) | facts)
 
     def _gather(self, values: list[float]) -> Tensor:
         """Every rank's values, fp64 in host memory: [ranks, values]."""
@@ -187,8 +180,7 @@ class RunMeter:
     def _read_out(self) -> None:
         steps, self.pending = self.pending, []
         on_device = torch.stack([value.float() for s in steps for value in (s.loss, s.grad_norm)])
-        losses_and_norms = on_device.tolist()  # the one synchronisation
-        losses, norms = losses_and_norms[::2], losses_and_norms[1::2]
+        losses, norms = on_device.view(-1, 2).T.tolist()  # the one synchronisation
         per_step = [
             [loss, self._seconds(s), s.data_time, s.cpu_time, s.compile_time]
             for loss, s in zip(losses, steps, strict=True)
@@ -253,14 +245,10 @@ class RunMeter:
     def _stop_if_not_finite(self, steps: list[_Step], rank_losses: Tensor, norms: list[float]) -> None:
         """Raise FloatingPointError for a loss or norm that is not finite: on every rank, as all see the same figures."""
         for i, step in enumerate(steps):
-            wrong = (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist()
-            if wrong:
+            what = f"gradient norm is {norms[i]} though the loss is finite"
+            if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():
+                what = f"loss is {rank_losses[wrong[0], i].item()} on rank {wrong[0]}"
+            if wrong or not math.isfinite(norms[i]):
                 raise FloatingPointError(
-                    f"step {step.number}: the loss is {rank_losses[wrong[0], i].item()} on rank {wrong[0]}; "
-                    "this step's update was skipped and the run stops"
-                )
-            if not math.isfinite(norms[i]):
-                raise FloatingPointError(
-                    f"step {step.number}: the gradient norm is {norms[i]} though the loss is finite; "
-                    "this step's update was skipped and the run stops"
+                    f"step {step.number}: the {what}; this step's update was skipped and the run stops"
                 )

@@ -92,13 +92,8 @@ class NoProfiler(Profiler):
 
 
 def _ranks(value: Any) -> Any:
-    valid = value == "all" or (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(type(rank) is int and rank >= 0 for rank in value)
-        and len(set(value)) == len(value)
-    )
-    if not valid:
+    listed = isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)
+    if value != "all" and not (listed and 0 < len(set(value)) == len(value)):
         raise PydanticCustomError(
             "ranks", "expected 'all' or a list of different ranks, such as [0, 1], got {got}", {"got": repr(value)}
         )
@@ -148,12 +143,10 @@ class WindowSession(Session):
     """Names of the figures that `end` returns."""
 
     def __init__(self, option: Windowed, run: ProfiledRun, run_dir: Path, rank: int) -> None:
-        self.option, self.run, self.rank = option, run, rank
-        self.run_dir = run_dir
+        self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
         self.chosen = option.ranks == "all" or rank in option.ranks
         self.next_step = 0
-        self.inside = False
-        self.over = False
+        self.inside = self.over = False
 
     @property
     def recording(self) -> bool:

@@ -82,7 +82,8 @@ class TraceSession(WindowSession):
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
         """The mean over the ranks; trace/table.json has the shares of each."""
         rows = [
-            {"rank": rank} | {name: _known(value) for name, value in zip(self.figures, row, strict=True)}
+            {"rank": rank}
+            | {name: None if math.isnan(value) else value for name, value in zip(self.figures, row, strict=True)}
             for rank, row in enumerate(figures)
             if self.option.ranks == "all" or rank in self.option.ranks
         ]
@@ -93,7 +94,3 @@ class TraceSession(WindowSession):
             known = [value for value in values if not math.isnan(value)]
             found[f"trace/{name}"] = sum(known) / len(known) if known else None
         return found
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

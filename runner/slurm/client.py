@@ -12,20 +12,10 @@ from meshrunner.recipes.errors import ConfigError
 TIMEOUT_S = 30.0
 FORGOTTEN = "Invalid job id"
 """Part of what squeue answers for a job that the controller has forgotten."""
-ENDED = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    ]
-)
+ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED",
+    "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
+)  # fmt: skip
 """States of a job that will not run any more; a requeued job is PENDING again."""
 
 

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Section, whole
-from meshrunner.runner.config.compose import Composed
+from meshrunner.runner.config.compose import Composed, plain
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
@@ -99,9 +99,7 @@ class Slurm(Section):
     def shipped(cls) -> dict[str, Any]:
         """The keys and values of conf/hydra/launcher/slurm.yaml."""
         text = files("meshrunner.conf").joinpath("hydra/launcher/slurm.yaml").read_text()
-        found = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-        assert isinstance(found, dict)
-        return {str(key): value for key, value in found.items() if key != "_target_"}
+        return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
         """The configuration with `nodes` as its launch.nodes; raises ConfigError when that was given, too, and differs."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -23,6 +23,7 @@ from meshrunner.runner.rundir.files import MULTIRUN, is_run
 from meshrunner.runner.rundir.run import place_run, read_config
 from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
+from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.exclude import matching_rule
 
 NAME_LENGTH = 100
@@ -30,23 +31,15 @@ MAX_LISTED = 5
 """Problems listed in an error, and jobs per problem."""
 
 
-class Target(Protocol):
-    """The place where runs will be executed."""
-
-    def apply_to(self, composed: Composed) -> Composed:
-        """The configuration with the target's own settings applied; raises ConfigError."""
-
-    def workers(self, experiment: Experiment) -> int:
-        """Workers per node, `auto` resolved; raises Incompatible or ConfigError."""
-
-
 class ConfiguredTarget:
     """The hardware that the configuration names; this machine may have no GPU."""
 
     def apply_to(self, composed: Composed) -> Composed:
+        """The configuration with the target's own settings applied; raises ConfigError."""
         return composed
 
     def workers(self, experiment: Experiment) -> int:
+        """Workers per node, `auto` resolved; raises Incompatible or ConfigError."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         hardware = experiment.hardware
@@ -59,6 +52,10 @@ class LocalTarget(ConfiguredTarget):
     def workers(self, experiment: Experiment) -> int:
         only_this_node(experiment.launch.nodes)
         return node_devices(experiment).workers
+
+
+Target = ConfiguredTarget | Slurm
+"""The place where runs will be executed."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +164,9 @@ def _check_existing(run: PlannedRun) -> None:
     """Raise ConfigError when the run directory exists, from an earlier start of the sweep, with another configuration."""
     if not is_run(run.run_dir):
         return
-    before, now = (
-        {k: v for k, v in c.items() if k != "sweep"} for c in (read_config(run.run_dir), run.composed.config)
-    )
-    changed = [f"  {key}: {old!r} there, {new!r} now" for key, old, new in differences(before, now)]
-    if changed:
+    different = differences(read_config(run.run_dir), run.composed.config)
+    own = [each for each in different if each[0].partition(".")[0] != "sweep"]
+    if changed := [f"  {key}: {old!r} there, {new!r} now" for key, old, new in own]:
         raise ConfigError("\n".join([f"{run.run_dir} holds another run; choose another hydra.sweep.dir:", *changed]))
 
 

@@ -148,7 +148,9 @@ class _Parallel:
                 table.refresh()
                 time.sleep(POLL_S)
         finally:
-            self._interrupt_all()
+            self._signal_all(signal.SIGINT)
+            for process, _ in self.running.values():
+                process.wait()
 
     def _start(self, run_dir: Path) -> None:
         own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
@@ -185,11 +187,6 @@ class _Parallel:
         for process, _ in self.running.values():
             with suppress(ProcessLookupError):
                 process.send_signal(number)
-
-    def _interrupt_all(self) -> None:
-        self._signal_all(signal.SIGINT)
-        for process, _ in self.running.values():
-            process.wait()
 
 
 def _missing_reason(run_dir: Path, process: subprocess.Popen[bytes]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshrunner.runner.compare.page import write_page
-from meshrunner.runner.compare.sweep import compare_sweep
+from meshrunner.runner.compare.rows import compare_sweep
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.console import shown, warn
@@ -19,7 +19,9 @@ from meshrunner.runner.trackers.handle import TrackerHandle
 def finish_sweep(sweep_dir: Path) -> None:
     """Print and write the results of a sweep; a failure to write is a warning. Raises Interrupted."""
     with interruptible():
-        tracking = _tracking(sweep_dir)  # loads its library while the page is written
+        # The first run's, for the table of all: a run may have its own settings. It loads its library while the page is written.
+        tracker = check(read_config(sweep_dir / run_names(sweep_dir)[0])).tracker
+        tracking = TrackerHandle.start(sweep_dir, tracker)
         try:
             _compare(sweep_dir)
         finally:
@@ -39,9 +41,3 @@ def _compare(sweep_dir: Path) -> None:
         warn(f"the report page could not be written: {error.strerror}")
         return
     print(f"\nsweep directory: {shown(sweep_dir)}\nreport page: {shown(page)}", flush=True)
-
-
-def _tracking(sweep_dir: Path) -> TrackerHandle:
-    """The tracker of the first run, which shows the table of all: a run may have its own settings."""
-    first = run_names(sweep_dir)[0]
-    return TrackerHandle.start(sweep_dir, check(read_config(sweep_dir / first)).tracker)

@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composer
+from meshrunner.runner.config.compose import Composer, plain
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import SUMMARY, is_run, read_json
@@ -103,7 +103,7 @@ def launch_slurm(
 ) -> list[JobReturn]:
     """Submit a batch of jobs to SLURM, for Hydra's sweeper. Raises ConfigError that lists all wrong ones."""
     try:
-        settings = _settings(config.hydra.launcher)
+        settings = Slurm.read(plain(config.hydra.launcher))
         if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError("this sweeper learns from the results of runs: it needs hydra.launcher.wait=true")
     except ConfigError:
@@ -168,9 +168,3 @@ def _job_return(job: Combination, worst: float) -> JobReturn:
     )
     result.status, result.return_value = JobStatus.COMPLETED, median(values) if worst not in values else worst
     return result
-
-
-def _settings(launcher: DictConfig) -> Slurm:
-    plain = OmegaConf.to_container(launcher, resolve=True)
-    assert isinstance(plain, dict)
-    return Slurm.read({str(key): value for key, value in plain.items()})

@@ -64,11 +64,8 @@ class LiveTable:
             vertical_overflow="crop",
             redirect_stderr=sys.stderr.isatty(),  # else stderr is a file
         )
-        self._states: dict[Path, str] = {}
-        if self.active:
-            pending = set(todo)
-            for run_dir in run_dirs:
-                self._states[run_dir] = "pending" if run_dir in pending else read_state(run_dir)
+        shown = run_dirs if self.active else ()
+        self._states = {run_dir: "pending" if run_dir in todo else read_state(run_dir) for run_dir in shown}
         self._running: dict[Path, _Running] = {}
         self._ended: dict[Path, list[str]] = {}
         """Cells of the ended runs, in the order in which they ended."""

@@ -71,7 +71,7 @@ class SweepRecord:
     def load(cls, sweep_dir: Path) -> SweepRecord:
         """Read a sweep directory; raises ConfigError when it contains no run."""
         from meshrunner.runner.compare.export import records
-        from meshrunner.runner.compare.sweep import compare_sweep
+        from meshrunner.runner.compare.rows import compare_sweep
 
         sweep_dir = sweep_dir.resolve()
         comparison, _ = compare_sweep(sweep_dir)

@@ -19,7 +19,7 @@ from pathlib import Path
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir.events import StepRow, Tail
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, TRACKER_LOG, is_run, is_sweep, read_json
-from meshrunner.runner.rundir.states import FINAL, read_status
+from meshrunner.runner.rundir.states import FINAL, read_state, read_status
 from meshrunner.runner.trackers.base import RunRecord, SweepRecord, tracker_of, update_tracking
 
 POLL_S = 0.5
@@ -90,7 +90,7 @@ def _wait(run_dir: Path, ended: Connection | None) -> bool:
     """Wait for the next poll; returns whether the run directory is complete."""
     if ended is not None:
         return ended.poll(POLL_S)
-    if read_status(run_dir).get("state") in FINAL:
+    if read_state(run_dir) in FINAL:
         return True
     time.sleep(POLL_S)
     return False

@@ -107,9 +107,6 @@ def _remove_other_segments(folder: Path, run_id: str, current: Path) -> None:
 class CoreEnded(Exception):
     """wandb-core, the process that writes and sends for W&B, is gone."""
 
-    def __init__(self) -> None:
-        super().__init__("wandb-core, the process that writes and sends for W&B, ended before the run did")
-
 
 class WandbRun:
     """An open W&B run."""
@@ -152,4 +149,4 @@ class WandbRun:
     def _check(self) -> None:
         """Raises CoreEnded. wandb itself would fail at some later call with a socket error, or hang."""
         if not all(map(is_alive, self._core)):
-            raise CoreEnded
+            raise CoreEnded("wandb-core, the process that writes and sends for W&B, ended before the run did")

@@ -11,7 +11,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir.files import SLURM_JOB
 from meshrunner.runner.rundir.owner import owner_is_alive
 from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import read_status, update_status
+from meshrunner.runner.rundir.states import read_state, read_status, update_status
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.client import jobs, slurm
 from meshrunner.runner.slurm.submit import job_id
@@ -42,7 +42,7 @@ def cancel(arguments: list[str]) -> int:
         slurm("scancel", *sorted(active.values()))
         for run_dir, number in active.items():
             (run_dir / SLURM_JOB).unlink(missing_ok=True)
-            if known[number].state == "PENDING" and read_status(run_dir).get("state") == "running":
+            if known[number].state == "PENDING" and read_state(run_dir) == "running":
                 update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
     print(f"cancelled {_count(len(active), 'SLURM job')} and {_count(len(here), 'run')} on this machine")
     return 0

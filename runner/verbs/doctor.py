@@ -47,8 +47,10 @@ def findings() -> Iterator[Finding]:
         usable = dist.is_backend_available(backend)
         why = {"nccl": "GPUs need it", "gloo": "nothing runs without it", "mpi": "not used"}[backend]
         yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
-    yield _compiler()
-    yield _slurm()
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    yield "C++ compiler", compiler or "none", "" if compiler else "compilation on a CPU needs one"
+    sbatch = shutil.which("sbatch")
+    yield "SLURM", sbatch or "no sbatch", "" if sbatch else "runs start on this machine only"
     yield _wandb()
     yield _cache()
 
@@ -59,16 +61,6 @@ def _gpus(names: list[str]) -> Finding:
     if any(driver.exists() for driver in DRIVERS):
         return "GPUs", "a driver, but torch sees no GPU", "is this torch a CPU build? CUDA_VISIBLE_DEVICES empty?"
     return "GPUs", "none", "runs use the processor, with gloo; their figures do not apply to GPUs"
-
-
-def _compiler() -> Finding:
-    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    return "C++ compiler", found or "none", "" if found else "compilation on a CPU needs one"
-
-
-def _slurm() -> Finding:
-    found = shutil.which("sbatch")
-    return "SLURM", found or "no sbatch", "" if found else "runs start on this machine only"
 
 
 def _wandb() -> Finding:

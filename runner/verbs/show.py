@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composed, Composer, parse
+from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.console import console
@@ -29,14 +29,10 @@ def show(arguments: list[str]) -> int:
     composed = composer.single_run()
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
-    _show(composed)
-    return 0
-
-
-def _show(composed: Composed) -> None:
-    """Print everything about a composed configuration."""
     experiment = check(composed.config)
-    workers = _workers(experiment)
+    given = experiment.launch.workers
+    # Only `auto` depends on this node, so a laptop can show a cluster's run.
+    workers = node_devices(experiment).workers if given == "auto" else given
     fit(experiment, workers)
     import torch
 
@@ -51,12 +47,7 @@ def _show(composed: Composed) -> None:
     micro_batches = experiment.accumulation(degrees.data)[1]
     screen.print(_plan_tree(experiment, network, plan, degrees, micro_batches))
     screen.print(_recompute(experiment, len(network.block_names())), markup=False)
-
-
-def _workers(experiment: Experiment) -> int:
-    """Workers per node. Only `auto` depends on this node, so a laptop can show a cluster's run."""
-    given = experiment.launch.workers
-    return node_devices(experiment).workers if given == "auto" else given
+    return 0
 
 
 def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
