@@ -108,6 +108,16 @@ class Recompiles(Faulty):
             network.get_submodule(f"{name}.attention_norm").eps *= 2
 
 
+class WaitsForFile(Faulty):
+    """In the run of that job a rank waits in its step until there is a file `go` in the current directory."""
+
+    job: int = 0
+
+    def fail(self) -> None:
+        while self.job == 0 and not Path("go").exists():
+            time.sleep(0.01)
+
+
 class Raises(Faulty):
     def fail(self) -> None:
         raise RuntimeError("the user's own mistake\nwith a second line")
