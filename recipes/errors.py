@@ -9,7 +9,8 @@
     KeyboardInterrupt
     └── Interrupted        130   by Ctrl-C, SIGTERM, SIGHUP or scancel
 
-Their messages are for the user and are shown without a traceback. 75, preempted, is a state of a run, not an error.
+Their messages are for the user: no terminal shows a traceback of them. In a worker each makes the run fail: exit status 1.
+75, preempted, is a state of a run, not an error.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: of the profiled steps' time, where something is computed; mean over the traced ranks"),
     Figure("trace/exposed_comm_pct", "percent", "exposed communication", PERCENT, "once", "",
-           "of the same time, where only a collective goes on"),
+           "of the same time, where only a collective runs"),
     Figure("trace/idle_pct", "percent", "idle", PERCENT, "once", "", "of the same time, where neither does"),
     Figure("memory/peak_live_gib", "GiB", "peak of live tensors", "{:.3f} GiB".format, "once", "",
            "`profiler=memory` on a CPU: most bytes that tensors held at a time in the profiled steps, and, as "

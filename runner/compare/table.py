@@ -27,7 +27,7 @@ def lines_of(table: Sequence[Column]) -> list[str]:
 
 
 def print_table(comparison: Comparison) -> None:
-    """To the terminal with rich; what is wider goes on in a table below. Piped: as Markdown, complete."""
+    """To the terminal with rich; what is wider continues in a table below. Piped: as Markdown, complete."""
     from meshrunner.runner.console import console
 
     screen = console()

@@ -68,7 +68,7 @@ class ProgressLine:
     def _print(self, line: str) -> None:
         try:
             print(line, flush=True)
-        except BrokenPipeError:  # nobody listens any more; the run goes on
+        except BrokenPipeError:  # nobody listens any more; the run continues
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
     def _line(self, row: StepRow) -> str:
