@@ -21,7 +21,7 @@ from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.progress import ProgressLine, progress_cells
 from meshrunner.runner.launch.report import report, row_cells
 from meshrunner.runner.measure.memory import CudaMemory, HostMemory
-from meshrunner.runner.measure.meter import STEP_VALUES, RunMeter, _Step
+from meshrunner.runner.measure.meter import RANK_VALUES, RunMeter, _Step
 from meshrunner.runner.profiler.memory import KEYS
 from meshrunner.runner.profiler.overlap import Shares
 from meshrunner.runner.rundir.summary import OVER_STEPS, summarise
@@ -39,7 +39,7 @@ def measured_row() -> dict[str, Any]:
     meter.tokens, meter.flops, meter.attention_flops, meter.peak = 0, 10, 2, 100.0
     one = torch.ones(())
     step = _Step(1, one, one, 1e-3, 8, 1.0, 1.0, 0.0, False, 0.0, 1.0, 5.0)
-    row = meter._row(step, 1.0, torch.ones(2, STEP_VALUES, dtype=torch.float64))
+    row = meter._row(step, 1.0, torch.ones(2, RANK_VALUES, dtype=torch.float64))
     return row | HostMemory().row({"memory/peak_rss_gib": 0.5})
 
 
