@@ -8,21 +8,24 @@ INSTALLED := .venv/installed
 demo: $(INSTALLED)
 	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full
 
-# tests/dist by itself: the process its ranks come from would live on beside the other tests
+# Two test processes, a file of tests in one of them. tests/dist by itself: the process its ranks come from would live on
+# beside the other tests.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/unit tests/e2e
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" tests/dist
+	$(PYTEST) -m "not slow" tests/unit tests/e2e
+	$(PYTEST) -m "not slow" tests/dist
 	$(BIN)/python -m pytest -m "not slow" -rs tests/slurm
 
 test-slow: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/unit tests/e2e
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/dist
+	$(PYTEST) -m slow tests/unit tests/e2e
+	$(PYTEST) -m slow tests/dist
 	$(BIN)/python -m pytest -m slow -rs tests/slurm
 
 # a fixed fifth of them, for CI
 test-sample: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --sample 5 -rs tests/unit tests/e2e tests/slurm
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --sample 5 tests/dist
+	$(PYTEST) -m slow --sample 5 -rs tests/unit tests/e2e tests/slurm
+	$(PYTEST) -m slow --sample 5 tests/dist
 
 # all of those that need SLURM; slurm/cluster/up.sh, as root, installs it and brings a test cluster up
 test-slurm: $(INSTALLED)
