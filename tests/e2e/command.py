@@ -124,7 +124,7 @@ class Command:
                         found.append(process)
         return found
 
-    def check_nobody_left(self, within: float = 15.0) -> None:
+    def check_nobody_left(self, within: float = BOUND_S) -> None:
         """Every process of the session is gone, or soon will be: a forkserver first ends its imports."""
         deadline = time.monotonic() + within
         while left := self.others():

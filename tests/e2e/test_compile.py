@@ -48,7 +48,7 @@ def test_a_graph_break_where_none_may_be_is_an_error(tmp_path: Path) -> None:
 def test_the_second_run_compiles_from_the_cache(tmp_path: Path) -> None:
     def seconds(name: str) -> float:
         cache = str(tmp_path / "cache")
-        ended = run("compile=per_block", cwd=tmp_path, run_dir=name, within=400, MESHRUNNER_CACHE=cache)
+        ended = run("compile=per_block", cwd=tmp_path, run_dir=name, MESHRUNNER_CACHE=cache)
         assert ended.code == 0, ended
         return float(read(tmp_path / name / "summary.json")["perf/compile_time_s"])
 

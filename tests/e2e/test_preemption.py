@@ -93,7 +93,7 @@ def test_a_sweep_stops_and_continues(devices: int, folder: Path) -> None:
         command.check_nobody_left()
     assert ended.code == 75, ended
     assert states(folder) == ["preempted"] * going + ["pending"] * (3 - going)
-    again = meshrunner("resume", "sweep", cwd=folder, within=120, SLURM_RESTART_COUNT="1")
+    again = meshrunner("resume", "sweep", cwd=folder, SLURM_RESTART_COUNT="1")
     assert again.code == 0, again
     assert states(folder) == ["completed"] * 3
     assert [status(run)["attempt"] for run in runs(folder)] == [2] * going + [1] * (3 - going)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.command import TINY, Command, meshrunner, own_classes, read, status, steps_done, until
+from tests.e2e.command import BOUND_S, TINY, Command, meshrunner, own_classes, read, status, steps_done, until
 
 SLOW = ("optimizer.kind=faulty:SlowAdamW", "steps=1000")
 """A run that lasts 100 s when it is left alone."""
@@ -54,7 +54,7 @@ def to_parent(command: Command) -> None:
     command.process.send_signal(signal.SIGINT)
 
 
-def check_interrupted(command: Command, out: Path, within: float = 15) -> None:
+def check_interrupted(command: Command, out: Path, within: float = BOUND_S) -> None:
     """Exit status 130 soon, one line for the user, the record is right and nobody is left."""
     ended = command.wait(within).check_manners()
     command.check_nobody_left()
@@ -125,7 +125,7 @@ def test_no_interrupt_is_lost(folder: Path) -> None:
         while not ignores_or_warm():
             pass
         command.interrupt()
-        assert command.wait(within=15).code in (130, -signal.SIGINT)
+        assert command.wait().code in (130, -signal.SIGINT)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_interrupt_while_it_starts(moment: float, folder: Path) -> None:
     with started(folder=folder) as command:
         time.sleep(moment)
         command.interrupt()
-        assert command.wait(within=5).code in (130, -signal.SIGINT)
+        assert command.wait().code in (130, -signal.SIGINT)
         command.check_nobody_left()
 
 

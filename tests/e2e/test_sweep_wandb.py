@@ -46,7 +46,7 @@ def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
     """Out of memory, and skipped; then the sweep is resumed."""
     jobs = ("micro_batch=1,3", "global_batch=2", "model.ffn_dim=200000", "launch.host_memory_gib=0.02")
     sweep = [each for each in SWEEP if not each.startswith("micro_batch")]
-    ended = meshrunner(*sweep, *jobs, cwd=folder, within=120)
+    ended = meshrunner(*sweep, *jobs, cwd=folder)
     assert ended.code == 0 and "meshrunner:" not in ended.err, ended
     assert [status(run)["state"] for run in sorted((folder / "sweep").glob("0*"))] == ["oom", "skipped"]
     run, shown = offline(folder / "sweep" / "000_micro-batch-1"), offline(folder / "sweep")
@@ -60,7 +60,7 @@ def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
     assert [row["state"] for row in rows] == ["oom", "skipped"]
     assert not list((folder / "sweep" / "001_micro-batch-3").glob("wandb"))
 
-    assert meshrunner(*sweep, *jobs, "sweep.rerun=[oom]", cwd=folder, within=120).code == 0
+    assert meshrunner(*sweep, *jobs, "sweep.rerun=[oom]", cwd=folder).code == 0
     assert offline(folder / "sweep").id == shown.id
     assert offline(folder / "sweep" / "000_micro-batch-1").id == run.id
 
@@ -71,7 +71,7 @@ def test_online_a_sweep_that_is_resumed_continues_its_runs(folder: Path) -> None
     with serving() as stub:
         online = {"WANDB_BASE_URL": stub.url, "WANDB_API_KEY": "0123456789" * 4}
         command = (*SWEEP, *faulty, "tracker.mode=online", "tracker.tags=[mine]")
-        ended = meshrunner(*command, cwd=folder, within=120, **online)
+        ended = meshrunner(*command, cwd=folder, **online)
         assert ended.code == 1 and "tracker" not in ended.err, ended
         ids = {name: read(path / "tracker.json")["run_id"] for name, path in directories(folder).items()}
         assert sorted(stub.runs) == sorted(ids.values()) and len(ids) == 3
@@ -90,7 +90,7 @@ def test_online_a_sweep_that_is_resumed_continues_its_runs(folder: Path) -> None
         assert received(sent.summary["comparison"], stub.uploads) == compared(folder)
         assert [row["state"] for row in compared(folder)] == ["failed", "completed"]
 
-        again = meshrunner("resume", "sweep", cwd=folder, within=120, **online)
+        again = meshrunner("resume", "sweep", cwd=folder, **online)
         assert again.code == 1, again
         assert sorted(stub.runs) == sorted(ids.values()), "one run for every job, and one table"
         assert len(sent.rows) == 2 and received(sent.summary["comparison"], stub.uploads) == compared(folder)
@@ -129,6 +129,6 @@ def test_a_server_that_does_not_answer_costs_a_warning_at_the_end(folder: Path) 
 
 @pytest.mark.parametrize("tracker", ["tracker=none", "tracker=wandb tracker.mode=disabled", "tracker=tensorboard"])
 def test_other_trackers_show_no_table(folder: Path, tracker: str) -> None:
-    ended = meshrunner(*SWEEP, "seed=1,2", *tracker.split(), cwd=folder, within=120)
+    ended = meshrunner(*SWEEP, "seed=1,2", *tracker.split(), cwd=folder)
     assert ended.code == 0 and not ended.err, ended
     assert not (folder / "sweep" / "tracker.json").exists() and not (folder / "sweep" / "wandb").exists()

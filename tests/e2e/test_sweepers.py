@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 def sweep(*overrides: str, cwd: Path) -> Ended:
     plugins = [str(Path(__file__).with_name("own_sweeper")), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = ("run", "-m", *TINY, "hydra/sweeper=tells", "hydra.sweep.dir=sweep", *overrides)
-    return meshrunner(*command, cwd=cwd, within=120, PYTHONPATH=os.pathsep.join(plugins))
+    return meshrunner(*command, cwd=cwd, PYTHONPATH=os.pathsep.join(plugins))
 
 
 def runs(folder: Path) -> list[Path]:
