@@ -40,7 +40,7 @@ def until(condition: Callable[[], Any], within: float) -> Any:
     return value
 
 
-def ended(within: float = 120) -> None:
+def ended(within: float = 300) -> None:
     """Wait until no job runs or waits."""
     until(lambda: not slurm("squeue", "--noheader"), within)
 
