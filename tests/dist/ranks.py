@@ -17,7 +17,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     ["torch", "torch.distributed.fsdp", "torch._dynamo", "tests.composed", "meshrunner.recipes.pretrain"]
 )
-LIMIT_S = 120
+LIMIT_S = 600.0
 
 
 class RankError(AssertionError):
