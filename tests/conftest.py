@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import pytest
+
+LONG = tuple(Path(__file__).with_name("slow.txt").read_text().splitlines())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,7 +16,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(LONG):
+            item.add_marker(pytest.mark.slow)
     every = config.getoption("--sample")
     left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % every]
     if left_out:

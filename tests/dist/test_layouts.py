@@ -63,30 +63,30 @@ LAYOUTS = [
     (4, "parallelism=hsdp1 parallelism.reshard_after_forward=never"),
     (4, "parallelism=hsdp1 parallelism.reshard_after_forward=except_last"),
     (2, "parallelism=fsdp1 model.tie_embeddings=true"),
-    (2, "parallelism=tp"),
-    (2, "parallelism=tp parallelism.sequence_parallel=false"),
-    (2, "parallelism=tp parallelism.loss_parallel=true"),
-    (4, "parallelism=fsdp2_tp"),
-    (4, "parallelism=fsdp2_tp parallelism.sequence_parallel=false"),
-    (4, "parallelism=fsdp2_tp parallelism.loss_parallel=true"),
+    (2, "parallelism=tp micro_batch=6"),
+    (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=6"),
+    (2, "parallelism=tp parallelism.loss_parallel=true micro_batch=6"),
+    (4, "parallelism=fsdp2_tp micro_batch=3"),
+    (4, "parallelism=fsdp2_tp parallelism.sequence_parallel=false micro_batch=3"),
+    (4, "parallelism=fsdp2_tp parallelism.loss_parallel=true micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6"),
     (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.sequence_parallel=false"),
     (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.loss_parallel=true"),
-    (4, "parallelism=fsdp2_tp model.tie_embeddings=true"),
-    (4, "parallelism=tp model.n_heads=4 model.n_kv_heads=4 seq_len=36"),
-    (4, "parallelism=hsdp2 parallelism.shard=1 parallelism.replicate=2 parallelism.tensor=2"),
+    (4, "parallelism=fsdp2_tp model.tie_embeddings=true micro_batch=3"),
+    (4, "parallelism=tp model.n_heads=4 model.n_kv_heads=4 seq_len=36 micro_batch=6"),
+    (4, "parallelism=hsdp2 parallelism.shard=1 parallelism.replicate=2 parallelism.tensor=2 micro_batch=3"),
     (1, "parallelism=single loss=chunked loss.tokens=13"),
     (2, "parallelism=ddp loss=chunked loss.tokens=13"),
     (2, "parallelism=fsdp1 loss=chunked loss.tokens=13"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 micro_batch=3"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 model.tie_embeddings=true"),
-    (2, "parallelism=tp loss=chunked loss.tokens=5"),
-    (2, "parallelism=tp loss=chunked loss.tokens=5 parallelism.sequence_parallel=false"),
-    (2, "parallelism=tp loss=chunked loss.tokens=5 parallelism.loss_parallel=true"),
-    (4, "parallelism=fsdp2_tp loss=chunked loss.tokens=5"),
+    (2, "parallelism=tp loss=chunked loss.tokens=5 micro_batch=6"),
+    (2, "parallelism=tp loss=chunked loss.tokens=5 parallelism.sequence_parallel=false micro_batch=6"),
+    (2, "parallelism=tp loss=chunked loss.tokens=5 parallelism.loss_parallel=true micro_batch=6"),
+    (4, "parallelism=fsdp2_tp loss=chunked loss.tokens=5 micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6 loss=chunked loss.tokens=5"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 wrap=rules wrap.rules=[{match:layers.*},{match:output}]"),
-    (8, "parallelism=fsdp2_tp parallelism.replicate=2"),
+    (8, "parallelism=fsdp2_tp parallelism.replicate=2 micro_batch=3"),
     (8, "parallelism=fsdp1_tp parallelism.replicate=2 micro_batch=3"),
 ]
 
@@ -149,7 +149,9 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
     loader.close()
     weights, gradients = (whole_values(model, gradients=what) for what in (False, True))
     names = {each.name for each in trained}
-    gradients = {name: gradient for name, gradient in gradients.items() if name in names}  # FSDP1 has zeros for frozen ones
+    gradients = {
+        name: gradient for name, gradient in gradients.items() if name in names
+    }  # FSDP1 has zeros for frozen ones
     norm = global_norm(trained).item()
     recorder = Recorder()
     train(recipe, recorder, device=CPU, nodes=1, workers=world)
@@ -193,7 +195,9 @@ def compare(world: int, layout: str) -> Difference:
         pairs = zip(found[key], expected[key], strict=True)
         return max(abs(a - b) / b for a, b in pairs)
 
-    of_gradients = {name: relative(found["gradients"][name], gradient) for name, gradient in expected["gradients"].items()}
+    of_gradients = {
+        name: relative(found["gradients"][name], gradient) for name, gradient in expected["gradients"].items()
+    }
     before = abs(found["norm"] - expected["norm"]) / expected["norm"]
     return Difference(max(of_gradients.values()), max(before, largest("norms")), largest("losses"))
 
@@ -239,9 +243,16 @@ def wrapped_units(overrides: tuple[str, ...]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel):
-            below = {p for m in module.modules() if isinstance(m, FullyShardedDataParallel) and m is not module for p in m.parameters()}
+            below = {
+                p
+                for m in module.modules()
+                if isinstance(m, FullyShardedDataParallel) and m is not module
+                for p in m.parameters()
+            }
         elif isinstance(module, FSDPModule):
-            below = {p for m in module.modules() if isinstance(m, FSDPModule) and m is not module for p in m.parameters()}
+            below = {
+                p for m in module.modules() if isinstance(m, FSDPModule) and m is not module for p in m.parameters()
+            }
         else:
             continue
         names = {clean_name(f"{name}.{n}".strip(".")) for n, p in module.named_parameters() if p not in below}
@@ -311,9 +322,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(implementation: str) -> N
 def document() -> None:
     """The table of docs/measurements/parity.md."""
     print("# Every layout against one process\n")
-    print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`: no dimension divides evenly, clipping bites.")
+    print(
+        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`: no dimension divides evenly, clipping bites."
+    )
     print("Initial weights are equal to the last bit. `python -m tests.dist.test_layouts` makes this table.\n")
-    print("Largest relative difference: of any parameter's gradient before the first update (||difference|| / ||gradient||),")
+    print(
+        "Largest relative difference: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
+    )
     print("of the global gradient norm and of the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:

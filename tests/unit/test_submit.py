@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,16 @@ def meshrunner(*arguments: str) -> int:
     return cli._dispatch(list(arguments))
 
 
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("placed") / "sweep"
+    assert meshrunner("place", "-m", *TINY, "seed=1,2,3", f"hydra.sweep.dir={folder}") == 0
+    return folder
+
+
 @pytest.fixture
-def sweep(fake: Fake, tmp_path: Path) -> Path:
-    assert meshrunner("place", "-m", *TINY, "seed=1,2,3", "hydra.sweep.dir=sweep") == 0
-    return tmp_path / "sweep"
+def sweep(fake: Fake, placed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(placed, tmp_path / "sweep"))
 
 
 def tree(folder: Path) -> list[tuple[str, bytes]]:
