@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import glob
 import gzip
+import io
 import json
 import os
+import zlib
 from abc import abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -14,7 +17,7 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.data.packing import Documents
-from meshrunner.recipes.data.stream import StreamedDocuments, first_line, missing_field
+from meshrunner.recipes.data.stream import StreamedDocuments, first_line, missing_field, not_text
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.errors import ConfigError
 
@@ -71,7 +74,12 @@ class LocalText(PackedText):
 
     def documents(self) -> Documents:
         files = self.files()
-        return StreamedDocuments(lambda: self.load(files), self.field, lambda error: self.unreadable(files, error))
+        return StreamedDocuments(
+            lambda: self.load(files),
+            self.field,
+            lambda error: self.unreadable(files, error),
+            lambda: self.without_text(files),
+        )
 
     def load(self, files: list[str]) -> IterableDataset:
         """The rows of the files, streaming; raises ConfigError if there are none."""
@@ -92,6 +100,10 @@ class LocalText(PackedText):
         """Additional arguments of load_dataset."""
         return {}
 
+    def without_text(self, files: list[str]) -> ConfigError | None:
+        """The error for the first of several files in which the column is missing or holds no text; None: not known."""
+        return None
+
     def no_text_message(self) -> str:
         return f"data.path: there is no text in '{Path(self.path).expanduser().absolute()}', column '{self.field}'"
 
@@ -109,14 +121,31 @@ class Jsonl(LocalText):
         for name in files:
             if where := first_bad_line(Path(name)):
                 return ConfigError(f'data.path: {where}; expected one JSON object per line, such as {{"text": "..."}}')
-        return ConfigError(f"data.path: cannot read '{self.path}' as JSON lines: {first_line(error)}")
+        unlike = self.without_text(files)
+        return unlike or ConfigError(f"data.path: cannot read '{self.path}' as JSON lines: {first_line(error)}")
+
+    def without_text(self, files: list[str]) -> ConfigError | None:
+        for name in files if len(files) > 1 else ():
+            with suppress(OSError, ValueError, EOFError, RecursionError), _open(Path(name)) as lines:
+                for line in lines:
+                    row = json.loads(line) if line.strip() else {self.field: None}
+                    if self.field not in row:
+                        return missing_field(self.field, list(row), name)
+                    if not isinstance(row[self.field], str | None):
+                        return not_text(self.field, row[self.field], name)
+        return None
+
+
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """A file of JSON lines, to be read."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def first_bad_line(path: Path) -> str:
     """The first line that is not a JSON object, with the reason; empty if there is none. pyarrow does not name it."""
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with _open(path) as file:
             for number, line in enumerate(file, start=1):
                 if number == 1 and line.lstrip().startswith(b"["):
                     return ""  # a single array: datasets reads that too
@@ -126,9 +155,15 @@ def first_bad_line(path: Path) -> str:
         return f"'{path}' line {number} is not UTF-8 text"
     except ValueError as error:
         return f"'{path}' line {number} is not JSON ({error})"
-    except (OSError, EOFError) as error:
+    except RecursionError:
+        return f"'{path}' line {number} is nested too deeply"
+    except (OSError, EOFError, zlib.error) as error:
         return f"'{path}' cannot be read ({error})"
     return ""
+
+
+TEXT = ("string", "large_string", "string_view", "null", "dictionary<values=string, indices=int32, ordered=0>")
+"""Types of a Parquet column that hold text."""
 
 
 class Parquet(LocalText):
@@ -139,7 +174,7 @@ class Parquet(LocalText):
 
     def filled(self, files: list[str]) -> list[str]:
         """The files with any rows. All footers are read, so that a bad file is found before anything is tokenised."""
-        return [name for name in files if self._rows(name)]
+        return [name for name in files if self._rows(name, one_of_many=len(files) > 1)]
 
     def loading(self) -> dict[str, Any]:
         return {"columns": [self.field]}
@@ -147,15 +182,17 @@ class Parquet(LocalText):
     def unreadable(self, files: list[str], error: Exception) -> ConfigError:
         return ConfigError(f"data.path: cannot read '{self.path}' as parquet: {first_line(error)}")
 
-    def _rows(self, name: str) -> int:
-        """Number of rows of a file; raises ConfigError if it is not parquet or has no column `field`."""
+    def _rows(self, name: str, *, one_of_many: bool) -> int:
+        """Number of rows of a file; raises ConfigError if it is not parquet or has no column `field`, or one without text."""
         from pyarrow.parquet import read_metadata
 
         try:
             footer = read_metadata(name)
-            columns = list(footer.schema.to_arrow_schema().names)
+            schema = footer.schema.to_arrow_schema()
         except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
             raise ConfigError(f"data.path: '{name}' is not a parquet file: {first_line(error)}") from None
-        if self.field not in columns:
-            raise missing_field(self.field, columns)
+        if self.field not in schema.names:
+            raise missing_field(self.field, schema.names, name if one_of_many else "")
+        if one_of_many and (kind := str(schema.field(self.field).type)) not in TEXT:
+            raise ConfigError(f"data.field: the column '{self.field}' of '{name}' holds {kind}, expected text")
         return int(footer.num_rows)

@@ -17,17 +17,23 @@ class StreamedDocuments:
     """The rows of one column, in order; null and empty rows are skipped."""
 
     def __init__(
-        self, load: Callable[[], IterableDataset], field: str, explain: Callable[[Exception], ConfigError | None]
+        self,
+        load: Callable[[], IterableDataset],
+        field: str,
+        explain: Callable[[Exception], ConfigError | None],
+        locate: Callable[[], ConfigError | None] = lambda: None,
     ) -> None:
         """
         Args:
             load: loads the data set in streaming mode.
             field: the column with the text.
             explain: the ConfigError for an exception of `datasets`; None: the exception is unexpected and re-raised.
+            locate: the ConfigError that names the file of a row without text; None: it is not known.
         """
         self._load = load
         self._field = field
         self._explain = explain
+        self._locate = locate
         self._rows: IterableDataset | None = None
 
     def read(self, state: dict[str, Any]) -> Iterator[str]:
@@ -53,12 +59,10 @@ class StreamedDocuments:
 
     def _text(self, row: dict[str, Any]) -> str:
         if self._field not in row:
-            raise missing_field(self._field, list(row))
+            raise self._locate() or missing_field(self._field, list(row))
         text = row[self._field]
         if text is not None and not isinstance(text, str):
-            raise ConfigError(
-                f"data.field: the column '{self._field}' holds {type(text).__name__}, expected text; got {str(text)[:80]!r}"
-            )
+            raise self._locate() or not_text(self._field, text)
         return text or ""
 
 
@@ -70,10 +74,17 @@ def _give_tqdm_a_lock() -> None:
         tqdm.set_lock(threading.RLock())
 
 
-def missing_field(field: str, columns: list[str]) -> ConfigError:
+def missing_field(field: str, columns: list[str], file: str = "") -> ConfigError:
     """The error for a missing column."""
-    hint = did_you_mean(field, columns)
-    return ConfigError(f"data.field: there is no column '{field}'.{hint} Columns: {', '.join(columns)}")
+    hint, where = did_you_mean(field, columns), f" in '{file}'" if file else ""
+    return ConfigError(f"data.field: there is no column '{field}'{where}.{hint} Columns: {', '.join(columns)}")
+
+
+def not_text(field: str, value: Any, file: str = "") -> ConfigError:
+    """The error for a value that is no text."""
+    where = f" of '{file}'" if file else ""
+    kind = type(value).__name__
+    return ConfigError(f"data.field: the column '{field}'{where} holds {kind}, expected text; got {str(value)[:80]!r}")
 
 
 def first_line(error: Exception) -> str:

@@ -190,6 +190,40 @@ def test_bad_parquet(tmp_path: Path) -> None:
         assert f"data.path: '{tmp_path / 'a.parquet'}' is not a parquet file" in refused(option("parquet", tmp_path))
 
 
+def test_a_column_that_one_of_several_files_lacks_is_missed_by_name(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", range(40))
+    (tmp_path / "b.jsonl").write_text('{"txt": "a"}\n')
+    assert f"no column 'text' in '{tmp_path / 'b.jsonl'}'. Did you mean 'txt'?" in refused(option("jsonl", tmp_path))
+    (tmp_path / "b.jsonl").write_text('{"text": [1]}\n')
+    assert f"'{tmp_path / 'b.jsonl'}'" in refused(option("jsonl", tmp_path))
+
+
+@pytest.mark.parametrize(("columns", "says"), [({"txt": ["a"]}, "Did you mean 'txt'"), ({"text": [1]}, "holds int64")])
+def test_parquet_files_of_different_columns(columns: dict[str, list[Any]], says: str, tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    write_parquet(tmp_path / "a.parquet", range(20))
+    parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
+    message = refused(option("parquet", tmp_path))
+    assert f"'{tmp_path / 'b.parquet'}'" in message and says in message
+
+
+def test_files_that_break_off_or_are_damaged_inside(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(GOOD.encode() * 2000, mtime=0)
+    for content in (whole[: len(whole) // 2], whole[:20] + b"\xff" * 20 + whole[40:], whole[:-8] + b"\0" * 8):
+        path.write_bytes(content)
+        assert f"'{path}'" in refused(option("jsonl", path))
+
+
+def test_json_nested_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text(GOOD + '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    message = refused(option("jsonl", path))
+    assert f"'{path}' line 2 is nested too deeply" in message and len(message) < 500
+
+
 def hub(name: Path | str, **changes: Any) -> PackedText:
     keys = {"kind": "hf", "name": str(name), "subset": None, "split": "train", "revision": None, "field": "text"}
     made = Data.resolve("hf").model_validate(keys | SHARED | changes)
