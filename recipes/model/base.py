@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import Count, Option
+from meshrunner.recipes.option import Option, whole
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
@@ -25,7 +25,7 @@ class Model(Option):
 
     kinds: ClassVar[dict[str, str]] = {"llama": "meshrunner.recipes.model.llama:Llama"}
 
-    vocab_size: Count
+    vocab_size: Annotated[int, whole(at_most=2**24)]
     """Rows of the embedding table. A tokenizer may have fewer tokens, never more."""
     freeze: list[str] = []
     """Parameters that are not trained: patterns for their names, such as `tok_embeddings.*`."""
@@ -36,7 +36,11 @@ class Model(Option):
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
-        """FLOPs to train on one token of a sequence of `seq_len`: 6 per active parameter, plus attention."""
+        """FLOPs to train on one token of a sequence of `seq_len`: 6 per active parameter that is trained, plus attention."""
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a parameter is not trained."""
+        return any(fnmatchcase(name, pattern) for pattern in self.freeze)
 
     def tensor_problems(self, tensor: int) -> list[str]:
         """Reasons that this model cannot be split over `tensor` devices; [] if it can."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Annotated
+
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.model.base import Flops, Model
-from meshrunner.recipes.option import Count, Section
+from meshrunner.recipes.option import Count, Section, whole
 
 
 class RopeScaling(Section):
@@ -32,15 +35,15 @@ class RopeScaling(Section):
 class DecoderShape(Model):
     """A decoder of RMSNorm, rotary grouped-query attention and SwiGLU (Touvron et al. 2023; Llama team 2024)."""
 
-    dim: Count
+    dim: Annotated[int, whole(at_most=2**17)]
     """Width of the residual stream."""
-    n_layers: Count
+    n_layers: Annotated[int, whole(at_most=10_000)]
     """Number of blocks."""
     n_heads: Count
     """Query heads; each is dim / n_heads wide."""
     n_kv_heads: Count
     """Key and value heads; each serves n_heads / n_kv_heads query heads."""
-    ffn_dim: Count
+    ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float = Field(default=10000.0, gt=0)
     """Base of the rotary wavelengths."""
@@ -53,10 +56,10 @@ class DecoderShape(Model):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> DecoderShape:
-        for whole, part in (("dim", "n_heads"), ("n_heads", "n_kv_heads")):
-            a, b = getattr(self, whole), getattr(self, part)
+        for multiple, part in (("dim", "n_heads"), ("n_heads", "n_kv_heads")):
+            a, b = getattr(self, multiple), getattr(self, part)
             if a % b:
-                raise PydanticCustomError("heads", f"{whole}({a}) is not a multiple of {part}({b})")
+                raise PydanticCustomError("heads", f"{multiple}({a}) is not a multiple of {part}({b})")
         if self.head_dim % 2:
             raise PydanticCustomError(
                 "heads",
@@ -80,12 +83,32 @@ class DecoderShape(Model):
         """
         6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
+        Of the 6, a weight takes 2 forward, 2 for the gradient of its input and 2 for its own (Kaplan et al. 2020, section
+        2.1). A frozen weight has no gradient of its own, and below the first trained one nothing goes backward at all.
+
         The embedding table does not count, because it is looked up, not multiplied; a tied table counts as the output
         projection. The attention term counts the full score matrix, ignoring causality, as torchtitan does.
         """
-        looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        attention = 12 * self.n_layers * self.n_heads * self.head_dim * seq_len
-        return Flops(6 * (self.parameter_count() - looked_up) + attention, attention)
+        total, attention, below = 0, 0, not self.is_frozen("tok_embeddings.weight")
+        for name, size in self.weights():
+            trained = not self.is_frozen(name)
+            total += size * (2 + 2 * below + 2 * trained)
+            below = below or trained
+            if name.endswith("wv.weight"):
+                attention += 4 * self.n_heads * self.head_dim * seq_len * (3 if below else 1)
+        return Flops(total + attention, attention)
+
+    def weights(self) -> Iterator[tuple[str, int]]:
+        """Names and sizes of the weights that a token is multiplied by, in the order of the forward pass."""
+        kv_dim = self.n_kv_heads * self.head_dim
+        block = {"attention_norm": self.dim, "attention.wq": self.dim**2, "attention.wk": self.dim * kv_dim}
+        block |= {"attention.wv": self.dim * kv_dim, "attention.wo": self.dim**2, "ffn_norm": self.dim}
+        block |= {f"feed_forward.{name}": self.dim * self.ffn_dim for name in ("w1", "w3", "w2")}
+        for layer in range(self.n_layers):
+            for name, size in block.items():
+                yield f"layers.{layer}.{name}.weight", size
+        yield "norm.weight", self.dim
+        yield f"{'tok_embeddings' if self.tie_embeddings else 'output'}.weight", self.vocab_size * self.dim
 
     def tensor_problems(self, tensor: int) -> list[str]:
         return [

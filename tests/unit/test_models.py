@@ -105,3 +105,41 @@ def test_every_parameter_has_a_rule_and_depth_scales_the_projections() -> None:
     )
     assert stds["layers.3.attention.wq.weight"] == 0.02
     assert stds["tok_embeddings.weight"] == 256**-0.5
+
+
+@pytest.mark.parametrize(
+    ("freeze", "of_six"),
+    [
+        ("[]", [6] * 5),
+        ("[layers.1.*]", [6, 4, 6, 6, 6]),
+        ("[tok_embeddings.weight,layers.0.*,layers.1.*]", [2, 2, 6, 6, 6]),
+        ("['tok*','layers.*','norm*']", [2, 2, 2, 2, 4]),
+    ],
+)
+def test_a_frozen_weight_takes_less(freeze: str, of_six: list[int]) -> None:
+    """Blocks 0-3 and the output: 2 FLOPs forward, 2 for the gradient of the input, 2 for the weight's own."""
+    given = ("model=llama_tiny", "model.n_layers=4", f"model.freeze={freeze}")
+    model = experiment(*given).model
+    assert isinstance(model, Llama)
+    sizes = dict(model.weights())
+    with torch.device("meta"):
+        named = dict(model.build(seq_len=64).named_parameters())
+    assert {**sizes, "tok_embeddings.weight": 4096 * 256} == {name: p.numel() for name, p in named.items()}
+    flops = model.flops_per_token(64)
+    attention = 4 * 256 * 64 * sum(3 if factor > 2 else 1 for factor in of_six[:4])
+    assert flops.attention == attention
+    expected = attention
+    for number, factor in enumerate(of_six):
+        block = f"layers.{number}." if number < 4 else "output."
+        expected += factor * sum(size for name, size in sizes.items() if name.startswith(block))
+    # The norms are too small to matter, and those around a border have a factor of their own.
+    assert flops.total == pytest.approx(expected, rel=2e-3)
+
+
+def test_nothing_frozen_is_the_published_formula() -> None:
+    for tie in ("false", "true"):
+        model = experiment("model=llama_tiny", f"model.tie_embeddings={tie}").model
+        assert isinstance(model, Llama)
+        looked_up = 0 if model.tie_embeddings else 4096 * 256
+        attention = 12 * model.n_layers * 256 * 128
+        assert model.flops_per_token(128) == (6 * (model.parameter_count() - looked_up) + attention, attention)
