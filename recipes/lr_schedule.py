@@ -11,6 +11,8 @@ from pydantic import Field
 from meshrunner.recipes.option import Count, Option, whole
 
 Steps = Annotated[int, whole(at_least=0)]
+SHIPPED_WARMUP = 10
+"""`warmup_steps` of conf/lr_schedule/constant.yaml."""
 
 
 class LRSchedule(Option):
@@ -27,6 +29,10 @@ class LRSchedule(Option):
     def factor(self, step: int) -> float:
         """The factor at a step, counted from 1."""
 
+    def remarks(self, steps: int) -> list[str]:
+        """What works, but is perhaps not what was meant, in a run of so many steps."""
+        return []
+
 
 class Constant(LRSchedule):
     """Linear warm-up, then a constant rate."""
@@ -36,6 +42,12 @@ class Constant(LRSchedule):
 
     def factor(self, step: int) -> float:
         return step / self.warmup_steps if step < self.warmup_steps else 1.0
+
+    def remarks(self, steps: int) -> list[str]:
+        # A few steps to try something out are the normal case with the shipped warm-up.
+        if self.warmup_steps < steps or self.warmup_steps == SHIPPED_WARMUP:
+            return []
+        return [f"lr_schedule.warmup_steps({self.warmup_steps}) lasts all of steps({steps}): the rate only rises"]
 
 
 class Warmup(LRSchedule):
@@ -57,6 +69,16 @@ class Warmup(LRSchedule):
             return step / self.warmup_steps
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         return self.final + (1 - self.final) * self.decay_factor(progress)
+
+    def remarks(self, steps: int) -> list[str]:
+        warmup, total = self.warmup_steps, self.total_steps
+        if warmup >= total:
+            return [
+                f"lr_schedule.warmup_steps({warmup}) lasts all of total_steps({total}): the rate never decays smoothly"
+            ]
+        if warmup >= steps:
+            return [f"lr_schedule.warmup_steps({warmup}) lasts all of steps({steps}): the rate only rises"]
+        return []
 
 
 class WarmupLinear(Warmup):

@@ -30,6 +30,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
+def shortened(value: Any, length: int = 80) -> str:
+    """A value as text that fits on a line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list inside itself
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
 def own_or_installed(module_name: str) -> ModuleType:
     """
     Import a module that a user named, from the current directory if it is there.
@@ -50,6 +59,10 @@ def own_or_installed(module_name: str) -> ModuleType:
             del sys.modules[top]
             raise
     return importlib.import_module(module_name)
+
+
+INT64 = 2**63 - 1
+"""The largest number that torch, numpy and the file formats take."""
 
 
 class Section(BaseModel):
@@ -124,15 +137,22 @@ def chosen(base: type[Option]) -> BeforeValidator:
     return BeforeValidator(choose)
 
 
-def whole(*words: str | None, at_least: int = 1) -> BeforeValidator:
-    """A validator of whole numbers and given words (None: null): `workers: Annotated[int | Auto, whole("auto")]`."""
+def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> BeforeValidator:
+    """
+    A validator of whole numbers and given words (None: null): `workers: Annotated[int | Auto, whole("auto")]`.
+
+    at_most: what nobody can mean is more; it would take hours to refuse, or memory that is not there.
+    """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
+    too_large = f"expected at most {at_most:,}"
 
     def check(value: Any) -> Any:
         right = type(value) is int and value >= at_least if not isinstance(value, str | None) else value in words
         if not right:
-            raise PydanticCustomError("whole", f"expected {expected}, got {value!r}")
+            raise PydanticCustomError("whole", f"expected {expected}, got {shortened(value)}")
+        if isinstance(value, int) and value > at_most:
+            raise PydanticCustomError("whole", f"{too_large}, got {shortened(value)}")
         return value
 
     return BeforeValidator(check)

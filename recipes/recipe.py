@@ -40,11 +40,11 @@ class Recipe(Section):
 
     steps: Count
     """Optimizer steps."""
-    seed: Annotated[int, whole(at_least=0)]
+    seed: Annotated[int, whole(at_least=0, at_most=2**62)]
     """Seed of the initial weights and of the data order."""
-    seq_len: Count
+    seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
-    micro_batch: Count
+    micro_batch: Annotated[int, whole(at_most=2**16)]
     """Sequences per data-parallel rank in one forward pass."""
     global_batch: Annotated[int | None, whole(None)]
     """Sequences per optimizer step; null: micro_batch x data-parallel ranks. Larger batches use gradient accumulation."""

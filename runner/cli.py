@@ -85,7 +85,9 @@ def _run_verb(verb: str, *arguments: str) -> int:
         if known is None:
             raise
         code, text = known
-        print(text, file=sys.stderr)
+        from meshrunner.runner.console import printable
+
+        print(printable(text), file=sys.stderr)
         return code
 
 
@@ -104,7 +106,7 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
     if isinstance(error, ConfigError):
         return 2, str(error)
     wrong_input = HydraException | OmegaConfBaseException | YAMLError
-    if isinstance(error, wrong_input) or type(error) in (ValueError, UnicodeDecodeError):
+    if isinstance(error, wrong_input) or type(error) in (ValueError, UnicodeDecodeError, RecursionError):
         from meshrunner.runner.config.hydra_errors import explain
 
         return 2, explain(error, [a for a in arguments if not a.startswith("-")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,17 @@ def console() -> Console:
 
 def warn(text: str) -> None:
     """Print one line to stderr."""
-    print(f"meshrunner: {text}", file=sys.stderr, flush=True)
+    print(f"meshrunner: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """A text without what a terminal would obey: control characters and lone surrogates as `\\x1b`; lines and tabs stay."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", _escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def shown(path: Path) -> Path:

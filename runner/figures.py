@@ -135,6 +135,22 @@ FIGURES: tuple[Figure, ...] = (
 """In the order of the columns of tables and of docs/figures.md."""
 
 
+HIGH = ("perf/wps", "perf/mfu", "perf/tflops", "trace/compute")
+"""Beginnings of the keys of which more is better."""
+
+
+def higher_is_better(key: str) -> bool:
+    """Whether more is better of a key in summary.json."""
+    return key.startswith(HIGH)
+
+
+def summary_keys() -> list[str]:
+    """The keys of figures in summary.json, with the peaks of the start-up."""
+    keys = [key for each in FIGURES for key in each.summary_keys]
+    peaks = [key for key in row_keys("memory/") if key.endswith("_gib")]
+    return [*keys, *(key.replace("memory/", "memory/startup_") for key in peaks)]
+
+
 def figure_of(key: str) -> Figure:
     """The figure of a key in rows (or of `once`)."""
     return next(each for each in FIGURES if each.key == key)

@@ -7,25 +7,39 @@ API has no sweepers, no `--cfg` and no tab completion. So the `Hydra` object is 
 from __future__ import annotations
 
 import argparse
+import io
+import logging
 import secrets
-from collections.abc import Callable
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import version
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core import plugins, singleton
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
-from hydra.types import RunMode
+from hydra.errors import ConfigCompositionException
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.no_effect import refuse, without_effect
+from meshrunner.runner.config.overrides import check_number, prepared
+from meshrunner.runner.console import warn
 
 PRIMARY_CONFIG = "run"
+OF_THE_SCAN = (plugins.__file__, singleton.__file__)
+"""Files of Hydra's that import its plugins."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +64,30 @@ def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
     """Parse Hydra's command line: overrides and Hydra's own flags."""
     parser = get_args_parser()
     parser.prog = f"meshrunner {verb}"
+    parser.error = _usage_error  # type: ignore[method-assign]
     args: argparse.Namespace = parser.parse_intermixed_args(arguments)  # flags may stand between overrides
     args.parser = parser
-    # launch.env takes any variable: one that is not in the configuration yet needs no plus sign.
-    args.overrides = [f"++{o}" if o.startswith("launch.env.") else o for o in args.overrides]
+    args.overrides = prepared(args.overrides)
     return args
+
+
+def _usage_error(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; `meshrunner run --help` lists flags and keys")
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError for flags that would have no effect."""
+    if args.config_path:
+        raise ConfigError("--config-path would replace meshrunner's own options; --config-dir adds yours")
+    if args.experimental_rerun:
+        raise ConfigError("--experimental-rerun: `meshrunner resume DIR` executes a run or sweep directory again")
+    if args.resolve and not (args.cfg or args.help):
+        raise ConfigError("--resolve belongs to --cfg or --help")
+    if args.package and not args.cfg:
+        raise ConfigError("--package belongs to --cfg")
+    modes = {"--run": args.run, "--multirun": args.multirun, "--cfg": args.cfg, "--info": args.info}
+    if len(given := [flag for flag, value in modes.items() if value]) > 1 and not (args.help or args.hydra_help):
+        raise ConfigError(f"{' and '.join(given)} exclude each other")
 
 
 class Composer:
@@ -62,10 +95,11 @@ class Composer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         version.setbase("1.3")
-        if args.config_path:
-            raise ConfigError("--config-path would replace meshrunner's own options; --config-dir adds yours")
+        _check_flags(args)
         self.args = args
-        self.given = {"config_name": args.config_name or PRIMARY_CONFIG, "overrides": args.overrides}
+        overrides = [*args.overrides, *(["hydra.mode=RUN"] if args.run else [])]
+        self.given: dict[str, Any] = {"config_name": args.config_name or PRIMARY_CONFIG, "overrides": overrides}
+        _load_plugins()
         path = create_config_search_path("pkg://meshrunner.conf")
         if args.config_dir is not None:
             folder = Path(args.config_dir).absolute()
@@ -79,40 +113,109 @@ class Composer:
 
     def answer_query(self) -> bool:
         """Answer a query that Hydra answers itself (--help, --cfg, --info, tab completion); False when there is none."""
+        with _faults_of_hydra():
+            return self._answer()
+
+    def _answer(self) -> bool:
         args, hydra = self.args, self.hydra
         if args.help or args.hydra_help:
             show = hydra.app_help if args.help else hydra.hydra_help
             show(config_name=self.given["config_name"], args_parser=args.parser, args=args)
         elif args.cfg:
-            hydra.show_cfg(**self.given, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+            self._show_config()
         elif args.shell_completion:
             hydra.shell_completion(**self.given)
         elif args.info:
+            logging.raiseExceptions = False  # `--info | head`
             hydra.show_info(args.info, **self.given)
         else:
             return False
         return True
+
+    def _show_config(self) -> None:
+        args = self.args
+        said = io.StringIO()
+        try:
+            with redirect_stderr(said):
+                self.hydra.show_cfg(**self.given, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+        except SystemExit:
+            raise ConfigError(f"--package: {said.getvalue().strip()}") from None
 
     def single_run(self) -> Composed | None:
         """The configuration of a single run; None for a sweep (`-m`, or `hydra.mode: MULTIRUN` in a file)."""
         if self.args.multirun:
             return None
         config = self._compose(RunMode.RUN)
-        return None if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN else resolve_config(config, None)
+        if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN:
+            return None
+        refuse(config, sweep=False)
+        composed = resolve_config(config, None)
+        for remark in without_effect(config, sweep=False):
+            warn(remark)
+        return composed
 
-    def sweep(self, ended: Callable[[Any], object]) -> None:
+    def compose_sweep(self) -> DictConfig:
+        """The configuration that the combinations of a sweep have in common, with Hydra's section."""
+        config = self._compose(RunMode.MULTIRUN)
+        refuse(config, sweep=True)
+        if config.hydra.mode == RunMode.RUN:
+            warn("-m makes it a sweep, whatever hydra.mode says")
+        if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
+            grid = plain(config.hydra.sweeper)["params"] or {}
+            task = [str(override) for override in config.hydra.overrides.task]
+            check_number([*(f"{key}={values}" for key, values in grid.items()), *task])
+        for remark in without_effect(config, sweep=True):
+            warn(remark)
+        return config
+
+    def sweep(self, config: DictConfig, ended: Callable[[Any], object]) -> None:
         """Run the sweeper: it passes batches of jobs to the launcher, which calls `ended` after each."""
-        self._compose(RunMode.MULTIRUN)
-        self.hydra.multirun(**self.given, task_function=ended, with_log_configuration=False)
+        # As Hydra.multirun, which would compose the configuration again, with another time in the folder's name.
+        callbacks = Callbacks(config)
+        callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
+        context = HydraContext(config_loader=self.hydra.config_loader, callbacks=callbacks)
+        sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=ended)
+        sweeper.sweep(arguments=[str(override) for override in config.hydra.overrides.task])
+        callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
     def _compose(self, mode: RunMode) -> DictConfig:
         """The configuration with Hydra's section; raises ConfigError for any launcher but meshrunner's."""
-        config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
+        with _faults_of_hydra():
+            config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
         launcher = str(OmegaConf.select(config, "hydra.launcher._target_"))
         # Another one would call an empty function for every job and report success.
         if not launcher.startswith("hydra_plugins.meshrunner."):
             raise ConfigError(f"hydra/launcher: {launcher} starts no workers; use hydra/launcher=local")
         return config
+
+
+@contextmanager
+def _faults_of_hydra() -> Iterator[None]:
+    """Turn what Hydra and OmegaConf trip over, of which hostile input finds much, into an error of the configuration."""
+    try:
+        yield
+    except KeyError as error:  # hydra.job.env_copy
+        raise ConfigCompositionException(f"there is no environment variable {error}") from None
+    except (AttributeError, TypeError, AssertionError, IndexError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ConfigCompositionException(f"Hydra cannot read it: {type(error).__name__}: {first}") from error
+
+
+def _load_plugins() -> None:
+    """Let Hydra scan its plugins; raises ConfigError that names one that cannot be imported."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            Plugins.instance()
+        except (Exception, SystemExit) as error:
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            own = [file for file in files if Path(file).is_file() and file not in (__file__, *OF_THE_SCAN)]
+            file = error.filename if isinstance(error, SyntaxError) else next(iter(own), "")
+            raise ConfigError(
+                f"the Hydra plugin {file} cannot be imported: {type(error).__name__}: {error}; mend or uninstall it"
+            ) from None
+    for each in caught:
+        warn(" ".join(str(each.message).split()))
 
 
 def _pick(key: Any, table: DictConfig, default: Any = None) -> Any:

@@ -5,16 +5,36 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes import compatibility
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.recipes.option import AutoCount, Count, Option, Section, chosen, whole
+from meshrunner.recipes.option import Auto, AutoCount, Count, Option, Section, chosen, did_you_mean, whole
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.hardware import Hardware
 from meshrunner.runner.config.validation import invalid, listed
+from meshrunner.runner.figures import summary_keys
 from meshrunner.runner.profiler.base import ProfiledRun, Profiler
 from meshrunner.runner.trackers.base import Tracker
+
+YEAR_MINUTES = 366 * 24 * 60
+MAX_REPEATS = 10_000
+"""Runs of one combination of a sweep."""
+
+
+def _known_figure(key: str) -> str:
+    if key not in (known := summary_keys()):
+        raise PydanticCustomError("objective", f"no run has a figure '{key}'.{did_you_mean(key, known)}")
+    return key
 
 
 def _as_text(value: Any) -> Any:
@@ -25,21 +45,21 @@ def _as_text(value: Any) -> Any:
 class Launch(Section):
     """How the workers of a run are started."""
 
-    nodes: Count
+    nodes: Annotated[int, whole(at_most=2**17)]
     """Machines."""
-    workers: AutoCount
+    workers: Annotated[int | Auto, whole("auto", at_most=1024)]
     """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
-    threads: AutoCount
+    threads: Annotated[int | Auto, whole("auto", at_most=4096)]
     """Threads of a worker's CPU operations; auto: the node's cores / workers."""
     env: dict[str, Annotated[str, BeforeValidator(_as_text)]]
     """Environment variables of the workers: allocator, NCCL, CUDA settings."""
-    port: Annotated[int | None, whole(None)]
+    port: Annotated[int | None, whole(None, at_most=65535)]
     """TCP port of the rendezvous on the first node; null: one that is free."""
     host_memory_gib: float | None = Field(gt=0)
     """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
-    start_timeout_minutes: float = Field(gt=0)
+    start_timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
     """Until the first step is done, compilation included."""
-    timeout_minutes: float = Field(gt=0)
+    timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
     """Without a completed step, after the first."""
 
 
@@ -50,11 +70,11 @@ class Sweep(Section):
     """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
     """What the rows of the table at the end are compared with: `parallelism=fsdp1`."""
-    repeat: Count
+    repeat: Annotated[int, whole(at_most=1000)]
     """Runs of every combination, interleaved: what differs between them is noise."""
-    seeds: Count
+    seeds: Annotated[int, whole(at_most=1000)]
     """Seeds of every combination, from `seed` on: what differs between them is the noise of seeds."""
-    retry: Annotated[int, whole(at_least=0)]
+    retry: Annotated[int, whole(at_least=0, at_most=1000)]
     """How often a run that failed or timed out is executed again."""
     rerun: list[Literal["completed", "oom", "skipped"]]
     """Results that do not count: such runs are executed again when a sweep is resumed."""
@@ -62,6 +82,14 @@ class Sweep(Section):
     """Devices of this node that runs share: several run at once where they fit; auto: its GPUs, without any one at a time."""
     fail_fast: bool
     """Stop at the first run that is not completed."""
+
+    @model_validator(mode="after")
+    def _few_enough(self) -> Sweep:
+        if (runs := self.repeat * self.seeds) > MAX_REPEATS:
+            raise PydanticCustomError(
+                "repeats", f"repeat({self.repeat}) x seeds({self.seeds}) = {runs:,}; expected at most {MAX_REPEATS:,}"
+            )
+        return self
 
 
 class Experiment(Recipe):
@@ -76,7 +104,7 @@ class Experiment(Recipe):
     """Steps between two read-outs. Every step has its row; reading out synchronises the device and gathers from all ranks."""
     measure_after: Annotated[int, whole(at_least=0)]
     """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
-    objective: str
+    objective: Annotated[str, AfterValidator(_known_figure)]
     """The key of summary.json that a sweeper optimises."""
 
     @property
@@ -134,6 +162,15 @@ def remarks(experiment: Experiment) -> list[str]:
             f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
             "will be unknown, and its peak memory is that of the start-up, too"
         )
+    found += experiment.lr_schedule.remarks(experiment.steps)
+    if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
+        found.append(f"objective({experiment.objective}) is known only with profiler=trace")
+    if not experiment.parallelism.wraps_units:
+        idle = {
+            f"wrap={experiment.wrap.kind}": experiment.wrap.kind != "blocks",
+            "parallelism.reshard_after_forward": experiment.parallelism.reshard_after_forward != "always",
+        }
+        found += [f"{key} has no effect: {experiment.parallelism.kind} has no units" for key in idle if idle[key]]
     if not (experiment.model.freeze or experiment.wrap.needs_network):
         return found
     import torch

@@ -12,6 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from meshrunner.recipes.option import did_you_mean
+from meshrunner.runner.config.validation import listed
+from meshrunner.runner.console import printable
+
+NOISE = ("full_key:", "object_type=", "reference_type=")
+"""Beginnings of lines that OmegaConf adds for programmers."""
+MAX_LINES, MAX_WIDTH = 20, 300
+"""Lines of an error and characters of a line that are shown."""
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
@@ -21,7 +28,10 @@ def explain(error: BaseException, overrides: list[str]) -> str:
     Args:
         overrides: the command line, to name the override that a message leaves out.
     """
-    text = str(error).strip()
+    text = printable(str(error)).strip()
+    circular = isinstance(error, RecursionError) or text.startswith("Recursive interpolation")
+    if circular:
+        text = "it refers to itself, or is nested too deeply to be read"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing_option(error)
     if found := re.search(r"Could not override '(?P<key>[^']+)'", text):
@@ -30,19 +40,28 @@ def explain(error: BaseException, overrides: list[str]) -> str:
     cause = error.__cause__
     if cause is not None and str(cause) not in text:
         lines.append(str(cause).splitlines()[0])
-    suspects = [getattr(error, "override", None) or _suspect(overrides)]
-    where = [f"in '{suspect}':" for suspect in suspects if suspect and f"'{suspect}'" not in text]
-    return "\n".join(["The configuration is wrong:", *(f"  {line}" for line in [*where, *lines])])
+    lines = [_cut(line) for line in lines[:MAX_LINES] if not line.strip().startswith(NOISE)]
+    if key := getattr(error, "full_key", None):
+        return listed("The configuration is wrong:", [f"{key}: {lines[0]}", *lines[1:]])
+    suspects = [getattr(error, "override", None) or _suspect(overrides, circular=circular)]
+    where = [f"in '{_cut(suspect)}':" for suspect in suspects if suspect and f"'{suspect}'" not in text]
+    return listed("The configuration is wrong:", [*where, *lines])
 
 
-def _suspect(overrides: list[str]) -> str | None:
-    """The first override that does not parse, or that gives a group something else than a name."""
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_WIDTH else f"{line[:MAX_WIDTH]}..."
+
+
+def _suspect(overrides: list[str], *, circular: bool) -> str | None:
+    """The first override that does not parse, that gives a group something else than a name, or that may lead to itself."""
+    if circular:
+        return next((override for override in overrides if "${" in override), None)
     parser = OverridesParser.create()
     groups = {path.name for path in files("meshrunner.conf").iterdir() if path.is_dir()}
     for override in overrides:
         try:
             parsed = parser.parse_override(override)
-        except HydraException:
+        except (HydraException, ValueError, RecursionError):
             return override
         if not parsed.key_or_group or (parsed.key_or_group in groups and not isinstance(parsed.value(), str)):
             return override

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import did_you_mean
+from meshrunner.recipes.option import did_you_mean, shortened
 
 Known = Callable[[tuple[int | str, ...]], Iterable[str]]
 """The keys that exist at a configuration path."""
@@ -36,4 +36,4 @@ def _lines(errors: list[ErrorDetails], known: Known, prefix: str) -> Iterator[st
         else:
             message = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
             has_input = "got " in message or isinstance(error["input"], dict | list)
-            yield f"{where}: {message}" + ("" if has_input else f", got {error['input']!r}")
+            yield f"{where}: {message}" + ("" if has_input else f", got {shortened(error['input'])}")

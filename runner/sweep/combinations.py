@@ -18,14 +18,17 @@ from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.config.overrides import MAX_RUNS
+from meshrunner.runner.console import warn
 from meshrunner.runner.launch.nodes import only_this_node
-from meshrunner.runner.rundir.files import MULTIRUN, is_run
+from meshrunner.runner.rundir.files import is_run
 from meshrunner.runner.rundir.run import place_run, read_config
 from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.sweep.exclude import matching_rule
+from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 NAME_LENGTH = 100
 MAX_LISTED = 5
 """Problems listed in an error, and jobs per problem."""
@@ -114,20 +117,43 @@ def check_batch(
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
+    runs = 0
     varying = _varying(job_overrides) - set(config.hydra.overrides.task)
     for number, overrides in enumerate(job_overrides, first):
         named = [override for override in overrides if override in varying]
         try:
             job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
+            if (runs := len(job.runs) * len(job_overrides)) > MAX_RUNS:
+                break
             for run in job.runs:
                 _check_existing(run)
             jobs.append(job)
         except ConfigError as error:
             wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(named)})")
+    if runs > MAX_RUNS:
+        raise ConfigError(f"sweep.repeat x sweep.seeds: {runs:,} runs; a sweep has at most {MAX_RUNS:,}")
     if wrong:
-        remove_empty_sweep(sweep_dir)
         raise ConfigError("\n".join(_wrong_jobs(wrong)))
+    if any(job.hydra.hydra.sweeper != config.hydra.sweeper for job in jobs):
+        warn("hydra.sweeper has no effect in what is itself swept over: give the grid on the command line")
+    _check_exclude(loader, config, jobs)
     return SweepBatch(sweep_dir, jobs)
+
+
+def _check_exclude(loader: Any, config: DictConfig, jobs: Sequence[Combination]) -> None:
+    """Check the rules of `sweep.exclude` against a batch, and remark on those that match nothing."""
+    rules = list(dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude))
+    if not rules:
+        return
+
+    def options(group: str) -> list[str]:
+        given = list(config.hydra.overrides.hydra)  # may add folders to search
+        return list(loader.get_group_options(group, config_name=config.hydra.job.config_name, overrides=given))
+
+    sweeper = config.hydra.sweeper
+    whole = sweeper._target_ == BASIC_SWEEPER and sweeper.get("max_batch_size") is None
+    for remark in check_rules(rules, [job.runs[0].composed for job in jobs], options, whole_sweep=whole):
+        warn(remark)
 
 
 def _compose_job(
@@ -187,17 +213,6 @@ def _wrong_jobs(wrong: dict[str, list[str]]) -> Iterator[str]:
         yield f"{', '.join(names[:MAX_LISTED])}{more}: {problem}"
     if len(wrong) > MAX_LISTED:
         yield f"... and {len(wrong) - MAX_LISTED} more problems"
-
-
-def remove_empty_sweep(sweep_dir: Path) -> None:
-    """Remove the folder that Hydra's sweeper created for a refused sweep, and its empty parents."""
-    if {path.name for path in sweep_dir.iterdir()} != {MULTIRUN}:
-        return
-    (sweep_dir / MULTIRUN).unlink()
-    for folder in (sweep_dir, *sweep_dir.parents):
-        if folder == Path.cwd() or any(folder.iterdir()):
-            return
-        folder.rmdir()
 
 
 def _varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:

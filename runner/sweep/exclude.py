@@ -1,16 +1,31 @@
 """`sweep.exclude`: rules for combinations of a sweep to skip.
 
 A rule is a line of conditions, `activation_checkpoint=full micro_batch=8,16`, which matches where all of them hold. A
-condition names a group and some of its options, or a key and some of its values.
+condition names a group and some of its options, or a key and some of its values, typed as on the command line.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, OverrideType, Sweep
+from hydra.errors import HydraException
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.config.compose import Composed
+from meshrunner.runner.config.overrides import split_outside
+
+
+class Condition(NamedTuple):
+    """`micro_batch=8,16`: a key and the values that it may have."""
+
+    key: str
+    values: dict[str, Any]
+    """As typed -> as YAML reads it."""
 
 
 def matching_rule(rules: list[str], composed: Composed) -> str | None:
@@ -18,37 +33,127 @@ def matching_rule(rules: list[str], composed: Composed) -> str | None:
     The first rule that matches a combination; None when there is none.
 
     Raises:
-        ConfigError: a rule is not a line of conditions, or names no key.
+        ConfigError: a rule is not a line of conditions.
     """
-    return next((rule for rule in rules if all(_holds(condition, composed) for condition in _conditions(rule))), None)
+    return next((rule for rule in rules if _matches(rule, composed)), None)
 
 
-def _conditions(rule: str) -> list[tuple[str, list[str]]]:
-    conditions = [word.partition("=") for word in rule.split()]
-    if not conditions or not all(key and equals and values for key, equals, values in conditions):
+def check_rules(
+    rules: Sequence[str], combinations: Sequence[Composed], options: Callable[[str], list[str]], *, whole_sweep: bool
+) -> list[str]:
+    """
+    Check that rules can match something.
+
+    Args:
+        options: the names of the options of a group.
+        whole_sweep: whether there are no other combinations, from a sweeper that goes on.
+
+    Returns:
+        A remark for each rule that matches nothing here.
+
+    Raises:
+        ConfigError: a rule names an option that its group does not have, or a key that no combination has.
+    """
+    remarks = []
+    for rule in rules:
+        missing = []
+        for condition in conditions(rule):
+            _check_key(rule, condition, combinations, options, whole_sweep)
+            missing += [
+                f"{condition.key}={text}"
+                for text, value in condition.values.items()
+                if not any(_has(condition.key, text, value, each) for each in combinations)
+            ]
+        if whole_sweep and missing:
+            remarks.append(f"sweep.exclude: '{rule}': no combination of this sweep has {' or '.join(missing)}")
+        elif whole_sweep and not any(_matches(rule, each) for each in combinations):
+            remarks.append(f"sweep.exclude: '{rule}' matches no combination of this sweep")
+    return remarks
+
+
+def _check_key(
+    rule: str,
+    condition: Condition,
+    combinations: Sequence[Composed],
+    options: Callable[[str], list[str]],
+    whole_sweep: bool,
+) -> None:
+    key = condition.key
+    if any(key in each.overrides["choices"] for each in combinations):
+        known = options(key)
+        # An option in a folder below the group's is not among the names.
+        for option in (value if isinstance(value, str) else text for text, value in condition.values.items()):
+            if option not in [*known, "null"] and "/" not in option:
+                raise ConfigError(
+                    f"sweep.exclude: '{rule}': {key} has no option '{option}'.{did_you_mean(option, known)} "
+                    f"Known: {', '.join(sorted(known))}"
+                )
+        return
+    known = sorted({name for each in combinations for name in _keys(each.config)})
+    # A combination that is still to come may have another option of the group, with other keys.
+    if key not in known and (whole_sweep or key.partition(".")[0] not in known):
+        hint = did_you_mean(key, [*known, *combinations[0].overrides["choices"]])
+        raise ConfigError(f"sweep.exclude: '{rule}': no combination of this sweep has a key '{key}'.{hint}")
+
+
+@lru_cache(maxsize=1000)
+def conditions(rule: str) -> tuple[Condition, ...]:
+    """The conditions of a rule; raises ConfigError if it is not a line of them."""
+    try:
+        found = tuple(_condition(word) for word in split_outside(rule, " \t\n") if word)
+    except (HydraException, ValueError, RecursionError):
+        found = ()
+    if not found:
         raise ConfigError(
             f"sweep.exclude: '{rule}' is not a line of conditions; expected e.g. activation_checkpoint=full micro_batch=8,16"
         )
-    return [(key, values.split(",")) for key, _, values in conditions]
+    return found
 
 
-def _holds(condition: tuple[str, list[str]], composed: Composed) -> bool:
-    key, values = condition
-    chosen = composed.overrides["choices"].get(key)
-    if chosen is not None:
-        return str(chosen) in values
+def _condition(word: str) -> Condition:
+    """A word of a rule; raises ValueError or HydraException if it is no condition."""
+    key, equals, values = word.partition("=")
+    typed: dict[str, Any] = {}
+    for text in split_outside(values, ","):
+        parsed = OverridesParser.create().parse_override(f"{key}={text}")
+        value = parsed.value()
+        if parsed.type is not OverrideType.CHANGE or not key or not text or isinstance(value, Sweep | Glob):
+            raise ValueError(word)
+        typed[text] = value
+    if not equals:
+        raise ValueError(word)
+    return Condition(key, typed)
+
+
+def _matches(rule: str, composed: Composed) -> bool:
+    return all(
+        any(_has(condition.key, text, value, composed) for text, value in condition.values.items())
+        for condition in conditions(rule)
+    )
+
+
+def _has(key: str, text: str, value: Any, composed: Composed) -> bool:
+    """Whether a combination has this option of a group or this value of a key."""
+    if key in composed.overrides["choices"]:
+        return composed.overrides["choices"][key] in (text, value)
     here: Any = composed.config
-    for depth, part in enumerate(key.split(".")):
-        if not isinstance(here, dict) or part not in here:
-            if depth == 0:
-                raise ConfigError(f"sweep.exclude: there is no key '{key}'.{did_you_mean(part, composed.config)}")
-            return False  # a key of another option
-        here = here[part]
-    return _text(here) in values
+    for part in key.split("."):
+        here = here.get(part, ...) if isinstance(here, dict) else ...
+    return _equal(value, here)
 
 
-def _text(value: Any) -> str:
-    """A value as typed on the command line."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same: 1 and 1.0 are, 1 and true or '1' are not."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The keys of a configuration at every depth: `parallelism`, `parallelism.shard`."""
+    for key, value in config.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")

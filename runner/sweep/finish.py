@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from meshrunner.runner.compare.page import write_page
 from meshrunner.runner.compare.rows import compare_sweep
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.validation import listed
 from meshrunner.runner.console import shown, warn
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.rundir.files import REPORT
 from meshrunner.runner.rundir.run import read_config
+from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.trackers.handle import TrackerHandle
+
+MAX_REASONS = 5
 
 
 def finish_sweep(sweep_dir: Path) -> None:
@@ -28,12 +33,25 @@ def finish_sweep(sweep_dir: Path) -> None:
             tracking.finish_or_warn("the sweep is complete")
 
 
+def _why_all_are_skipped(sweep_dir: Path) -> str:
+    """What to say of a sweep in which nothing could run; empty if anything could."""
+    statuses = [read_status(sweep_dir / name) for name in run_names(sweep_dir)]
+    if any(status.get("state") != "skipped" for status in statuses):
+        return ""
+    reasons = Counter(str(status.get("reason")) for status in statuses)
+    lines = [f"{count} x {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
+    lines += [f"and {len(reasons) - MAX_REASONS} other reasons"] * (len(reasons) > MAX_REASONS)
+    return listed(f"nothing ran: every one of the {len(statuses)} runs was skipped:", lines)
+
+
 def _compare(sweep_dir: Path) -> None:
     comparison, problem = compare_sweep(sweep_dir)
     if problem is not None:
         warn(problem)
     print()
     print_table(comparison)
+    if skipped := _why_all_are_skipped(sweep_dir):
+        warn(skipped)
     page = sweep_dir / REPORT
     try:
         write_page(comparison, page)

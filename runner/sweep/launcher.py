@@ -6,38 +6,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain
 from meshrunner.runner.config.experiment import check
+from meshrunner.runner.console import warn
+from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node
-from meshrunner.runner.rundir.files import SUMMARY, is_run, read_json
+from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, is_run, read_json
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
 from meshrunner.runner.sweep.combinations import (
+    BASIC_SWEEPER,
     Combination,
     ConfiguredTarget,
     LocalTarget,
     SweepBatch,
     check_batch,
-    remove_empty_sweep,
 )
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.finish import finish_sweep
-
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class EndedBatch:
 
 Ended = Callable[[EndedBatch], object]
 
+DIRECTIONS = {
+    "hydra.sweeper.direction": "hydra.sweeper.direction=maximize",
+    "hydra.sweeper.optim.maximize": "hydra.sweeper.optim.maximize=true",
+    "hydra.sweeper.ax_config.experiment.minimize": "hydra.sweeper.ax_config.experiment.minimize=false",
+}
+"""Where the Optuna, Nevergrad and Ax sweepers keep their direction, and how it is turned."""
+
 
 class StopSweep(Exception):
     """The sweeper must not launch more jobs: `sweep.fail_fast`, or a stop was requested."""
@@ -59,9 +67,13 @@ def run_sweep(composer: Composer) -> int:
     """Run a sweep from the command line; exit status 1 when a run failed, crashed or timed out."""
     # Not from the sweeper's return value: some return nothing.
     batches: list[EndedBatch] = []
+    config = composer.compose_sweep()
+    _check_direction(config)
     try:
-        with suppress(StopSweep):
-            composer.sweep(batches.append)
+        with _nothing_left_behind(Path(config.hydra.sweep.dir).absolute()), suppress(StopSweep):
+            composer.sweep(config, batches.append)
+    except MissingConfigException:
+        raise  # an OSError of Hydra's
     except OSError as error:
         raise ConfigError(f"the sweep directory cannot be written: {error}") from None
     except Exception:  # an adaptive sweeper may launch a wrong job after hours
@@ -71,6 +83,26 @@ def run_sweep(composer: Composer) -> int:
     if batches:
         finish_sweep(batches[0].sweep_dir)
     return max((batch.exit_status for batch in batches), default=0)
+
+
+@contextmanager
+def _nothing_left_behind(sweep_dir: Path) -> Iterator[None]:
+    """Where no run was placed, leave the folder as it was: Hydra's sweepers create it before anything is checked."""
+    record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
+    before = record.read_bytes() if record.is_file() else None
+    since = placed.stat().st_mtime_ns if placed.exists() else None
+    created = [folder for folder in (sweep_dir, *sweep_dir.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # a folder that is not empty, or gone
+            if since == (placed.stat().st_mtime_ns if placed.exists() else None):
+                if before is None:
+                    record.unlink(missing_ok=True)
+                elif record.read_bytes() != before:
+                    record.write_bytes(before)
+                for folder in created:
+                    folder.rmdir()
 
 
 def resume_sweep(sweep_dir: Path) -> int:
@@ -102,20 +134,15 @@ def launch_slurm(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
     """Submit a batch of jobs to SLURM, for Hydra's sweeper. Raises ConfigError that lists all wrong ones."""
-    try:
-        settings = Slurm.read(plain(config.hydra.launcher))
-        if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
-            raise ConfigError("this sweeper learns from the results of runs: it needs hydra.launcher.wait=true")
-    except ConfigError:
-        remove_empty_sweep(Path(config.hydra.sweep.dir).absolute())
-        raise
+    settings = Slurm.read(plain(config.hydra.launcher))
+    if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
+        raise ConfigError("this sweeper learns from the results of runs: it needs hydra.launcher.wait=true")
     batch = check_batch(loader, config, job_overrides, first, settings)
     if settings.dry_run:
         runs = {run.run_dir: job.experiment for job, run in batch.ordered if not run.reason}
         todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=True)
         arrays = job_arrays(batch.names(), {run_dir: runs[run_dir] for run_dir in todo}, settings)
         print_arrays(batch.sweep_dir, arrays, settings)
-        remove_empty_sweep(batch.sweep_dir)
         return []
     run_dirs = batch.place()
     submit_sweep(batch.sweep_dir, batch.names(), settings)
@@ -150,6 +177,27 @@ def minimizes(config: DictConfig) -> bool:
         or OmegaConf.select(config, "hydra.sweeper.ax_config.experiment.minimize") is True
         or maximize is False
     )
+
+
+def _check_direction(config: DictConfig) -> None:
+    """
+    Compare the direction of an adaptive sweeper with the objective, and warn where it looks for the worst.
+
+    Raises:
+        ConfigError: it minimises what should be high, and nobody said so: some sweepers do by default.
+    """
+    if config.hydra.sweeper._target_ == BASIC_SWEEPER:
+        return
+    objective, given = str(config.get("objective")), " ".join(config.hydra.overrides.hydra)
+    if minimizes(config) and higher_is_better(objective):
+        if not any(key in given for key in DIRECTIONS):
+            raise ConfigError(
+                f"this sweeper minimises, and the objective {objective} is better when it is high: add "
+                f"{next(text for key, text in DIRECTIONS.items() if OmegaConf.select(config, key) is not None)}"
+            )
+        warn(f"the sweeper looks for the lowest {objective}")
+    elif not minimizes(config) and not higher_is_better(objective):
+        warn(f"the sweeper looks for the highest {objective}")
 
 
 def _job_return(job: Combination, worst: float) -> JobReturn:

@@ -1,0 +1,111 @@
+"""Settings that this program does not obey, here or at all: each is refused, or remarked on in a line."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.errors import ConfigError
+
+REFUSED = {
+    "hydra.job.chdir": "workers stay in the directory of the command",
+    "hydra.job.env_copy": "workers have the environment of the command, and launch.env.NAME=VALUE adds to it",
+    "hydra.job.env_set": "launch.env.NAME=VALUE sets the environment of the workers",
+    "hydra.output_subdir": "config.yaml and overrides.yaml are in the run directory itself",
+    "hydra.sweep.subdir": "a run of a sweep is named after its number and what varies",
+}
+"""Keys of Hydra's that mean something to functions it calls, and what there is here instead."""
+SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
+SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
+SILENT = {
+    "hydra.callbacks": "of these only on_multirun_start and on_multirun_end of a sweep are called",
+    "hydra.job_logging": "what a run prints is in its folder `logs`",
+    "hydra.hydra_logging": "what a run prints is in its folder `logs`",
+    "hydra.verbose": "what a run prints is in its folder `logs`",
+}
+"""Keys of Hydra's without effect, or with less than they promise."""
+ONLY_SWEEPS = ("sweep", "hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel", "objective")
+UNSET: dict[str, Any] = {
+    "hydra.job.chdir": None,
+    "hydra.job.env_set": {},
+    "hydra.job.env_copy": [],
+    "hydra.callbacks": {},
+    "hydra.verbose": False,
+    "hydra.launcher.max_parallel": None,
+    "hydra.sweeper": {"max_batch_size": None, "params": None},
+}
+"""Values that ask for nothing, of keys that conf/run.yaml does not have."""
+
+
+def refuse(config: DictConfig, *, sweep: bool) -> None:
+    """Raise ConfigError for a key of Hydra's that would be ignored, with what there is instead."""
+    raw = _raw(config)
+    for key in (*SET_BY_HYDRA, *(SET_IN_SWEEPS if sweep else ())):
+        if typed := _typed(raw, key):
+            raise ConfigError(f"{typed}: is set for every run, and cannot be given")
+    for key, instead in REFUSED.items():
+        if _changed(raw, key):
+            raise ConfigError(f"{key}: {instead}")
+
+
+def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
+    """A line for each setting that has no effect on the single run or the sweep that was asked for."""
+    raw = _raw(config)
+    found = [f"{key} has no effect: {why}" for key, why in SILENT.items() if _changed(raw, key)]
+    if sweep:
+        if _changed(raw, "hydra.run.dir"):
+            found.append("hydra.run.dir has no effect on a sweep; hydra.sweep.dir has")
+        if _changed(raw, "objective") and _choice(raw, "hydra.sweeper") == "basic":
+            found.append("objective has no effect: the sweep tries every combination, whatever comes of it")
+        return found
+    idle = [key for section in ONLY_SWEEPS for key in _changed(raw, section)]
+    # A named sweep brings a baseline, which does a single run no harm.
+    idle = [key for key in idle if key != "sweep.baseline" or _typed(raw, key)]
+    return [*found, f"{', '.join(idle)}: no effect on a single run; -m makes it a sweep"] if idle else found
+
+
+def _typed(raw: dict[str, Any], key: str) -> str:
+    """The key, or one below it, that was given on the command line; empty if none was."""
+    given = raw["hydra"]["overrides"]
+    typed = [str(override).lstrip("+~") for override in (*given["hydra"], *given["task"])]
+    return next((o.partition("=")[0] for o in typed if o.startswith((f"{key}=", f"{key}."))), "")
+
+
+def _choice(raw: dict[str, Any], key: str) -> Any:
+    """The option of the group that is kept at a key."""
+    return raw["hydra"]["runtime"]["choices"].get(key.replace(".", "/"))
+
+
+def _changed(raw: dict[str, Any], key: str) -> list[str]:
+    """The keys from this one on whose values are not those of a configuration that asks for nothing."""
+    if key in ("hydra.job_logging", "hydra.hydra_logging"):
+        return [key] if _choice(raw, key) != "none" or _typed(raw, key) else []
+    if key == "hydra.sweeper" and _choice(raw, key) != "basic":
+        return ["hydra/sweeper"]
+    default, value = UNSET[key] if key in UNSET else _at(_shipped(), key), _at(raw, key)
+    if key == "hydra.sweeper" and isinstance(value, dict):
+        value = {name: each for name, each in value.items() if name != "_target_"}
+    return [name for name, *_ in differences(default, value, key)] if value or default else []
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    """What conf/run.yaml says."""
+    return _raw(OmegaConf.create(files("meshrunner.conf").joinpath("run.yaml").read_text()))
+
+
+def _raw(config: Any) -> dict[str, Any]:
+    """A configuration, interpolations as they stand."""
+    found = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def _at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config

@@ -1,0 +1,133 @@
+"""Overrides as a person types them -> overrides that Hydra can read; what it would choke on is refused by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, RangeSweep
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.console import printable
+
+MAX_DEPTH = 50
+"""Brackets inside brackets. Hydra's parser runs into Python's recursion limit at about a hundred."""
+MAX_DIGITS = 100
+"""Digits of a number."""
+MAX_LENGTH = 100_000
+"""Characters of an override."""
+MAX_RUNS = 100_000
+"""Runs of a sweep."""
+
+QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
+RULE_BEGINS = re.compile(r"\s*[\w./@-]+=")
+
+
+def prepared(overrides: Iterable[str]) -> list[str]:
+    """The overrides of a command line as Hydra reads them; raises ConfigError with the key of one that nobody can mean."""
+    return [_unless_known(_quoted(_readable(override))) for override in overrides]
+
+
+def key_of(override: str) -> str:
+    """The key of an override, for a message."""
+    key = override.partition("=")[0].lstrip("+~")
+    return printable(key if len(key) <= 100 else f"{key[:100]}...")
+
+
+def _readable(override: str) -> str:
+    key = key_of(override)
+    if printable(override) != override:
+        raise ConfigError(
+            f"{key}: holds a control character or a byte that is not UTF-8: {printable(override)[:200]!r}"
+        )
+    if len(override) > MAX_LENGTH:
+        raise ConfigError(f"{key}: {len(override):,} characters; at most {MAX_LENGTH:,} can be read")
+    if (deepest := _depth(override)) > MAX_DEPTH:
+        raise ConfigError(f"{key}: brackets are nested {deepest} deep; at most {MAX_DEPTH} can be read")
+    if found := re.search(rf"(?<![A-Za-z_\d])\d[\d_]{{{MAX_DIGITS},}}", override):
+        raise ConfigError(f"{key}: a number of {len(found[0]):,} digits; at most {MAX_DIGITS} can be read")
+    return override
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        if character in "[{(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]})":
+            depth = max(0, depth - 1)
+    return deepest
+
+
+def _quoted(override: str) -> str:
+    """A rule of `sweep.exclude` or `sweep.baseline` holds a second equals sign, so Hydra wants it quoted."""
+    found = QUOTED_KEYS.fullmatch(override)
+    if found is None or "=" not in found["value"] or found["value"].lstrip().startswith(("'", '"')):
+        return override
+    value = found["value"].strip()
+    if found["name"] == "baseline":
+        return f"{found['key']}={_in_quotes(value)}"
+    rules: list[str] = []
+    for part in split_outside(value[1:-1] if value.startswith("[") and value.endswith("]") else value, ","):
+        # A comma stands between rules, and between the values of one: micro_batch=8,16 is one rule.
+        if rules and not RULE_BEGINS.match(part) and not part.strip().startswith(("'", '"')):
+            rules[-1] += f",{part}"
+        else:
+            rules.append(part)
+    texts = [rule if rule.strip().startswith(("'", '"')) else _in_quotes(rule.strip()) for rule in rules]
+    return f"{found['key']}=[{','.join(texts)}]"
+
+
+def _in_quotes(text: str) -> str:
+    quoted: str = QuotedString(text, Quote.single).with_quotes()
+    return quoted
+
+
+def _unless_known(override: str) -> str:
+    """launch.env takes any variable: one that is not in the configuration yet needs no plus sign."""
+    return f"++{override}" if override.startswith("launch.env.") else override
+
+
+def split_outside(text: str, separators: str) -> list[str]:
+    """The parts of a text between any of some characters, where no bracket and no quote is open."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for index, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote and text[index - 1] != "\\" else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "[{(":
+            depth += 1
+        elif character in "]})":
+            depth -= 1
+        elif character in separators and depth <= 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return [*parts, text[start:]]
+
+
+def check_number(overrides: Sequence[str]) -> None:
+    """Raise ConfigError when the overrides of Hydra's own sweeper stand for more runs than any sweep has: it lists them all."""
+    counts = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if override.is_interval_sweep():
+            raise ConfigError(
+                f"{override.key_or_group}: an interval is for a sweeper that chooses values, hydra/sweeper=..."
+            )
+        counts[override.get_key_element()] = _count(override.value())
+    if (total := math.prod(counts.values())) > MAX_RUNS:
+        varying = " x ".join(f"{key}({count:,})" for key, count in counts.items() if count > 1)
+        raise ConfigError(f"{varying} = {total:,} combinations; a sweep has at most {MAX_RUNS:,} runs")
+
+
+def _count(value: object) -> int:
+    """Values of a sweep over one key."""
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep) or value.start is None or value.stop is None or not value.step:
+        return 1
+    steps = (float(value.stop) - float(value.start)) / float(value.step)
+    return max(1, math.ceil(min(steps, 1e30)))
