@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -105,6 +106,8 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
         return 1, str(error)
     if isinstance(error, ConfigError):
         return 2, str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return 2, f"{str(error.filename)[:200]}: {error.strerror}"
     wrong_input = HydraException | OmegaConfBaseException | YAMLError
     if isinstance(error, wrong_input) or type(error) in (ValueError, UnicodeDecodeError, RecursionError):
         from meshrunner.runner.config.hydra_errors import explain

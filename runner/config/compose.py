@@ -162,6 +162,8 @@ class Composer:
             warn("-m makes it a sweep, whatever hydra.mode says")
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
             grid = plain(config.hydra.sweeper)["params"] or {}
+            if not isinstance(grid, dict):
+                raise ConfigError("hydra.sweeper.params: expected keys with their values, such as {seed: '1,2'}")
             task = [str(override) for override in config.hydra.overrides.task]
             check_number([*(f"{key}={values}" for key, values in grid.items()), *task])
         for remark in without_effect(config, sweep=True):
@@ -185,7 +187,7 @@ class Composer:
         launcher = str(OmegaConf.select(config, "hydra.launcher._target_"))
         # Another one would call an empty function for every job and report success.
         if not launcher.startswith("hydra_plugins.meshrunner."):
-            raise ConfigError(f"hydra/launcher: {launcher} starts no workers; use hydra/launcher=local")
+            raise ConfigError(f"hydra.launcher: {launcher} starts no workers; use hydra/launcher=local")
         return config
 
 

@@ -43,7 +43,9 @@ def explain(error: BaseException, overrides: list[str]) -> str:
     lines = [_cut(line) for line in lines[:MAX_LINES] if not line.strip().startswith(NOISE)]
     if key := getattr(error, "full_key", None):
         return listed("The configuration is wrong:", [f"{key}: {lines[0]}", *lines[1:]])
-    suspects = [getattr(error, "override", None) or _suspect(overrides, circular=circular)]
+    suspects = [
+        getattr(error, "override", None) or _suspect(overrides, interpolated="interpolation" in text or circular)
+    ]
     where = [f"in '{_cut(suspect)}':" for suspect in suspects if suspect and f"'{suspect}'" not in text]
     return listed("The configuration is wrong:", [*where, *lines])
 
@@ -52,9 +54,9 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_WIDTH else f"{line[:MAX_WIDTH]}..."
 
 
-def _suspect(overrides: list[str], *, circular: bool) -> str | None:
-    """The first override that does not parse, that gives a group something else than a name, or that may lead to itself."""
-    if circular:
+def _suspect(overrides: list[str], *, interpolated: bool) -> str | None:
+    """The first override that refers to others, or does not parse, or gives a group something else than a name."""
+    if interpolated:
         return next((override for override in overrides if "${" in override), None)
     parser = OverridesParser.create()
     groups = {path.name for path in files("meshrunner.conf").iterdir() if path.is_dir()}
@@ -63,9 +65,10 @@ def _suspect(overrides: list[str], *, circular: bool) -> str | None:
             parsed = parser.parse_override(override)
         except (HydraException, ValueError, RecursionError):
             return override
-        if not parsed.key_or_group or (parsed.key_or_group in groups and not isinstance(parsed.value(), str)):
+        group = str(parsed.key_or_group)
+        if not group or ((group in groups or "/" in group) and not isinstance(parsed.value(), str)):
             return override
-    return None
+    return next((override for override in overrides if "${" in override), None)
 
 
 def _missing_option(error: MissingConfigException) -> str:
