@@ -13,6 +13,8 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from meshrunner.recipes.checkpoint.metadata import check_metadata
+from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
+from meshrunner.recipes.checkpoint.restore import restore
 from meshrunner.recipes.errors import ConfigError
 
 
@@ -61,3 +63,11 @@ def test_damage(content: bytes, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(ConfigError):
         check_metadata(tmp_path)
+
+
+def test_it_is_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Forged(tmp_path / "it_ran")))
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="it refers to"):
+        restore(StoredCheckpoint(tmp_path, nothing), nothing, nothing)
+    assert not (tmp_path / "it_ran").exists()
