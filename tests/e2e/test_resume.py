@@ -201,6 +201,7 @@ def test_changes_that_do_not_decide_what_is_trained_need_nothing(straight: Path,
     run_dir = cut_back(straight, tmp_path, 4)
     edit(run_dir, "log_every: 1", "log_every: 2")
     edit(run_dir, "workers: 2", "workers: 1")
+    edit(run_dir, "micro_batch: 1", "micro_batch: 2")
     edit(run_dir, "every: 1\n", "every: 3\n")
     edit(run_dir, "reshard_after_forward: always", "reshard_after_forward: never")
     completed(resume(run_dir), run_dir)
@@ -218,7 +219,7 @@ def check_figures_of_the_last_layout(run_dir: Path) -> None:
     assert row["runs"][0]["earlier_layouts"][0]["steps"] == [1, 4]
     table = meshrunner("compare", str(run_dir), cwd=run_dir.parent).out
     assert "from step 5 on" in table
-    assert "steps 1 to 4 ran with parallelism.reshard_after_forward=always, launch.workers=2, world_size=2" in table
+    assert "steps 1 to 4 ran with parallelism.reshard_after_forward=always, micro_batch=1, launch.workers=2, world_size=2" in table
 
 
 @pytest.mark.slow
