@@ -219,7 +219,10 @@ def check_figures_of_the_last_layout(run_dir: Path) -> None:
     assert row["runs"][0]["earlier_layouts"][0]["steps"] == [1, 4]
     table = meshrunner("compare", str(run_dir), cwd=run_dir.parent).out
     assert "from step 5 on" in table
-    assert "steps 1 to 4 ran with parallelism.reshard_after_forward=always, micro_batch=1, launch.workers=2, world_size=2" in table
+    assert (
+        "steps 1 to 4 ran with parallelism.reshard_after_forward=always, micro_batch=1, launch.workers=2, world_size=2"
+        in table
+    )
 
 
 @pytest.mark.slow
