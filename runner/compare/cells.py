@@ -11,6 +11,10 @@ from meshrunner.runner.compare.rows import Against, Comparison, Row
 from meshrunner.runner.figures import table_figures
 
 
+LONGEST_VALUE = 500
+"""Characters of a setting; --json and --csv have it whole."""
+
+
 class Column(NamedTuple):
     """One column of the table."""
 
@@ -39,7 +43,8 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def _value(row: Row, key: str) -> str:
-    return text(row.values[key]) if key in row.values else ""
+    value = text(row.values[key]) if key in row.values else ""
+    return value if len(value) <= LONGEST_VALUE else f"{value[:LONGEST_VALUE]}..."
 
 
 def _delta(against: Against | None) -> str:
