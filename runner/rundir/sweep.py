@@ -30,6 +30,8 @@ def run_names(sweep_dir: Path) -> list[str]:
 
 def sweep_damage(sweep_dir: Path) -> list[str]:
     """What is wrong with a sweep.json, a sentence each; [] where nothing is, or there is none."""
+    if not is_sweep(sweep_dir):
+        return []
     try:
         jobs = _jobs(sweep_dir)
     except (OSError, ValueError) as error:

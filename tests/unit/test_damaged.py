@@ -119,7 +119,7 @@ DAMAGES: dict[str, Callable[[Damage], object]] = {
     "config a link to itself": lambda d: d.link("config.yaml", "config.yaml"),
     "config gone": lambda d: (d.run / "config.yaml").unlink(),
     "sections of wrong types": lambda d: d.text(
-        "config.yaml", "model: 3\nsweep: [1]\nlaunch: x\nparallelism: [1, 2]\n"
+        "config.yaml", "steps: 4\nseed: {}\nmodel: 3\nsweep: [1]\nlaunch: x\nparallelism: [1, 2]\n"
     ),
     "overrides a list": lambda d: d.text("overrides.yaml", "- 1"),
     "overrides of wrong types": lambda d: d.text("overrides.yaml", "task: 5\nchoices: [1]"),
