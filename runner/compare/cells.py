@@ -10,7 +10,6 @@ from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import Against, Comparison, Row
 from meshrunner.runner.figures import table_figures
 
-
 LONGEST_VALUE = 500
 """Characters of a setting; --json and --csv have it whole."""
 

@@ -28,9 +28,9 @@ from meshrunner.runner.rundir.files import (
     read_json,
 )
 from meshrunner.runner.rundir.owner import owner_is_alive
-from meshrunner.runner.rundir.plain_yaml import YAML_BYTES, load_yaml
-from meshrunner.runner.rundir.run import Overrides, load_overrides
-from meshrunner.runner.rundir.states import is_count, read_status
+from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
+from meshrunner.runner.rundir.run import Overrides, load_config, load_overrides
+from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.rundir.summary import summarise
 from meshrunner.runner.rundir.sweep import run_names, sweep_damage
 
@@ -148,20 +148,12 @@ def read_run(path: Path) -> Run:
     overrides = Overrides({}, ())  # without them the columns are named after keys, not after options
     name = CONFIG
     try:
-        config = _config(path / name)
+        config = load_config(path)
         name = OVERRIDES
         overrides = load_overrides(path)
     except (OSError, ValueError) as error:
         state, reason = "damaged", reason if state == "damaged" else _short(unreadable(name, error))
     return Run(path, config, state, reason, overrides.choices, overrides.task)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """A configuration, as far as it is one; raises ValueError where it is not."""
-    config = load_yaml(path)
-    if not is_count(config.get("steps")):  # it was cut off, or somebody else's
-        raise ValueError("it has no number of steps")
-    return config
 
 
 def glance(path: Path) -> Run:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.console import one_line, printable, warn
-from meshrunner.runner.rundir.damage import find_damage
+from meshrunner.runner.rundir.damage import find_damage, find_yaml_damage
 from meshrunner.runner.rundir.files import is_run
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state
@@ -74,4 +74,6 @@ def _damage(run_dir: Path) -> str:
         return "it is a link; the runs of a sweep are folders in it"
     if printable(run_dir.name) != run_dir.name:
         return "its name has control characters"
-    return find_damage(run_dir) if is_run(run_dir) else "it has no config.yaml"
+    if not is_run(run_dir):
+        return "it has no config.yaml"
+    return find_damage(run_dir) or find_yaml_damage(run_dir)

@@ -30,6 +30,7 @@ from meshrunner.runner.rundir.files import (
     WANDB,
     load_json,
 )
+from meshrunner.runner.rundir.run import load_config, load_overrides
 from meshrunner.runner.rundir.states import is_count, load_status
 
 EVENTS_BYTES = 512 << 20
@@ -56,6 +57,15 @@ def find_damage(run_dir: Path, names: Iterable[str] = ()) -> str:
         if why := _problem(run_dir, name, CHECKS[name]):
             return why
     return "" if names else find_obstacle(run_dir)
+
+
+def find_yaml_damage(run_dir: Path) -> str:
+    """What is wrong with the YAML of a run directory; empty where nothing is."""
+    readers: dict[str, Callable[[Path], object]] = {CONFIG: load_config, OVERRIDES: load_overrides}
+    for name, read in readers.items():
+        if why := _problem(run_dir, name, lambda path, read=read: read(path.parent)):
+            return why
+    return ""
 
 
 def unreadable(name: str, error: OSError | ValueError) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, STATUS, is_run, write_json
+from meshrunner.runner.rundir.states import is_count
 
 
 def place_run(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> None:
@@ -56,6 +57,16 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
+
+
+def load_config(run_dir: Path) -> dict[str, Any]:
+    """What config.yaml holds, not resolved. Raises ValueError that says how it is damaged, and OSError."""
+    from meshrunner.runner.rundir.plain_yaml import load_yaml
+
+    config = load_yaml(run_dir / CONFIG)
+    if not is_count(config.get("steps")):  # it was cut off, or is somebody else's
+        raise ValueError("it has no number of steps")
+    return config
 
 
 @dataclass(frozen=True)

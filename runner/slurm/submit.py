@@ -39,8 +39,11 @@ class JobArray:
 
 
 def job_id(run_dir: Path) -> str | None:
-    """The id of a run's newest job, `12` or `12_3`; None when the run was never submitted."""
-    found = read_json(run_dir / SLURM_JOB).get("job_id")
+    """The id of a run's newest job, `12` or `12_3`; None when the run was never submitted, or nobody can say."""
+    try:
+        found = read_json(run_dir / SLURM_JOB).get("job_id")
+    except OSError:
+        return None
     return str(found) if JOB_ID.fullmatch(str(found)) else None
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.runs import glance
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir.damage import find_damage
 from meshrunner.runner.rundir.files import CONFIG, SLURM_JOB, STATUS, STATUS_LOCK, is_run, is_sweep
@@ -34,11 +35,14 @@ def cancel(arguments: list[str]) -> int:
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
     problems = sweep_damage(folder)
+    remarks: list[str] = []
     here: list[Path] = []
     submitted: list[Path] = []
     for run_dir in [folder / name for name in run_names(folder)] if is_sweep(folder) else [folder]:
+        run = glance(run_dir)
+        if run.state in ("damaged", "missing"):
+            remarks.append(f"{run.state}: {run_dir}: {run.reason}")
         if run_dir != folder and run_dir.is_symlink():
-            problems.append(f"damaged: {run_dir}: it is a link; the runs of a sweep are folders in it")
             continue
         # Whatever else is damaged: the run may be going on.
         for names, found in (((STATUS, STATUS_LOCK), here), ((SLURM_JOB,), submitted)):
@@ -46,7 +50,7 @@ def cancel(arguments: list[str]) -> int:
                 problems.append(f"damaged: {run_dir}: {why}")
             else:
                 found.append(run_dir)
-    for problem in problems:
+    for problem in dict.fromkeys([*problems, *remarks]):
         warn(one_line(problem))
     if not here and not submitted:
         raise ConfigError(f"{folder} holds no run that can be cancelled")
