@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -37,6 +38,9 @@ VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "plac
 def main() -> NoReturn:
     """Entry point; exits with a status of the help text."""
     signal.signal(signal.SIGINT, _interrupted)  # imports sometimes swallow a KeyboardInterrupt
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may hold what the terminal cannot show
     here = os.getcwd()  # noqa: PTH109
     # A user's own classes may live here. Last: nothing here may shadow what is imported from elsewhere.
     sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
@@ -68,9 +72,10 @@ def _dispatch(arguments: list[str]) -> int:
         return 0 if arguments else 2
     if arguments[0] not in VERBS:
         from meshrunner.recipes.option import did_you_mean
+        from meshrunner.runner.console import say
 
         hint = did_you_mean(arguments[0], VERBS)
-        print(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{HELP}", file=sys.stderr)
+        say(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{HELP}", to_stderr=True)
         return 2
     return _run_verb(*arguments)
 
@@ -84,8 +89,10 @@ def _run_verb(verb: str, *arguments: str) -> int:
         known = _explained(error, arguments)
         if known is None:
             raise
+        from meshrunner.runner.console import say
+
         code, text = known
-        print(text, file=sys.stderr)
+        say(text, to_stderr=True)
         return code
 
 

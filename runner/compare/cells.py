@@ -12,6 +12,8 @@ from meshrunner.runner.figures import table_figures
 
 LISTED = 8
 """Rows that are named where several have the same reason."""
+LONGEST_VALUE = 500
+"""Characters of a setting; --json and --csv have it whole."""
 
 
 class Column(NamedTuple):
@@ -43,7 +45,8 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def _value(row: Row, key: str) -> str:
-    return text(row.values[key]) if key in row.values else ""
+    value = text(row.values[key]) if key in row.values else ""
+    return value if len(value) <= LONGEST_VALUE else f"{value[:LONGEST_VALUE]}..."
 
 
 def _delta(against: Against | None) -> str:

@@ -117,7 +117,7 @@ def _option(run: Run, group: str) -> str | None:
     """The name of the option that a run has in a group; its kind where no name is on record."""
     section = run.config.get(group)
     kind = section.get("kind") if isinstance(section, dict) else None
-    return run.choices.get(group, kind)
+    return run.choices.get(group, kind if isinstance(kind, str) else None)
 
 
 def _groups(runs: Sequence[Run]) -> list[str]:

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter
 from datetime import datetime
-from html import escape
+from html import escape as escape_markup
 from pathlib import Path
 from statistics import median
 from string import Template
@@ -22,9 +22,11 @@ from meshrunner.runner.compare.cells import columns, legend, reasons
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.rows import Comparison, Row
 from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.console import printable
 from meshrunner.runner.figures import figure_of, number
 from meshrunner.runner.rundir.files import ERROR, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
+from meshrunner.runner.rundir.states import is_count
 
 PARTS = Path(__file__).with_suffix("")
 """The folder `page`: what the file is put together from."""
@@ -39,6 +41,11 @@ CHARTED = {
 POINTS = 600
 """Of a curve; a longer one is thinned out evenly."""
 LOG_LINES = 15
+
+
+def escape(text: str) -> str:
+    """Text from anywhere as text in HTML."""
+    return escape_markup(printable(text))
 
 
 def write_page(comparison: Comparison, file: Path) -> None:
@@ -196,7 +203,8 @@ def _shown(flat: dict[str, Any], name: str) -> str:
 def _log(run: Run) -> str:
     """The end of the log of the rank that failed, or of rank 0."""
     try:
-        log = rank_log(run.path, read_json(run.path / ERROR).get("rank", 0))
+        rank = read_json(run.path / ERROR).get("rank") or 0
+        log = rank_log(run.path, rank if is_count(rank) else 0)
         lines = last_lines(log)[-LOG_LINES:]
     except OSError:
         return ""

@@ -12,7 +12,7 @@ from meshrunner.recipes.errors import ConfigError, Interrupted
 from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
-from meshrunner.runner.console import warn
+from meshrunner.runner.console import say, warn
 from meshrunner.runner.launch.data import prepare_data, refuse_other_data
 from meshrunner.runner.launch.environment import environment
 from meshrunner.runner.launch.failure import write_error
@@ -63,7 +63,7 @@ def execute(
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
             if stored is not None:
-                print(f"continues after step {stored.record.step}, from {stored.path}", flush=True)
+                say(f"continues after step {stored.record.step}, from {stored.path}")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = TrackerHandle.start(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)

@@ -15,6 +15,7 @@ from pathlib import Path
 from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted
 from meshrunner.runner.config.devices import gpu_count, node_devices
 from meshrunner.runner.config.experiment import Sweep, check
+from meshrunner.runner.console import say
 from meshrunner.runner.launch.execute import execute
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.report import report
@@ -94,11 +95,11 @@ def _sequential(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemp
                 ended = execute(run_dir, poll=table.refresh if table.active else None)
                 report(run_dir, *ended, row=not table.active)
             except AlreadyRunning as error:
-                print(error)
+                say(error)
                 break
             except ConfigError as error:  # since the sweep began, e.g. data was removed
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
-                print(error, file=sys.stderr)
+                say(error, to_stderr=True)
             finally:
                 table.run_ended(run_dir)
             if read_state(run_dir) not in CRASHED:
@@ -180,7 +181,7 @@ class _Parallel:
             if status.get("state") not in FINAL and not owner_is_alive(status):
                 reason = _missing_reason(run_dir, process)
                 status = update_status(run_dir, state="failed", reason=reason, ended=time.time())
-            print(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip(), flush=True)
+            say(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip())
         return ended
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -11,6 +10,7 @@ from typing import NoReturn
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.console import say
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,7 +44,7 @@ def compare(arguments: list[str]) -> int:
         from meshrunner.runner.compare.page import write_page
 
         write_page(comparison, given.html)
-        print(f"page: {given.html}", file=sys.stderr)
+        say(f"page: {given.html}", to_stderr=True)
     with suppress(BrokenPipeError):
         if given.json or given.csv:
             from meshrunner.runner.compare.export import as_csv, as_json
