@@ -63,7 +63,11 @@ def warn(text: str) -> None:
 
 def shown(path: Path) -> Path:
     """A path relative to the current directory if it is below it, else unchanged."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed meanwhile
+        return path
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def duration(seconds: float) -> str:

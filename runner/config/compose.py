@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import version
+from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
@@ -93,6 +94,13 @@ class Composer:
         else:
             return False
         return True
+
+    def completions(self, word: str) -> list[str]:
+        """What a shell may complete an override to, after the overrides of this command line."""
+        mode = ["--multirun"] if self.args.multirun else []
+        line = " ".join([*mode, *self.given["overrides"], word])
+        found: list[str] = BashCompletion(self.hydra.config_loader)._query(self.given["config_name"], line)
+        return found
 
     def single_run(self) -> Composed | None:
         """The configuration of a single run; None for a sweep (`-m`, or `hydra.mode: MULTIRUN` in a file)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ class ProgressLine:
         if self.live:
             self.live.stop()
         if self.waiting is not None:
-            self._print(self.waiting)
+            print(self.waiting, flush=True)
 
     def show(self, rows: list[StepRow]) -> None:
         """Show rows that are new since the last call."""
@@ -62,16 +61,10 @@ class ProgressLine:
             return
         now = time.monotonic()
         if now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps:
-            self._print(line)
+            print(line, flush=True)
             self.printed, self.waiting = now, None
         else:
             self.waiting = line
-
-    def _print(self, line: str) -> None:
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:  # nobody listens any more; the run continues
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
     def _line(self, row: StepRow) -> str:
         left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])

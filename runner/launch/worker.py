@@ -74,7 +74,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         limit = held + int(launch.host_memory_gib * GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    meter = RunMeter(experiment, run_dir, context)
+    meter, stop = RunMeter(experiment, run_dir, context), context.stop_requested
     try:
         result = train(
             experiment,
@@ -83,7 +83,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
             nodes=context.node.count,
             workers=context.workers,
             checkpoints=run_dir / FOLDER,
-            stop_requested=None if context.stop_requested is None else lambda: bool(context.stop_requested[0]),
+            stop_requested=None if stop is None else lambda: bool(stop[0]),
         )
         dist.barrier()
     except BaseException as error:

@@ -62,11 +62,9 @@ def find_damage(run_dir: Path, names: Iterable[str] = ()) -> str:
 
 def find_yaml_damage(run_dir: Path) -> str:
     """What is wrong with the YAML of a run directory; empty where nothing is."""
-    readers: dict[str, Callable[[Path], object]] = {CONFIG: load_config, OVERRIDES: load_overrides}
-    for name, read in readers.items():
-        if why := _problem(run_dir, name, lambda path, read=read: read(path.parent)):
-            return why
-    return ""
+    return _problem(run_dir, CONFIG, lambda path: load_config(path.parent)) or _problem(
+        run_dir, OVERRIDES, lambda path: load_overrides(path.parent)
+    )
 
 
 def unreadable(name: str, error: OSError | ValueError) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,13 +44,12 @@ def compare(arguments: list[str]) -> int:
 
         write_page(comparison, given.html)
         say(f"page: {given.html}", to_stderr=True)
-    with suppress(BrokenPipeError):
-        if given.json or given.csv:
-            from meshrunner.runner.compare.export import as_csv, as_json
+    if given.json or given.csv:
+        from meshrunner.runner.compare.export import as_csv, as_json
 
-            print(as_json(comparison) if given.json else as_csv(comparison))
-        else:
-            from meshrunner.runner.compare.table import markdown, print_table
+        print(as_json(comparison) if given.json else as_csv(comparison))
+    else:
+        from meshrunner.runner.compare.table import markdown, print_table
 
-            print(markdown(comparison)) if given.markdown else print_table(comparison)
+        print(markdown(comparison)) if given.markdown else print_table(comparison)
     return 0

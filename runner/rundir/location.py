@@ -1,0 +1,27 @@
+"""Where a directory is: it may be renamed while it is in use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class Location:
+    """A run directory that is found again after it was moved within its file system. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Location:
+        self._opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._opened)
+
+    def now(self) -> Path | None:
+        """The directory's path; None if it was removed."""
+        if self.path.is_dir():
+            return self.path
+        moved = Path(f"/proc/self/fd/{self._opened}").readlink()  # ends with " (deleted)" if it was removed
+        return moved if moved.is_dir() else None
