@@ -411,7 +411,7 @@ def test_many_runs_of_odd_names(tmp_path: Path, capsys: pytest.CaptureFixture[st
         shutil.copytree(like, folder / f"{i} [bold]\udcff {chr(0x1F600 + i % 50)}\n\x1b[3{i % 8}m'\"$(x)")
     assert meshrunner("status", str(folder)) == 0
     out = capsys.readouterr().out
-    assert not UNPRINTABLE.search(out) and len(out.splitlines()) == 301 + 5
+    assert not UNPRINTABLE.search(out) and len(out.splitlines()) == 301 + 3
 
 
 def test_status_has_the_figure_of_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
