@@ -156,7 +156,7 @@ def read_run(path: Path) -> Run:
         name = OVERRIDES
         overrides = load_overrides(path)
     except (OSError, ValueError) as error:
-        state, reason = "damaged", reason if state == "damaged" else _short(unreadable(name, error))
+        state, reason = "damaged", _short(unreadable(name, error))
     return Run(path, config, state, reason, overrides.choices, overrides.task)
 
 

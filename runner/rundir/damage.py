@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,28 +43,17 @@ FIGURE_KEYS = frozenset(key for figure in FIGURES for key in figure.summary_keys
 
 def find_obstacle(run_dir: Path) -> str:
     """What stands where a run writes: a pipe, device, link or folder for a file, a file for a folder. Empty for none."""
-    for name in CHECKS:
-        if why := _problem(run_dir, name, _check_file):
-            return why
-    for name in (LOGS, TRACES, TENSORBOARD, WANDB):
-        if why := _problem(run_dir, name, _check_folder):
-            return why
-    return ""
+    return _first_problem(run_dir, dict.fromkeys(CHECKS, _check_file) | FOLDER_CHECKS)
 
 
 def find_damage(run_dir: Path, names: Iterable[str] = ()) -> str:
     """Why a run directory is damaged, as far as one sees without its YAML; empty for a good one. `names`: of some files alone."""
-    for name in names or CHECKS:
-        if why := _problem(run_dir, name, CHECKS[name]):
-            return why
-    return "" if names else find_obstacle(run_dir)
+    return _first_problem(run_dir, {name: CHECKS[name] for name in names} or CHECKS | FOLDER_CHECKS)
 
 
 def find_yaml_damage(run_dir: Path) -> str:
     """What is wrong with the YAML of a run directory; empty where nothing is."""
-    return _problem(run_dir, CONFIG, lambda path: load_config(path.parent)) or _problem(
-        run_dir, OVERRIDES, lambda path: load_overrides(path.parent)
-    )
+    return _first_problem(run_dir, YAML_CHECKS)
 
 
 def unreadable(name: str, error: OSError | ValueError) -> str:
@@ -72,13 +61,19 @@ def unreadable(name: str, error: OSError | ValueError) -> str:
     return f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
-def _problem(run_dir: Path, name: str, check: Callable[[Path], object]) -> str:
+def _first_problem(run_dir: Path, checks: Mapping[str, Callable[[Path], object]]) -> str:
     try:
-        check(run_dir / name)
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError) as error:
-        return unreadable(name, error)
+        present = set(os.listdir(run_dir))  # noqa: PTH208 names, for a thousand runs
+    except OSError as error:
+        return unreadable(run_dir.name, error)
+    for name in checks:
+        if name in present:
+            try:
+                checks[name](run_dir / name)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                return unreadable(name, error)
     return ""
 
 
@@ -149,6 +144,11 @@ CHECKS: dict[str, Callable[[Path], object]] = {
     SLURM_SETTINGS: load_json,
 }
 """File -> what raises ValueError or OSError when it is damaged."""
+FOLDER_CHECKS: dict[str, Callable[[Path], object]] = dict.fromkeys((LOGS, TRACES, TENSORBOARD, WANDB), _check_folder)
+YAML_CHECKS: dict[str, Callable[[Path], object]] = {
+    CONFIG: lambda path: load_config(path.parent),
+    OVERRIDES: lambda path: load_overrides(path.parent),
+}
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:

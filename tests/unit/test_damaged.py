@@ -20,6 +20,7 @@ import pytest
 from meshrunner.runner import cli
 from meshrunner.runner.compare.runs import glance, read_runs
 from meshrunner.runner.console import UNPRINTABLE
+from meshrunner.runner.launch.execute import Executed
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.slurm import client, submit
@@ -324,10 +325,10 @@ def test_what_is_good_is_executed_and_the_status_is_1(
 ) -> None:
     done: list[str] = []
 
-    def execute(run_dir: Path, **_: Any) -> tuple[Outcome, dict[str, Any]]:
+    def execute(run_dir: Path, **_: Any) -> Executed:
         done.append(run_dir.name)
         write_json(run_dir / "status.json", {"state": "completed", "reason": ""})
-        return Outcome("completed", ""), {}
+        return Executed(run_dir, Outcome("completed", ""), {})
 
     monkeypatch.setattr(execute_all, "execute", execute)
     write_json(sweep / GOOD / "status.json", {"state": "pending", "reason": ""})
@@ -411,7 +412,7 @@ def test_many_runs_of_odd_names(tmp_path: Path, capsys: pytest.CaptureFixture[st
         shutil.copytree(like, folder / f"{i} [bold]\udcff {chr(0x1F600 + i % 50)}\n\x1b[3{i % 8}m'\"$(x)")
     assert meshrunner("status", str(folder)) == 0
     out = capsys.readouterr().out
-    assert not UNPRINTABLE.search(out) and len(out.splitlines()) == 301 + 5
+    assert not UNPRINTABLE.search(out) and len(out.splitlines()) == 301 + 3
 
 
 def test_status_has_the_figure_of_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
