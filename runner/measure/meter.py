@@ -29,6 +29,7 @@ from meshrunner.runner.measure.peak_flops import peak_flops
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
 from meshrunner.runner.rundir.layouts import add_layout
+from meshrunner.runner.rundir.location import Location
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector, which is disabled during training."""
@@ -70,6 +71,7 @@ class RunMeter:
         self.late_recompiles: list[dict[str, Any]] = []
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
+        self.location = Location(run_dir) if context.rank == 0 else None
 
     def started(
         self,
@@ -189,8 +191,8 @@ class RunMeter:
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
         """On rank 0, add keys to summary.json that do not follow from the rows."""
-        if self.context.rank == 0:
-            path = self.run_dir / SUMMARY
+        if self.location is not None:
+            path = (self.location.now() or self.run_dir) / SUMMARY
             write_json(path, read_json(path) | facts)
 
     def _gather(self, values: list[float]) -> Tensor:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 
 class Location:
-    """A run directory that is found again after it was moved within its file system. A context manager."""
+    """A directory that is found again after it was moved within its file system. A context manager, or used until the end."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError where there is no directory."""
         self.path = path
+        self._opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def __enter__(self) -> Location:
-        self._opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         return self
 
     def __exit__(self, *_: object) -> None:

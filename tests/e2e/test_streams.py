@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshrunner.runner.rundir.events import read_events
@@ -145,7 +146,7 @@ def test_the_current_directory_is_removed_while_it_runs(folder: Path) -> None:
 def shared_memory(mount: str, *arguments: str, cwd: Path) -> Ended:
     """A command that finds another /dev/shm."""
     private = ["unshare", "--mount", "--map-root-user", "bash", "-c", f'{mount} && exec "$@"', "bash"]
-    if subprocess.run([*private, "true"], capture_output=True).returncode:
+    if subprocess.run([*private, "true"], cwd=cwd, capture_output=True).returncode:
         pytest.skip("this user may not mount anything")
     with Command(*arguments, program=private, cwd=cwd) as command:
         ended = command.wait()
@@ -159,7 +160,8 @@ def shared_memory(mount: str, *arguments: str, cwd: Path) -> Ended:
     [
         "mount -t tmpfs -o ro none /dev/shm",
         "mount -t tmpfs -o size=4k none /dev/shm && ! cat /dev/zero > /dev/shm/full 2> /dev/null",
-        "mkdir dev && touch dev/null && mount --bind /dev/null dev/null && mount --rbind dev /dev",
+        "mkdir -p dev && cd dev && touch null urandom && mount --bind /dev/null null && mount --bind /dev/urandom urandom &&"
+        "cd .. && mount --rbind dev /dev",
     ],
     ids=["read-only", "full", "absent"],
 )
@@ -236,9 +238,11 @@ def test_a_killed_command_leaves_no_temporary_file(moment: str, folder: Path, sh
 def test_a_killed_tracker_leaves_no_temporary_file(folder: Path, short: Path) -> None:
     with Command(*RUN[1:], *SLOW, "tracker=wandb", cwd=folder, TMPDIR=str(short)) as command:
         command.until(lambda: read(folder / "out" / "tracker.json").get("phase") == "following")
-        for process in command.others():
-            if "wandb-core" in process.name():
-                process.kill()
+        processes = psutil.Process(command.pid).children(recursive=True)
+        cores = [process for process in processes if "wandb-core" in process.name()]  # in a session of its own
+        assert cores
+        for process in cores:
+            process.kill()
         ended = command.wait().check_manners()
         command.check_nobody_left()
     assert ended.code == 0 and "the run is not affected" in ended.err, ended
