@@ -162,32 +162,53 @@ def _torchrun(seq_len: int, batch: int, folder: Path) -> float:
 RUNS = (100, 1000)
 
 
+READ_JSON = (
+    "import json, pathlib, sys\n"
+    "for file in pathlib.Path(sys.argv[1]).glob(sys.argv[2]):\n"
+    "    text = file.read_text()\n"
+    "    [json.loads(part) for part in (text.splitlines() if file.suffix == '.jsonl' else [text])]"
+)
+
+
 def compare(folder: Path) -> None:
     """Seconds of `compare` over many runs of 30 steps, and the same work for each run in a loop of plain Python."""
-    run = folder / "run"
-    short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
-    measure([str(BIN / "meshrunner"), "run", *short, f"hydra.run.dir={run}"], folder)
-    names = ("overrides.yaml", "status.json", "summary.json", "environment.json", "events.jsonl")
-    plain = (
-        "import json, pathlib, sys\n"
-        "for file in pathlib.Path(sys.argv[1]).glob('*/*.json*'):\n"
-        "    text = file.read_text()\n"
-        "    [json.loads(part) for part in (text.splitlines() if file.suffix == '.jsonl' else [text])]"
-    )
     for count in RUNS:
-        sweep = folder / f"sweep{count}"
-        for i in range(count):
-            place = sweep / f"{i:04}"
-            place.mkdir(parents=True)
-            for name in names:
-                (place / name).write_bytes((run / name).read_bytes())
-            config = (run / "config.yaml").read_text()
-            (place / "config.yaml").write_text(config.replace("seq_len: 32", f"seq_len: {i + 32}"))
-        ours, theirs = [], []
-        for _ in range(PAIRS):
-            ours.append(measure([str(BIN / "meshrunner"), "compare", str(sweep), "--csv"], folder).wall_s)
-            theirs.append(measure([sys.executable, "-c", plain, str(sweep)], folder).wall_s)
-        print(f"compare of {count} runs: {spread(ours)} s, reading their JSON alone {spread(theirs)} s", flush=True)
+        _against_reading("compare", _sweep_of(folder, count, "{:04}"), "*/*.json*", "--csv")
+
+
+ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
+"""A name that is markup, and steers a terminal."""
+
+
+def status(folder: Path) -> None:
+    """Seconds of `status` over many runs that have ended, also of odd names, and of reading their states in plain Python."""
+    for count, name in ((1000, "{:04}"), (2000, ODD)):
+        _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
+
+
+def _sweep_of(folder: Path, count: int, names: str) -> Path:
+    """A folder of many copies of one run, each with a sequence length of its own."""
+    run, sweep = folder / "run", Path(tempfile.mkdtemp(dir=folder)) / f"{count} runs"
+    if not run.exists():
+        short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
+        measure([str(BIN / "meshrunner"), "run", *short, f"hydra.run.dir={run}"], folder)
+    config = (run / "config.yaml").read_text()
+    for i in range(count):
+        place = sweep / names.format(i)
+        place.mkdir(parents=True)
+        for name in ("overrides.yaml", "status.json", "summary.json", "environment.json", "events.jsonl"):
+            (place / name).write_bytes((run / name).read_bytes())
+        (place / "config.yaml").write_text(config.replace("seq_len: 32", f"seq_len: {i + 32}"))
+    return sweep
+
+
+def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
+    """Print the seconds of a command over a folder of runs, and those of a loop that reads some of its files."""
+    ours, theirs = [], []
+    for _ in range(PAIRS):
+        ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)
+        theirs.append(measure([sys.executable, "-c", READ_JSON, str(sweep), files], sweep).wall_s)
+    print(f"{verb} of {sweep.name}: {spread(ours)} s, reading their {files} alone {spread(theirs)} s", flush=True)
 
 
 def _but(arguments: list[str], key: str) -> list[str]:
@@ -202,6 +223,7 @@ def main() -> None:
         "options": options,
         "sweep": sweep,
         "compare": compare,
+        "status": status,
     }
     chosen = sys.argv[1:] or list(known)
     print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)

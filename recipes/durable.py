@@ -1,13 +1,45 @@
-"""Files that survive a killed process: replaced atomically, verified by size and CRC-32."""
+"""Files that survive a killed process: replaced atomically, verified by size and CRC-32; reading none but regular files."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import stat
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 20
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""What a directory entry is that is no file."""
+
+
+def check_regular(path: Path, limit: int | None = None) -> None:
+    """Raise ValueError that says what it is where a path is no regular file, or has more than `limit` bytes."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
+    if limit is not None and found.st_size > limit:
+        raise ValueError(f"it has {found.st_size:,} bytes, more than the {limit:,} that are read")
+
+
+def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
+    """Open a file for reading. A pipe would block, a link may lead anywhere: raises ValueError as `check_regular` does."""
+    check_regular(path, limit)
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The content of a file of at most `limit` bytes; raises ValueError as `check_regular` does."""
+    with open_regular(path, limit) as file:
+        return file.read(limit)
 
 
 def replace_file(path: Path, content: bytes) -> None:

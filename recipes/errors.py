@@ -4,6 +4,7 @@
     ├── ConfigError          2   the configuration, or a file it names, is wrong; nothing was started
     │   └── Incompatible     2   each setting is valid, the combination is not; in a sweep the row is `skipped`
     ├── AlreadyRunning       1   another live process is executing the run directory
+    ├── Moved                1   a run or sweep directory was moved or removed while it was executed
     ├── NotSaved             1   a checkpoint could not be written: the run has failed
     └── NotRecorded          1   a measured figure could not be written: the run has failed
     KeyboardInterrupt
@@ -26,6 +27,10 @@ class Incompatible(ConfigError):
 
 class AlreadyRunning(Exception):
     """Another live process is executing this run directory."""
+
+
+class Moved(Exception):
+    """A run or sweep directory was moved or removed while it was executed."""
 
 
 class NotSaved(Exception):

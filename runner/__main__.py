@@ -1,3 +1,3 @@
-from meshrunner.runner.cli import main
+from meshrunner.__main__ import main
 
 main()

@@ -12,6 +12,8 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
+from meshrunner.runner.process.streams import output_is_lost, secure_streams
+
 HELP = """\
 usage: meshrunner VERB ...
 
@@ -35,21 +37,34 @@ VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "plac
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
 
 
+EXECUTING = ("run", "resume")
+"""Verbs whose result is a run directory; what the others print is their result."""
+
+
 def main() -> NoReturn:
     """Entry point; exits with a status of the help text."""
     signal.signal(signal.SIGINT, _interrupted)  # imports sometimes swallow a KeyboardInterrupt
-    here = os.getcwd()  # noqa: PTH109
+    secure_streams()
+    here = _current_directory()
     # A user's own classes may live here. Last: nothing here may shadow what is imported from elsewhere.
-    sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
+    sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), *([here] if here else [])]
     code = _dispatch(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BrokenPipeError):
-            stream.flush()
+    if output_is_lost() and not {*sys.argv[1:2]} & {*EXECUTING}:
+        code = code or 1
     _exit(code)
 
 
+def _current_directory() -> str | None:
+    """The current directory; None when it was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return None
+
+
 def _interrupted(_: int, __: FrameType | None) -> NoReturn:
-    os.write(2, b"interrupted; nothing was started\n")
+    with suppress(OSError):
+        os.write(2, b"interrupted; nothing was started\n")
     _exit(130)
 
 
@@ -63,15 +78,18 @@ def _exit(code: int) -> NoReturn:
 
 def _dispatch(arguments: list[str]) -> int:
     if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
-        return _complete(arguments)
+        from meshrunner.runner.completion import answer
+
+        return answer(arguments, VERBS)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0 if arguments else 2
     if arguments[0] not in VERBS:
         from meshrunner.recipes.option import did_you_mean
+        from meshrunner.runner.console import say
 
         hint = did_you_mean(arguments[0], VERBS)
-        print(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{HELP}", file=sys.stderr)
+        say(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{HELP}", to_stderr=True)
         return 2
     return _run_verb(*arguments)
 
@@ -85,10 +103,10 @@ def _run_verb(verb: str, *arguments: str) -> int:
         known = _explained(error, arguments)
         if known is None:
             raise
-        code, text = known
-        from meshrunner.runner.console import printable
+        from meshrunner.runner.console import say
 
-        print(printable(text), file=sys.stderr)
+        code, text = known
+        say(text, to_stderr=True)
         return code
 
 
@@ -98,12 +116,14 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted
+    from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted, Moved
 
     if isinstance(error, Interrupted):
         return 130, f"interrupted {error}"
-    if isinstance(error, AlreadyRunning):
+    if isinstance(error, AlreadyRunning | Moved):
         return 1, str(error)
+    if isinstance(error, FileNotFoundError) and _current_directory() is None:
+        return 2, "the current directory was removed: change into one that exists"
     if isinstance(error, ConfigError):
         return 2, str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
@@ -114,17 +134,3 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
 
         return 2, explain(error, [a for a in arguments if not a.startswith("-")])
     return None
-
-
-def _complete(arguments: list[str]) -> int:
-    """Tab completion. The user has typed `meshrunner run mo`; Hydra expects the line without the verb."""
-    from meshrunner.runner.config.compose import Composer, parse
-
-    words = os.environ.get("COMP_LINE", "").split(" ", 2)
-    if len(words) == 2:
-        print(" ".join(verb for verb in VERBS if verb.startswith(words[1])))
-        return 0
-    if len(words) == 3:
-        os.environ["COMP_LINE"] = f"{words[0]} {words[2]}"
-    Composer(parse("", arguments)).answer_query()
-    return 0

@@ -1,44 +1,73 @@
-"""Terminal output: tables on stdout, as wide as the terminal and uncut when piped; warnings on stderr; short paths."""
+"""
+Terminal output: tables on stdout, as wide as the terminal and uncut when piped; warnings on stderr; short paths.
+
+Text from files, names and the environment is never markup, and what would steer the terminal is shown as an escape.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 400
 """Width without a terminal, in columns: nothing is folded or cut."""
-
-
-def console() -> Console:
-    """A console on stdout that leaves numbers and paths uncoloured."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH)
-
-
-def warn(text: str) -> None:
-    """Print one line to stderr."""
-    print(f"meshrunner: {printable(text)}", file=sys.stderr, flush=True)
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: terminal escapes begin with one
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these turn the direction of text around
+    "\u2028\u2029\ud800-\udfff]"  # line separators; halves of a pair, which no encoding has
+)
 
 
 def printable(text: str) -> str:
-    """A text without what a terminal would obey: control characters and lone surrogates as `\\x1b`; lines and tabs stay."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", _escaped, text)
+    """Text that a terminal shows and does not obey: control characters, and what cannot be encoded, as `\\x1b`, `\\u202e`."""
+    return UNPRINTABLE.sub(_escape, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def one_line(text: object) -> str:
+    """Anything as printable text without line breaks, for a cell or a sentence."""
+    return " ".join(printable(str(text)).split())
+
+
+def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
+    """Print text that may come from files, names or the environment."""
+    print(printable(str(text)), end=end, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def console() -> Console:
+    """A console on stdout that takes strings as they are (`printable`): no markup, no emoji codes, no colours for numbers."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Plain(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
+
+
+def warn(text: str) -> None:
+    """Print one line to stderr."""
+    say(f"meshrunner: {text}", to_stderr=True)
+
+
 def shown(path: Path) -> Path:
     """A path relative to the current directory if it is below it, else unchanged."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed meanwhile
+        return path
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def duration(seconds: float) -> str:

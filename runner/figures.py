@@ -174,8 +174,12 @@ def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 def number(value: Any) -> float | None:
     """A finite number, or None for anything else."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if known else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond the range of a float
+        return None
 
 
 def documentation() -> Iterator[str]:

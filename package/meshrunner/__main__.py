@@ -1,3 +1,30 @@
-from meshrunner.runner.cli import main
+"""The entry point of the command `meshrunner`, and of `python -m meshrunner`.
 
-main()
+From here on Ctrl-C ends the command with one line and exit status 130. Earlier, while Python itself starts, it cannot.
+"""
+
+import os
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    try:
+        import signal
+
+        signal.signal(signal.SIGINT, _interrupted)
+    except KeyboardInterrupt:
+        _interrupted()
+    from meshrunner.runner.cli import main as command_line
+
+    command_line()
+
+
+def _interrupted(*_: object) -> None:
+    try:
+        os.write(2, b"interrupted; nothing was started\n")
+    finally:  # stderr may be closed
+        os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -60,6 +60,11 @@ class Checkpoint(Option):
     load: str | None
     """A run directory (its newest good checkpoint is used) or one checkpoint to continue from; the run's own come first."""
 
+    @property
+    def saves(self) -> bool:
+        """Whether a run saves checkpoints."""
+        return True
+
     def saver(self, folder: Path, training: Training) -> Saver | None:
         """The saver that writes to a run's `checkpoints` folder; None if nothing is saved."""
         return None
@@ -67,3 +72,7 @@ class Checkpoint(Option):
 
 class NoCheckpoint(Checkpoint):
     """Nothing is saved; a run still continues from checkpoints in its directory or in `load`."""
+
+    @property
+    def saves(self) -> bool:
+        return False

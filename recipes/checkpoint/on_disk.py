@@ -18,13 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.durable import checksum, replace_file
+from meshrunner.recipes.durable import check_regular, checksum, read_regular, replace_file
 from meshrunner.recipes.errors import ConfigError
 
 RECORD = "checkpoint.json"
 METADATA = ".metadata"
 FOLDER = "checkpoints"
 """The folder with the checkpoints in a run directory."""
+RECORD_BYTES = 64 << 20
+"""Largest checkpoint.json that is read."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -89,22 +91,40 @@ def sync_folder(folder: Path) -> None:
 def read_checkpoint(folder: Path) -> StoredCheckpoint:
     """A checkpoint, verified except for the content of large files; raises Damaged."""
     try:
-        record = Record(**json.loads((folder / RECORD).read_text()))
+        record = Record(**json.loads(read_regular(folder / RECORD, RECORD_BYTES)))
         sizes = {name: int(size) for name, (size, _) in record.files.items()}
         metadata = tuple(record.files[METADATA])
+        _check_types(record)
     except FileNotFoundError:
         raise Damaged(f"{RECORD} is missing") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Damaged(f"{RECORD} cannot be read ({type(error).__name__}: {error})") from None
     for name, size in sizes.items():
-        if not (folder / name).is_file():
-            raise Damaged(f"{name} is missing")
+        try:
+            check_regular(folder / name)
+        except FileNotFoundError:
+            raise Damaged(f"{name} is missing") from None
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{name}: {error}") from None
         found = (folder / name).stat().st_size
         if found != size:
             raise Damaged(f"{name} has {found} bytes, {size} were written")
     if checksum(folder / METADATA) != metadata:
         raise Damaged(f"{METADATA} is damaged: its checksum differs")
     return StoredCheckpoint(folder, record)
+
+
+def _check_types(record: Record) -> None:
+    """Raise ValueError where checkpoint.json holds something else than was written."""
+    numbers = ("step", "tokens", "sequences", "global_batch", "seed", "world_size", "parameters")
+    for name in numbers:
+        if type(getattr(record, name)) is not int:
+            raise ValueError(f"{name}: expected a whole number, got {getattr(record, name)!r:.60}")
+    if not isinstance(record.config, dict):
+        raise ValueError("its config is not an object")
+    for name in record.files:
+        if "/" in name or "\0" in name or name in ("", ".", ".."):
+            raise ValueError(f"{name!r:.100} is no file in this folder")
 
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
@@ -188,11 +208,19 @@ def remove_checkpoint(path: Path) -> None:
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     path.rename(temporary)
-    shutil.rmtree(temporary)
+    _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what lies in its place: a link without what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the partly written or removed checkpoints of a killed run."""
     if folder.is_dir():
         for path in folder.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(path)
+            _remove(path)

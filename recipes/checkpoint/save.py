@@ -87,7 +87,16 @@ class BlockingSaver:
         return self.folder / f"{TEMPORARY}{step_folder(step)}"
 
     def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
-        """The writer of one checkpoint. When all shards are complete, it writes the record and publishes the checkpoint."""
+        """
+        The writer of one checkpoint. When all shards are complete, it writes the record and publishes the checkpoint.
+
+        Raises:
+            NotSaved: the run directory was moved or removed; DCP would create it again.
+        """
+        if not self.folder.is_dir():
+            raise NotSaved(
+                f"the checkpoint of step {step} could not be written: there is no folder {self.folder} any more"
+            )
         training, temporary = self.training, self._temporary(step)
         record = Record(
             step=step,

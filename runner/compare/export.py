@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from typing import Any
 
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.rows import WPS, Comparison, Row
 from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.console import printable
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -50,6 +52,7 @@ def _run(run: Run) -> dict[str, Any]:
         "state": run.state,
         "reason": run.reason,
         "seed": run.seed,
+        "earlier_layouts": run.summary.get("earlier_layouts") or [],
         WPS: run.figure(WPS),
         "train/final_loss": run.figure("train/final_loss"),
     }
@@ -57,7 +60,17 @@ def _run(run: Run) -> dict[str, Any]:
 
 def as_json(comparison: Comparison) -> str:
     """A list of rows."""
-    return json.dumps(records(comparison), indent=2, allow_nan=False, default=str)
+    found = json.dumps(_finite(records(comparison)), indent=2, allow_nan=False, default=str)
+    return found.replace("\x7f", "\\u007f")  # the one control character that JSON leaves as it is
+
+
+def _finite(value: Any) -> Any:
+    """The value with text for the numbers that JSON does not have: a setting may be infinite."""
+    if isinstance(value, dict):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return text(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -69,6 +82,8 @@ def as_csv(comparison: Comparison) -> str:
             row[key] = "" if row[key] is None else text(row[key])
     file = io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer.writerow({title: printable(title) for title in rows[0]})
+    writer.writerows(
+        {key: printable(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows
+    )
     return file.getvalue().rstrip("\n")

@@ -10,15 +10,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
-
+from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
-from meshrunner.runner.compare.keys import Keys, flatten, text
+from meshrunner.runner.compare.keys import Keys, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
-from meshrunner.runner.compare.runs import Run, YamlLoader, read_runs
+from meshrunner.runner.compare.runs import Run, read_runs
 from meshrunner.runner.figures import merged
+from meshrunner.runner.rundir.plain_yaml import parse_yaml
 
 WPS = "perf/wps_median"
 
@@ -119,8 +119,11 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
     """A sweep's runs, compared with those of `sweep.baseline`, and the reason where they could not be. Raises ConfigError."""
     runs = read_runs([sweep_dir])
-    baseline = next((run.config.get("sweep", {}).get("baseline") for run in runs if run.config), None)
+    sections = [section for run in runs if isinstance(section := run.config.get("sweep"), dict)]
+    baseline = sections[0].get("baseline") if sections else None
     try:
+        if baseline is not None and not isinstance(baseline, str):
+            raise ConfigError(f"sweep.baseline: expected KEY=VALUE, got {baseline!r}")
         return compare_runs(runs, baseline), None
     except ConfigError as error:  # a baseline that does not vary here
         return compare_runs(runs), str(error)
@@ -140,8 +143,8 @@ def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
     if value in known:
         return key, value
     try:
-        given = yaml.load(value, YamlLoader)
-    except yaml.YAMLError:
+        given = parse_yaml(value)
+    except ValueError:
         given = value
     for name, raw in known.items():
         if raw == given and type(raw) is not bool:  # 1e-3 is 0.001

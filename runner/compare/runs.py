@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from meshrunner.recipes.durable import read_regular
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.figures import number
+from meshrunner.runner.rundir.damage import EVENTS_BYTES, find_damage, unreadable
 from meshrunner.runner.rundir.events import StepRow, read_events
-from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, STATUS, SUMMARY, is_run, read_json
-from meshrunner.runner.rundir.owner import owner_is_alive
-from meshrunner.runner.rundir.run import read_overrides
-from meshrunner.runner.rundir.states import read_status
-from meshrunner.runner.rundir.summary import summarise
-from meshrunner.runner.rundir.sweep import run_names
-
-YamlLoader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
-"""libyaml's, ten times faster than the one in Python; like OmegaConf's it takes 1e-3 for a number."""
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+from meshrunner.runner.rundir.files import (
+    CONFIG,
+    ENVIRONMENT,
+    EVENTS,
+    OVERRIDES,
+    STATUS,
+    SUMMARY,
+    is_run,
+    is_sweep,
+    read_json,
 )
+from meshrunner.runner.rundir.layouts import read_layouts
+from meshrunner.runner.rundir.owner import owner_is_alive
+from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
+from meshrunner.runner.rundir.run import Overrides, load_config, load_overrides
+from meshrunner.runner.rundir.states import read_status
+from meshrunner.runner.rundir.summary import only_of_completed, summarise
+from meshrunner.runner.rundir.sweep import run_names, sweep_damage
+
+LONGEST_REASON = 2000
+"""In characters; what follows is left out."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Run:
     config: dict[str, Any]
     """{} when it cannot be read."""
     state: str
-    """As in status.json; `damaged` when that or the configuration cannot be read, `missing` for a job without directory."""
+    """As in status.json; `damaged` when a file of the run is, `missing` for a job without directory."""
     reason: str
     choices: dict[str, str] = field(default_factory=dict)
     """Group -> name of the chosen option."""
@@ -51,9 +61,9 @@ class Run:
 
     @cached_property
     def events(self) -> list[StepRow]:
-        """One row per step; [] when there are none."""
+        """One row per step; [] when there are none, or more than a machine can hold."""
         try:
-            return read_events(self.path)
+            return read_events(self.path) if (self.path / EVENTS).lstat().st_size <= EVENTS_BYTES else []
         except OSError:
             return []
 
@@ -64,13 +74,16 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """summary.json; of a run that has not written its figures (yet), those that follow from its events."""
+        return only_of_completed(self._recorded_or_computed(), self.state)
+
+    def _recorded_or_computed(self) -> dict[str, Any]:
         found = _object(self.path / SUMMARY)
         if "perf/wps_median" in found or not self.events:
             return found
         status, after = _object(self.path / STATUS), self.config.get("measure_after")
         after, started = after if isinstance(after, int) else 0, status.get("started") or 0.0
         try:
-            figures = summarise(self.events, after, started, status.get("attempt", 1))
+            figures = summarise(self.events, after, started, status.get("attempt", 1), read_layouts(self.path))
         except (KeyError, TypeError):  # rows that hold something else than figures
             return found
         if not started:
@@ -83,20 +96,25 @@ class Run:
 
     @property
     def seed(self) -> Any:
-        return self.config.get("seed")
+        seed = self.config.get("seed")
+        return seed if isinstance(seed, int) else str(seed)
 
 
-def read_runs(folders: Iterable[Path]) -> list[Run]:
+def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
     """
-    The runs in some run or sweep directories, each once, in the order given and then by name.
+    The runs in some run or sweep directories, each once, in the order given and then by name. Warns of a damaged sweep.json.
+
+    Args:
+        read: `read_run` or `glance`.
 
     Raises:
         ConfigError: a directory does not exist, or there is no run in it nor one level below.
     """
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for path in [path for folder in folders for path in _run_dirs(folder)]:
-        found.setdefault(path.resolve(), path)
-    return [read_run(path) for path in found.values()]
+        there = path.parent if _leads_out(path) else path
+        found.setdefault(os.path.realpath(there) + ("" if there is path else f"/{path.name}"), path)
+    return [(read or read_run)(path) for path in found.values()]
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
@@ -106,49 +124,89 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
         if is_run(folder):
             yield folder
             return
-        below = {path.parent for path in folder.glob(f"*/{CONFIG}")}
+        below = {path for path in folder.iterdir() if is_run(path)} if folder.is_dir() else set()
+        below |= {folder / name for name in run_names(folder)}
     except OSError as error:
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
-    with suppress(OSError):
-        below |= {folder / name for name in run_names(folder)}
-    if not below:
+    damage = sweep_damage(folder)
+    for each in damage:
+        warn(each)
+    if not below and not damage:
         raise ConfigError(f"{folder} is neither a run nor a sweep: no config.yaml in it or in a folder of it")
+    if not below:
+        raise ConfigError(f"{folder} holds no run")
     yield from sorted(below)
+
+
+def _leads_out(path: Path) -> bool:
+    """Whether a run of a sweep is a link; links in other folders were put there by somebody who wants them compared."""
+    return path.is_symlink() and is_sweep(path.parent)
 
 
 def read_run(path: Path) -> Run:
     """A run directory; what is wrong with it becomes its state and reason."""
-    try:
-        config = _yaml(path / CONFIG)
-    except FileNotFoundError:
-        if path.is_dir():
-            return Run(path, {}, "damaged", "it has no config.yaml")
-        return Run(path, {}, "missing", "sweep.json names it, but there is no such directory")
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        return Run(path, {}, "damaged", f"config.yaml cannot be read: {_one_line(error)}")
-    overrides = read_overrides(path)  # without them the columns are named after keys, not after options
     state, reason = _state(path)
+    if not is_run(path) or _leads_out(path):
+        return Run(path, {}, state, reason)
+    config: dict[str, Any] = {}
+    overrides = Overrides({}, ())  # without them the columns are named after keys, not after options
+    name = CONFIG
+    try:
+        config = load_config(path)
+        name = OVERRIDES
+        overrides = load_overrides(path)
+    except (OSError, ValueError) as error:
+        state, reason = "damaged", _short(unreadable(name, error))
     return Run(path, config, state, reason, overrides.choices, overrides.task)
 
 
-def _state(path: Path) -> tuple[str, str]:
+def glance(path: Path) -> Run:
+    """
+    A run as `read_run` reads it, but of the configuration `steps` and `measure_after` alone, and no option that was chosen.
+
+    Its YAML takes most of the time, and is needed only where no summary is written yet.
+    """
+    state, reason = _state(path)
+    if state in ("damaged", "missing"):
+        return Run(path, {}, state, reason)
     try:
-        status = read_status(path)
-        state, reason = status.get("state"), status.get("reason")
-        if not isinstance(state, str):
-            return "damaged", "status.json is missing or damaged"
-        if state == "running" and not owner_is_alive(status):
-            return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return "damaged", f"status.json cannot be read: {_one_line(error)}"
-    return state, _one_line(reason or "")
+        found = dict(COUNTS.findall(read_regular(path / CONFIG, YAML_BYTES)))
+        measured = "perf/wps_median" in read_json(path / SUMMARY) or not (path / EVENTS).stat().st_size
+    except FileNotFoundError:
+        measured = True
+    except (OSError, ValueError):
+        return read_run(path)
+    if len(found) < 2 or not measured:
+        return read_run(path)
+    return Run(path, {key.decode(): int(value) for key, value in found.items()}, state, reason)
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    loaded = yaml.load(path.read_bytes(), YamlLoader)
-    if not isinstance(loaded, dict):
-        raise ValueError("it is not a mapping")
-    return {str(key): value for key, value in loaded.items()}
+COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
+"""Two numbers of config.yaml, as every version has written them."""
+
+
+def _state(path: Path) -> tuple[str, str]:
+    """State and reason; `damaged` as far as one sees without the YAML."""
+    if _leads_out(path):
+        return "damaged", "it is a link; the runs of a sweep are folders in it"
+    if not path.is_dir():
+        return "missing", "sweep.json names it, but there is no such directory"
+    if not is_run(path):
+        return "damaged", "it has no config.yaml"
+    if damage := find_damage(path):
+        return "damaged", _short(damage)
+    status = read_status(path)
+    state, reason = status.get("state"), status.get("reason")
+    if state is None:
+        return "damaged", "status.json is missing, or names no state"
+    if state == "running" and not owner_is_alive(status):
+        return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it"
+    return str(state), _short(reason or "")
+
+
+def _short(text: str) -> str:
+    line = one_line(text)
+    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -157,7 +215,3 @@ def _object(path: Path) -> dict[str, Any]:
         return read_json(path)
     except OSError:
         return {}
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from meshrunner.runner.compare.cells import Column, columns, legend, reasons
 from meshrunner.runner.compare.rows import Comparison
+from meshrunner.runner.console import one_line
 
 BETWEEN = 3
 """Characters that a terminal's table needs beside each column's."""
@@ -15,15 +17,21 @@ def markdown(comparison: Comparison) -> str:
     """The table in Markdown, aligned, and what is to be said below it, after an empty line: it would become a row."""
     blocks = [lines_of(columns(comparison)), [*legend(comparison), *comparison.remarks]]
     blocks.append([f"- {line}" for line in reasons(comparison)])
-    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+    table, *below = blocks
+    return "\n\n".join("\n".join(lines) for lines in [table, *(map(one_line, lines) for lines in below if lines)])
 
 
 def lines_of(table: Sequence[Column]) -> list[str]:
     """A table in Markdown, aligned."""
-    escaped = [[title, *(cell.replace("|", "\\|") for cell in cells)] for title, cells in table]
+    escaped = [[_cell(text) for text in (title, *cells)] for title, cells in table]
     widths = [max(map(len, column)) for column in escaped]
     head, *rows = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in zip(*escaped, strict=True))
     return [head, "|".join(["", *("-" * (width + 2) for width in widths), ""]), *rows]
+
+
+def _cell(text: str) -> str:
+    """Text that does not end its cell: a bar is escaped, and what would escape its escape."""
+    return re.sub(r"(\\*)\|", r"\1\1\\|", one_line(text))
 
 
 def print_table(comparison: Comparison) -> None:
@@ -41,14 +49,16 @@ def print_table(comparison: Comparison) -> None:
     for part in parts(columns(comparison), screen.width):
         drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in part:
-            drawn.add_column(column.title, width=min(narrowest(column), screen.width - BETWEEN), overflow="fold")
+            drawn.add_column(
+                one_line(column.title), width=min(narrowest(column), screen.width - BETWEEN), overflow="fold"
+            )
         for row in zip(*(cells for _, cells in part), strict=True):
-            drawn.add_row(*map(Text, row))
+            drawn.add_row(*(Text(one_line(cell)) for cell in row))
         screen.print(drawn)
     for line in [*legend(comparison), *comparison.remarks, *reasons(comparison)]:
-        screen.print(line, markup=False)
+        screen.print(one_line(line))
     if comparison.baseline is None and comparison.keys:
-        screen.print("--baseline KEY=VALUE adds how each row compares with another", markup=False)
+        screen.print("--baseline KEY=VALUE adds how each row compares with another")
 
 
 def parts(table: Sequence[Column], width: int) -> list[list[Column]]:

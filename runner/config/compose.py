@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from hydra import version
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core import plugins, singleton
@@ -33,6 +34,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.secrets import FROM_ENVIRONMENT, WHERE, is_secret
 from meshrunner.runner.config.no_effect import refuse, without_effect
 from meshrunner.runner.config.overrides import check_number, prepared
 from meshrunner.runner.console import warn
@@ -141,6 +143,13 @@ class Composer:
         except SystemExit:
             raise ConfigError(f"--package: {said.getvalue().strip()}") from None
 
+    def completions(self, word: str) -> list[str]:
+        """What a shell may complete an override to, after the overrides of this command line."""
+        mode = ["--multirun"] if self.args.multirun else []
+        line = " ".join([*mode, *self.given["overrides"], word])
+        found: list[str] = BashCompletion(self.hydra.config_loader)._query(self.given["config_name"], line)
+        return found
+
     def single_run(self) -> Composed | None:
         """The configuration of a single run; None for a sweep (`-m`, or `hydra.mode: MULTIRUN` in a file)."""
         if self.args.multirun:
@@ -232,6 +241,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("These keys have no value yet (???): " + ", ".join(missing))
+    _refuse_secrets(OmegaConf.to_container(task, resolve=False))
     choices = plain(config.hydra.runtime.choices)
     return Composed(
         config=plain(task),
@@ -242,6 +252,16 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
         },
         launcher=plain(config.hydra.launcher),
     )
+
+
+def _refuse_secrets(value: Any, key: str = "") -> None:
+    """Raise ConfigError where a secret would be copied from the environment into the configuration."""
+    if isinstance(value, dict | list):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_secrets(each, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, str):
+        for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
+            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the value is secret, as the name says: {WHERE}")
 
 
 def plain(config: DictConfig | ListConfig) -> dict[str, Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
+from meshrunner.recipes.checkpoint.on_disk import FOLDER, StoredCheckpoint, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted
 from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
-from meshrunner.runner.console import warn
-from meshrunner.runner.launch.data import prepare_data
+from meshrunner.runner.console import say, warn
+from meshrunner.runner.launch.data import prepare_data, refuse_other_data
 from meshrunner.runner.launch.environment import environment
 from meshrunner.runner.launch.failure import write_error
 from meshrunner.runner.launch.nodes import Peers, this_node
@@ -25,6 +27,7 @@ from meshrunner.runner.process.signals import INTERRUPTS, blocked, interruptible
 from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir.events import Tail
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR, EVENTS, write_json
+from meshrunner.runner.rundir.location import Location
 from meshrunner.runner.rundir.owner import claim, heartbeat
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import update_status
@@ -32,11 +35,19 @@ from meshrunner.runner.rundir.summary import write_summary
 from meshrunner.runner.trackers.handle import TrackerHandle
 
 
-def execute(
-    run_dir: Path, *, force: bool = False, poll: Callable[[], None] | None = None
-) -> tuple[Outcome, dict[str, Any]]:
+class Executed(NamedTuple):
+    """An executed run."""
+
+    run_dir: Path
+    """Where it is now."""
+    outcome: Outcome
+    summary: dict[str, Any]
+    """{} on all nodes but the first."""
+
+
+def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | None = None) -> Executed:
     """
-    Execute a run directory and record its outcome; returns that and the summary ({} on all nodes but the first).
+    Execute a run directory and record its outcome.
 
     Args:
         force: continue from a checkpoint although keys have changed that affect what is trained.
@@ -50,46 +61,78 @@ def execute(
     experiment = _configuration(run_dir)
     node = this_node(experiment.launch.nodes)
     if node.rank > 0:
-        return _execute_other_node(run_dir, experiment, node), {}
+        return Executed(run_dir, _execute_other_node(run_dir, experiment, node), {})
     devices = node_devices(experiment)
     _, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
     _print_remarks(experiment, devices, stored)
     status: dict[str, Any] | None = None
     tracking: TrackerHandle | None = None
-    with interruptible(), Preemption(run_dir) as preemption, Peers(run_dir, node) as peers:
+    with ExitStack() as stack:
+        location = stack.enter_context(Location(run_dir))
+        stack.enter_context(interruptible())
+        preemption = stack.enter_context(Preemption(run_dir, saves=experiment.checkpoint.saves))
+        peers = stack.enter_context(Peers(run_dir, node))
 
         def run() -> Outcome:
             nonlocal status, tracking
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
             if stored is not None:
-                print(f"continues after step {stored.record.step}, from {stored.path}", flush=True)
+                say(f"continues after step {stored.record.step}, from {stored.path}")
+            elif status["attempt"] > 1:
+                say("begins again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = TrackerHandle.start(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)
             with heartbeat(run_dir):
                 write_json(run_dir / ENVIRONMENT, environment(devices, experiment.launch.env))
-                return _prepare_and_launch(attempt, poll)
+                continued = stored is not None and stored.path.parent == run_dir / FOLDER
+                return _prepare_and_launch(attempt, poll, same_data=continued and not force)
 
         outcome, error = _outcome(run)
         if status is None:
             assert error is not None
             raise error
-        outcome = peers.agree_on_outcome(outcome)
+        outcome = replace(peers.agree_on_outcome(outcome), interrupted=preemption.interrupted)
+        run_dir, outcome = _found(location, outcome)
         with blocked(INTERRUPTS):
             summary = _record(run_dir, experiment, outcome)
         if tracking is not None:
             tracking.finish_or_warn(f"the run is {outcome.state}")
     if isinstance(error, Interrupted):
-        raise Interrupted(f"{error}; `meshrunner resume {run_dir}` continues it")
+        raise Interrupted(f"{error}; `meshrunner resume {run_dir}` {_resumes(run_dir, experiment)}")
     if error is not None:
         raise error
-    return outcome, summary
+    return Executed(run_dir, outcome, summary)
+
+
+def _found(location: Location, outcome: Outcome) -> tuple[Path, Outcome]:
+    """Where the run directory is now, and the outcome, which may be the consequence of its being moved."""
+    run_dir = location.now()
+    if run_dir == location.path:
+        return run_dir, outcome
+    what = "was removed" if run_dir is None else f"was moved to {run_dir}"
+    what = f"the run directory {what} while the run went on"
+    if run_dir is not None and outcome.state in ("completed", "interrupted"):
+        warn(what)
+        return run_dir, outcome
+    reason = what if outcome.state == "completed" else f"{what} ({outcome.reason})"
+    return run_dir or location.path, replace(outcome, state="failed", reason=reason)
+
+
+def _resumes(run_dir: Path, experiment: Experiment) -> str:
+    """Where `meshrunner resume` takes the run up."""
+    with suppress(ConfigError):  # `checkpoint.load` names none
+        found, _ = candidates(experiment.checkpoint.load, run_dir / FOLDER)
+        if found:
+            return f"continues it after step {found[0].record.step}"
+    return "begins it again at step 1: there is no checkpoint"
 
 
 def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Outcome:
     """Execute the part of every node but the first: its workers. The first node records the run, failures here included."""
-    with interruptible(), Preemption(run_dir) as preemption, Peers(run_dir, node) as peers:
+    saves = experiment.checkpoint.saves
+    with interruptible(), Preemption(run_dir, saves=saves) as preemption, Peers(run_dir, node) as peers:
 
         def run() -> Outcome:
             # Only the first node writes rows, which hold the number of the attempt.
@@ -113,7 +156,13 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
         return Outcome.from_error(error), error
 
 
-def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None) -> Outcome:
+def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None, *, same_data: bool) -> Outcome:
+    """
+    The outcome of an attempt, from preparing its data on.
+
+    Args:
+        same_data: refuse data that is not what the run was trained on so far.
+    """
     run_dir = attempt.run_dir
 
     def started(workers: list[dict[str, int]]) -> None:
@@ -121,6 +170,8 @@ def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None) -> Ou
         attempt.peers.publish(workers=workers)
 
     with prepare_data(attempt.experiment, run_dir):
+        if same_data:
+            refuse_other_data(attempt.experiment, run_dir)
         if poll is not None:
             return launch(attempt, started=started, poll=poll)
         tail = Tail(run_dir / EVENTS)

@@ -18,6 +18,8 @@ class Outcome:
     """Exit code of that rank; negative: killed by that signal."""
     collateral: bool = False
     """Whether this failure may be the consequence of another rank's."""
+    interrupted: bool = False
+    """Whether the user has interrupted a run that then ended by itself: a sweep is to stop."""
 
     @classmethod
     def from_error(cls, error: BaseException) -> Outcome:

@@ -1,4 +1,6 @@
-"""Preemption by SLURM: the run saves a checkpoint, ends with exit status 75, and continues when it is requeued.
+"""Requests to save a checkpoint and end: by SLURM, and by the user's first Ctrl-C.
+
+A run that SLURM preempts ends with exit status 75 and continues when it is requeued.
 
 Clusters differ in what they send and to whom. SIGTERM reaches every process of a job's steps (the workers and the
 forkserver ignore it); SIGUSR1, as requested in slurm/run.sbatch, reaches the batch shell, which writes a file into the run
@@ -18,7 +20,8 @@ from types import FrameType
 from typing import Any
 
 from meshrunner.recipes.errors import Interrupted
-from meshrunner.runner.process.forkserver import shared_integers
+from meshrunner.runner.console import warn
+from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.signals import STOP_REQUESTS, blocked, in_slurm_job, job_start_id
 from meshrunner.runner.rundir.files import STOP_REQUEST
 from meshrunner.runner.slurm.client import show_job
@@ -31,12 +34,18 @@ NEAR_LIMIT_S = 240.0
 class Preemption:
     """Whether a stop is requested. A context manager: inside, STOP_REQUESTS are handled (in a SLURM job)."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, saves: bool = False) -> None:
+        """saves: whether the run saves checkpoints."""
         self.request = run_dir / STOP_REQUEST
+        self.saves = saves
+        self.in_job = in_slurm_job()
         self.job_start = job_start_id()
-        self.shared: Any = shared_integers(1) if in_slurm_job() else None
-        """The flag that the workers read; None outside a SLURM job."""
+        self.shared = SharedIntegers(1) if saves or self.in_job else None
+        """The flag that the workers read; None where nothing sets it."""
         self.reason = ""
+        self.interrupted = False
+        """Whether it was the user who requested the stop."""
+        self._told = False
         self._signal = 0
         self._parent = os.getppid()
         self._checked_at = 0.0
@@ -47,7 +56,7 @@ class Preemption:
         return self.shared is not None and bool(self.shared[0])
 
     def __enter__(self) -> Preemption:
-        if self.shared is not None:
+        if self.in_job:
             self._before = {name: signal.signal(name, self._on_signal) for name in STOP_REQUESTS}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_REQUESTS)
         return self
@@ -59,15 +68,28 @@ class Preemption:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._signal = number
 
+    def interrupt(self) -> bool:
+        """Have the run save a checkpoint and end, for a signal handler; False if it saves none."""
+        if self.shared is None or not self.saves:
+            return False
+        self.interrupted = True
+        self.shared[0] = 1
+        return True
+
     def poll(self) -> None:
         """
-        Check for a stop request, and pass it on to the workers.
+        Check for a stop request, and pass it on to the workers; tell the user that an interrupt is one.
 
         Raises:
             Interrupted: the job was cancelled. SLURM sends the same signals as for a preemption.
         """
+        if self.interrupted and not self._told:
+            self._told = True
+            warn("saving a checkpoint; Ctrl-C again ends at once")
         now = time.monotonic()
-        if self.shared is None or self.requested or not (self._signal or now - self._checked_at > CHECK_EVERY_S):
+        if not self.in_job or self.shared is None or self.requested:
+            return
+        if not self._signal and now - self._checked_at <= CHECK_EVERY_S:
             return
         self._checked_at = now
         if os.getppid() != self._parent:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from rich.live import Live
 from rich.text import Text
 
 from meshrunner.runner.console import console, duration
-from meshrunner.runner.figures import UNKNOWN, figure_of
+from meshrunner.runner.figures import UNKNOWN, figure_of, number
 from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir.states import is_count
 
 SPEED = figure_of("perf/wps")
-PROGRESS = ("state", "step", SPEED.title, "memory", "left")
-"""Columns of a run that may be going on."""
+PROGRESS = ("state", "step", "WPS of the last step", "memory", "left")
+"""Columns of a run that may be going on; the figure that runs are compared by has its own title."""
 RECENT = 20
 """Last steps that the time left is judged by."""
 LINE_EVERY_S = 1.0
@@ -47,7 +48,7 @@ class ProgressLine:
         if self.live:
             self.live.stop()
         if self.waiting is not None:
-            self._print(self.waiting)
+            print(self.waiting, flush=True)
 
     def show(self, rows: list[StepRow]) -> None:
         """Show rows that are new since the last call."""
@@ -60,16 +61,10 @@ class ProgressLine:
             return
         now = time.monotonic()
         if now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps:
-            self._print(line)
+            print(line, flush=True)
             self.printed, self.waiting = now, None
         else:
             self.waiting = line
-
-    def _print(self, line: str) -> None:
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:  # nobody listens any more; the run continues
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
     def _line(self, row: StepRow) -> str:
         left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])
@@ -97,7 +92,7 @@ def _titled(key: str, row: StepRow) -> str:
     return f"{figure.title} {figure.text(row[key], 'unknown')}"
 
 
-def progress_cells(state: str, steps: object, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
+def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
     """
     The cells of PROGRESS after the state: what the newest step was like.
 
@@ -106,10 +101,11 @@ def progress_cells(state: str, steps: object, rows: Sequence[StepRow]) -> tuple[
         rows: the newest steps, RECENT of them or more.
     """
     if not rows:
-        return f"0/{steps}" if steps else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
+        return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last = rows[-1]
-    times = [row["perf/step_time_s"] for row in rows[-RECENT:] if row.get("perf/step_time_s")]
+    times = [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]
     left = UNKNOWN
-    if state == "running" and isinstance(steps, int) and times:
+    if state == "running" and is_count(steps) and times:
         left = duration(median(times) * (steps - last["step"]))
-    return f"{last['step']}/{steps}", SPEED.text(last.get(SPEED.key)), memory_text(last), left
+    of = f"/{steps}" if is_count(steps) else ""
+    return f"{last['step']}{of}", SPEED.text(number(last.get(SPEED.key))), memory_text(last), left

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from meshrunner.runner.compare.cells import Column
+from meshrunner.runner.compare.cells import Column, layout_remarks
 from meshrunner.runner.compare.table import lines_of
-from meshrunner.runner.console import console, shown, warn
+from meshrunner.runner.console import console, one_line, say, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_log, read_json
@@ -31,21 +30,23 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
         print_row({group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary))
         if summary.get("perf/mfu_median") is not None:
             peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"
-            print(f"MFU is of {peak}")
+            say(f"MFU is of {peak}")
+    for line in layout_remarks(summary):
+        say(line)
     for late in summary.get("compile/late_recompiles", ()):
         warn(
             f"step {late['step']}, inside the measured window, was compiled again (it does not count): {late['reason']}"
         )
     print_profile(run_dir, summary)
     if outcome.state != "completed":
-        print(f"\n{outcome.state}: {outcome.reason}", file=sys.stderr)
+        say(f"\n{outcome.state}: {outcome.reason}", to_stderr=True)
         if outcome.rank is not None:
             log = rank_log(run_dir, outcome.rank)
-            print(f"from {log}:", file=sys.stderr)
+            say(f"from {log}:", to_stderr=True)
             for line in last_lines(log):
-                print(f"  {line}", file=sys.stderr)
+                say(f"  {line}", to_stderr=True)
     if row:
-        print(f"run directory: {shown(run_dir)}")
+        say(f"run directory: {shown(run_dir)}")
 
 
 def row_cells(summary: dict[str, Any]) -> dict[str, str]:
@@ -60,7 +61,7 @@ def print_row(row: dict[str, str]) -> None:
     lines = lines_of([Column(title, [text]) for title, text in row.items()])
     if len(lines[0]) > console().width:
         width = max(map(len, row))
-        lines = [f"{title:{width}}  {text}" for title, text in row.items()]
+        lines = [f"{title:{width}}  {one_line(text)}" for title, text in row.items()]
     print("", *lines, "", sep="\n")
 
 
@@ -80,4 +81,4 @@ def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
         for key in [key for key in summary if key.startswith("memory/live_")]:
             print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {live.text(summary[key])}")
     for path in sorted((run_dir / TRACES).glob("memory_rank*")):
-        print(f"what held memory: {shown(path)}")
+        say(f"what held memory: {shown(path)}")

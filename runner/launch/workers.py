@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
+from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch import worker
@@ -30,6 +30,8 @@ from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.worker import STOPPED_EARLY
 from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.shared_integers import SharedIntegers
+from meshrunner.runner.process.signals import first_interrupt
 from meshrunner.runner.process.tree import started_at
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import rank_error
@@ -75,7 +77,7 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
         Interrupted: the workers are gone.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
-    steps = forkserver.shared_integers(attempt.devices.workers)
+    steps = SharedIntegers(attempt.devices.workers)
     processes = _create_processes(attempt, steps)
     oom_kills_before = oom_kills()
     try:
@@ -85,7 +87,9 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
         except (OSError, EOFError) as error:
             return Outcome("failed", f"the workers could not be started: {error}")
         started([{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)])
-        stalled_minutes = _watch(attempt, processes, steps, poll)
+        # Before the first step there is nothing to save.
+        with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
+            stalled_minutes = _watch(attempt, processes, steps, poll)
         codes = [process.exitcode for process in processes]  # before any of them is ended here
     finally:
         _terminate(processes)
@@ -96,14 +100,16 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
         return first_failure(run_dir, failed, killed_by_kernel=oom_kills() > oom_kills_before)
     if not any(code is None or code == STOPPED_EARLY for code in codes):
         return Outcome("completed", "")
+    if attempt.preemption.interrupted:
+        raise Interrupted("by SIGINT")
     if attempt.preemption.requested:
         return Outcome("preempted", attempt.preemption.reason)
     return Outcome("failed", "workers on another node have ended", collateral=True)
 
 
-def _create_processes(attempt: Attempt, steps: Any) -> list[BaseProcess]:
+def _create_processes(attempt: Attempt, steps: SharedIntegers) -> list[BaseProcess]:
     devices, node, launch = attempt.devices, attempt.peers.node, attempt.experiment.launch
-    port = forkserver.shared_integers(1)
+    port = SharedIntegers(1)
     port[0] = launch.port or node.port
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"), **launch.env}
     pickled = pickle.dumps(attempt.experiment)
@@ -127,7 +133,9 @@ def _create_processes(attempt: Attempt, steps: Any) -> list[BaseProcess]:
     return processes
 
 
-def _watch(attempt: Attempt, processes: list[BaseProcess], steps: Any, poll: Callable[[], None]) -> float | None:
+def _watch(
+    attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], None]
+) -> float | None:
     """
     Wait until all workers have ended, one here or on another node has failed (plus a grace period), no step was completed
     within the time limit, or a stop is requested before the first step.

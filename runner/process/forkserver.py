@@ -6,17 +6,18 @@ import faulthandler
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
+import tempfile
 import threading
+from contextlib import ExitStack
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
-from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from meshrunner.runner.process.signals import STOP_REQUESTS, in_slurm_job
+from meshrunner.runner.process.signals import STOP_REQUESTS, blocked, in_slurm_job
+from meshrunner.runner.process.temporary import VARIABLE, remove, temporary_folder
 from meshrunner.runner.process.tree import die_with_parent
 
 PRELOAD = [
@@ -41,42 +42,40 @@ END_SIGNAL = signal.SIGUSR2
 to request a stop, and only the launcher may act on it."""
 
 
-def shared_integers(count: int) -> Any:
-    """Integers shared by a process and its children, without a lock: each integer has one writer."""
-    return RawArray("q", count)
-
-
 def warm() -> None:
-    """Start the forkserver; it imports torch in the background. Takes milliseconds."""
+    """Start the forkserver; it imports torch in the background. Takes milliseconds. Raises ConfigError."""
     multiprocessing.set_forkserver_preload(PRELOAD)
-    # Inherited by the forkserver: only the launcher handles Ctrl-C. Here it is blocked until the forkserver is started.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    # Inherited, too.
-    handlers = {name: signal.signal(name, signal.SIG_IGN) for name in (STOP_REQUESTS if in_slurm_job() else ())}
-    safe_path = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"  # no file of the current directory may shadow a preloaded module
-    try:
+    with ExitStack() as stack:
+        # Inherited by the forkserver: only the launcher handles Ctrl-C. Here it is blocked until the forkserver is started.
+        stack.enter_context(blocked({signal.SIGINT}))
+        for name in STOP_REQUESTS if in_slurm_job() else ():  # inherited, too
+            stack.callback(signal.signal, name, signal.signal(name, signal.SIG_IGN))
+        temporary = temporary_folder()
+        for variable, value in (
+            (VARIABLE, temporary),
+            ("TORCHINDUCTOR_CACHE_DIR", f"{temporary}/inductor"),  # torch creates it on import; workers get their own
+            ("PYTHONSAFEPATH", "1"),  # no file of the current directory may shadow a preloaded module
+        ):
+            stack.callback(_set_environment, variable, os.environ.get(variable))
+            os.environ[variable] = value
         resource_tracker.ensure_running()  # the forkserver would start it, and unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
-    finally:
-        if safe_path is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = safe_path
-        for name, handler in handlers.items():
-            signal.signal(name, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _set_environment(variable: str, value: str | None) -> None:
+    if value is None:
+        del os.environ[variable]
+    else:
+        os.environ[variable] = value
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit immediately; kill the forkserver, which may still be importing torch, and remove its folder of sockets."""
+    """Exit immediately; kill the forkserver, which may still be importing torch, and remove the command's temporary files."""
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
-    folder = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    remove()
     os._exit(code)
 
 
@@ -104,6 +103,7 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     die_with_parent(signal.SIGKILL)  # the parent of this process is the forkserver
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # asked for by a preloaded module; TMPDIR may be another now
     sys.path[:] = path
 
 

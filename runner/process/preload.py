@@ -2,14 +2,18 @@
 The forkserver's first import: what must be so before the others.
 
 Garbage collection is off: it would take 0.5 s of the 2.2 s of importing torch. A child whose parent is interrupted before it
-has said what to do ends without a traceback: until then its stderr is the user's terminal.
+has said what to do ends without a traceback: until then its stderr is the user's terminal. The temporary
+files of a command that is killed are removed.
 """
 
 import gc
 from multiprocessing import spawn
 from pickle import UnpicklingError
 
+from meshrunner.runner.process.temporary import remove_with_forkserver
+
 gc.disable()
+remove_with_forkserver()
 _main = spawn._main
 
 

@@ -1,7 +1,7 @@
 """The signals that end a command: interrupts end it immediately, stop requests after a checkpoint.
 
-Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM are interrupts. In a SLURM job SIGTERM and SIGUSR1 are stop requests, which
-`launch.preemption` handles.
+Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM are interrupts; of a run that saves checkpoints, only the second Ctrl-C. In a
+SLURM job SIGTERM and SIGUSR1 are stop requests, which `launch.preemption` handles.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from meshrunner.recipes.errors import Interrupted
 
@@ -62,6 +63,29 @@ def interruptible(consequence: str = "") -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+@contextmanager
+def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
+    """
+    A context, inside of `interruptible`, in which the first Ctrl-C calls a function; the second interrupts.
+
+    Args:
+        request: called by the signal handler; False: the first Ctrl-C interrupts.
+    """
+    interrupt = signal.getsignal(signal.SIGINT)
+    assert callable(interrupt)
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, interrupt)
+        if not request():
+            interrupt(number, frame)
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 @contextmanager

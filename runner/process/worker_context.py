@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from meshrunner.runner.process.shared_integers import SharedIntegers
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class WorkerContext:
     device_type: str
     threads: int
     attempt: int
-    port: Any
-    """RawArray of one integer: the port of the rendezvous on the first node, 0 until rank 0 has opened it."""
-    steps: Any
-    """RawArray of the last completed step of each rank of the node."""
-    stop_requested: Any
-    """RawArray of one integer, not 0 once a stop is requested; None outside a SLURM job."""
+    port: SharedIntegers
+    """One integer: the port of the rendezvous on the first node, 0 until rank 0 has opened it."""
+    steps: SharedIntegers
+    """The last completed step of each rank of the node."""
+    stop_requested: SharedIntegers | None
+    """One integer, not 0 once the run is to save a checkpoint and end; None where nothing requests that."""
 
     @property
     def world_size(self) -> int:

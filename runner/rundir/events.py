@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from meshrunner.recipes.durable import open_regular
 from meshrunner.runner.rundir.files import EVENTS
+from meshrunner.runner.rundir.states import is_count
 
 StepRow = dict[str, Any]
+CHUNK_BYTES = 8 << 20
+LONGEST_ROW = 1 << 20
+"""In bytes; a longer line is damage."""
+TYPICAL_ROW = 1 << 10
+"""Bytes; rows are half as long."""
 
 
 class Tail:
@@ -20,27 +29,62 @@ class Tail:
         self._rest = b""
 
     def read(self) -> list[StepRow]:
-        """The rows completed since the last call, oldest first; [] while there is no file."""
+        """The rows completed since the last call, oldest first; [] while there is no file, or something else than a file."""
+        rows: list[StepRow] = []
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._offset)
-                new = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        return [row for line in lines if (row := _parse(line)) is not None]
+                while new := file.read(CHUNK_BYTES):
+                    self._offset += len(new)
+                    *lines, rest = (self._rest + new).split(b"\n")
+                    self._rest = rest[: LONGEST_ROW + 1]  # as good as all of it: it is no row any more
+                    rows += parse_rows(lines)
+        except (FileNotFoundError, ValueError):
+            return rows
+        return rows
+
+
+def parse_rows(lines: Iterable[bytes]) -> list[StepRow]:
+    """The rows that some lines hold; damaged lines are left out."""
+    return [row for line in lines if (row := _parse(line)) is not None]
 
 
 def _parse(line: bytes) -> StepRow | None:
     try:
-        row = json.loads(line)
-    except ValueError:
+        row = json.loads(line) if len(line) <= LONGEST_ROW else None
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    if not isinstance(row, dict) or not is_count(row.get("step")) or not is_count(row.get("attempt", 1)):
+        return None
+    for key, value in row.items():
+        if type(value) is not float and value is not None and type(value) is not bool and not is_count(value):
+            row[key] = None  # every figure is a number
+    return row
+
+
+def last_rows(run_dir: Path, count: int) -> list[StepRow]:
+    """The newest rows of a run, `count` or fewer, without reading what lies before them; [] when there are none."""
+    path = run_dir / EVENTS
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = file.seek(max(0, size - count * TYPICAL_ROW))
+            lines = file.read().split(b"\n")
+    except (OSError, ValueError):
+        return []
+    return parse_rows(lines[1:-1] if begin else lines[:-1])[-count:]  # the first may be half a line
 
 
 def read_events(run_dir: Path) -> list[StepRow]:
-    """One row per step, in order: the last one written wins (a resumed run repeats the steps after its checkpoint)."""
-    rows = Tail(run_dir / EVENTS).read()
-    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]
+    """
+    One row per step, in order.
+
+    A resumed run repeats the steps after its checkpoint: with its first row, all rows from that step on are out of date, those
+    of steps that it never reached again, too.
+    """
+    rows: list[StepRow] = []
+    for row in Tail(run_dir / EVENTS).read():
+        while rows and rows[-1]["step"] >= row["step"]:
+            rows.pop()
+        rows.append(row)
+    return rows

@@ -6,10 +6,11 @@ Everything about a run is in its directory: JSON files are replaced atomically, 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.durable import replace_file
+from meshrunner.recipes.durable import read_regular, replace_file
 
 CONFIG = "config.yaml"
 """The resolved configuration: enough to run again. A folder that holds one is a run directory."""
@@ -20,6 +21,8 @@ STATUS_LOCK = ".status.lock"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
+LAYOUTS = "layouts.json"
+"""{"layouts": [{"attempt", "settings"}]}: what figures depend on, and from which attempt on it was like that."""
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
@@ -55,14 +58,20 @@ REPORT = "report.html"
 """The report page, written at the end of a sweep."""
 
 
+JSON_BYTES = 32 << 20
+"""Largest JSON file that is read."""
+DEPTH = 100
+"""Deepest nesting of JSON and YAML that is read."""
+
+
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run directory."""
-    return (folder / CONFIG).exists()
+    """Whether a folder is a run directory, good or damaged."""
+    return os.path.lexists(folder / CONFIG)
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is a sweep directory."""
-    return (folder / SWEEP).exists()
+    """Whether a folder is a sweep directory, good or damaged."""
+    return os.path.lexists(folder / SWEEP)
 
 
 def rank_log(run_dir: Path, rank: int) -> Path:
@@ -101,9 +110,39 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} where there is none or it is damaged."""
+    """The object in a JSON file; {} where there is none or it is damaged. Raises OSError where it may not be read."""
     try:
-        value = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        return load_json(path)
+    except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where there is none. Raises ValueError that says how it is damaged, and OSError."""
+    try:
+        content = read_regular(path, JSON_BYTES)
+    except FileNotFoundError:
+        return {}
+    if not content.strip():
+        raise ValueError("it is empty")
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEPTH} levels deep") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    if content.count(b"[") + content.count(b"{") > DEPTH and _nested(value):
+        raise ValueError(f"it is nested more than {DEPTH} levels deep")
+    return value
+
+
+def _nested(value: Any) -> bool:
+    layer = [value]
+    for _ in range(DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, dict | list))
+        layer = [value for values in inner for value in values]
+        if not layer:
+            return False
+    return True

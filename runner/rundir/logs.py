@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from meshrunner.recipes.durable import open_regular
 
 TAIL_BYTES = 64 * 1024
 LINES = 12
@@ -15,10 +18,12 @@ STACK_LINES = 200
 
 def _tail(log: Path) -> list[str]:
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
-    except FileNotFoundError:
+        if log.parent.is_symlink():
+            return []
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+    except (FileNotFoundError, ValueError):
         return []
 
 

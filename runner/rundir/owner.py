@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.errors import AlreadyRunning
+from meshrunner.runner.console import one_line
 from meshrunner.runner.process.tree import started_at
 from meshrunner.runner.rundir.files import LOGS, STATUS, write_json
 from meshrunner.runner.rundir.states import read_status, status_lock, update_status
@@ -22,6 +23,8 @@ from meshrunner.runner.rundir.states import read_status, status_lock, update_sta
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
 """Age of a heartbeat after which an owner on another host is stale."""
+CLOCKS_S = 86400.0
+"""Most that the clock of another host may be ahead."""
 
 
 def this_process() -> dict[str, Any]:
@@ -46,21 +49,21 @@ def owner_is_alive(status: dict[str, Any]) -> bool:
         return False  # SLURM has requeued the job, perhaps because the owner's node died
     if owner.get("host") == socket.gethostname():
         same_boot = owner.get("boot_id") == _boot_id()
-        return same_boot and started_at(int(owner["pid"])) == owner.get("pid_started") is not None
-    return time.time() - float(status.get("heartbeat") or 0) < STALE_S
+        return same_boot and started_at(owner.get("pid") or 0) == owner.get("pid_started") is not None
+    return -CLOCKS_S < time.time() - (status.get("heartbeat") or 0) < STALE_S
 
 
 def owned_by(status: dict[str, Any]) -> str:
     """A clause that names a living owner, for messages."""
-    return f"is being executed by process {status['owner']['pid']} on {status['owner']['host']}"
+    return f"is being executed by process {status['owner'].get('pid')} on {status['owner'].get('host')}"
 
 
 def condition(status: dict[str, Any]) -> str:
     """What is said of a run after its name: `is completed`, `is skipped: REASON`, `is being executed by process ...`."""
     if owner_is_alive(status):
-        return owned_by(status)
+        return one_line(owned_by(status))
     reason = status.get("reason")
-    return f"is {status.get('state')}" + (f": {reason}" if reason else "")
+    return one_line(f"is {status.get('state')}" + (f": {reason}" if reason else ""))
 
 
 def claim(run_dir: Path) -> dict[str, Any]:

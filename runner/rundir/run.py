@@ -8,6 +8,7 @@ from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, STATUS, is_run, write_json
+from meshrunner.runner.rundir.states import is_count
 
 
 def place_run(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> None:
@@ -42,20 +43,30 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     """The configuration in a run directory; raises ConfigError when there is none or it is not a YAML mapping."""
     import yaml
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from meshrunner.runner.rundir.plain_yaml import load_yaml
 
     path = run_dir / CONFIG
     try:
-        text = path.read_text()
-        # OmegaConf would read a sentence as a key without a value.
-        is_mapping = isinstance(yaml.safe_load(text), dict)
-        loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=True) if is_mapping else None
+        load_yaml(path)  # OmegaConf follows aliases, and reads a sentence as a key without a value
+        loaded = OmegaConf.to_container(OmegaConf.create(path.read_text()), resolve=True)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} is not a mapping")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
+
+
+def load_config(run_dir: Path) -> dict[str, Any]:
+    """What config.yaml holds, not resolved. Raises ValueError that says how it is damaged, and OSError."""
+    from meshrunner.runner.rundir.plain_yaml import load_yaml
+
+    config = load_yaml(run_dir / CONFIG)
+    if not is_count(config.get("steps")):  # it was cut off, or is somebody else's
+        raise ValueError("it has no number of steps")
+    return config
 
 
 @dataclass(frozen=True)
@@ -68,21 +79,30 @@ class Overrides:
     """The overrides that the user typed."""
 
 
-def read_overrides(run_dir: Path) -> Overrides:
-    """The overrides of a run; empty where the file is missing or damaged."""
-    import yaml
+def load_overrides(run_dir: Path) -> Overrides:
+    """The overrides of a run; empty where the file is missing. Raises ValueError that says how it is damaged, and OSError."""
+    from meshrunner.runner.rundir.plain_yaml import load_yaml
 
     try:
-        loaded = yaml.load((run_dir / OVERRIDES).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):
-        loaded = None
-    found = loaded if isinstance(loaded, dict) else {}
-    choices, task = found.get("choices"), found.get("task")
+        found = load_yaml(run_dir / OVERRIDES)
+    except FileNotFoundError:
+        found = {}
+    choices, task = found.get("choices") or {}, found.get("task") or []
+    if not isinstance(choices, dict) or not isinstance(task, list):
+        raise ValueError("it is not a list of overrides and a choice of each group")
     return Overrides(
         {
             str(group): str(option)
-            for group, option in (choices.items() if isinstance(choices, dict) else ())
+            for group, option in choices.items()
             if option is not None and not str(group).startswith("hydra/")
         },
-        tuple(map(str, task)) if isinstance(task, list) else (),
+        tuple(map(str, task)),
     )
+
+
+def read_overrides(run_dir: Path) -> Overrides:
+    """The overrides of a run; empty where the file is missing or damaged."""
+    try:
+        return load_overrides(run_dir)
+    except (OSError, ValueError):
+        return Overrides({}, ())

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, read_json, write_json
+from meshrunner.recipes.durable import replace_file
+from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, is_run, is_sweep, load_json, read_json, write_json
 
 
 def run_names(sweep_dir: Path) -> list[str]:
     """
     The names of a sweep's run directories, each once, in the order of sweep.json and runs.txt.
 
-    sweep.json lists a run again that was placed again by other overrides. [] where there is none, or it is damaged.
+    sweep.json lists a run again that was placed again by other overrides. Where it is damaged, the run directories that lie
+    in the folder are the sweep's, by name. [] where there is none.
     """
-    jobs = read_json(sweep_dir / SWEEP).get("jobs")
-    names = [job.get("name") for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
-    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
+    if not is_sweep(sweep_dir):
+        return []
+    try:
+        jobs = _jobs(sweep_dir)
+    except (OSError, ValueError):
+        return sorted(path.name for path in sweep_dir.iterdir() if is_run(path))
+    return list(dict.fromkeys(name for job in jobs if (name := _name(job)) is not None))
+
+
+def sweep_damage(sweep_dir: Path) -> list[str]:
+    """What is wrong with a sweep.json, a sentence each; [] where nothing is, or there is none."""
+    if not is_sweep(sweep_dir):
+        return []
+    try:
+        jobs = _jobs(sweep_dir)
+    except (OSError, ValueError) as error:
+        return [f"damaged: {sweep_dir / SWEEP} cannot be read: {getattr(error, 'strerror', None) or error}"]
+    wrong = [job.get("name", job) if isinstance(job, dict) else job for job in jobs if _name(job) is None]
+    return [f"damaged: {sweep_dir / SWEEP} lists {name!r:.100}, which is no folder in it" for name in wrong]
+
+
+def _jobs(sweep_dir: Path) -> list[Any]:
+    """The jobs that sweep.json lists; raises ValueError and OSError where they cannot be read."""
+    jobs = load_json(sweep_dir / SWEEP).get("jobs", [])
+    if not isinstance(jobs, list):
+        raise ValueError("its jobs are not a list")
+    return jobs
+
+
+def _name(job: Any) -> str | None:
+    """The name of a job's run directory; None unless it can only be a folder directly below the sweep's."""
+    name = job.get("name") if isinstance(job, dict) else None
+    if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\0", "\n"} & set(name):
+        return None
+    try:
+        return name if len(os.fsencode(name)) <= NAME_BYTES else None
+    except UnicodeEncodeError:
+        return None
+
+
+NAME_BYTES = 255
+"""Longest name that a file system takes."""
 
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
@@ -27,7 +70,8 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     Args:
         added: (name of the run directory, its overrides), in order of execution.
     """
-    known = read_json(sweep_dir / SWEEP).get("jobs", [])
+    known = read_json(sweep_dir / SWEEP).get("jobs")
+    known = known if isinstance(known, list) else []
     jobs = [{"name": name, "overrides": overrides} for name, overrides in added]
     write_json(sweep_dir / SWEEP, {"command": sys.argv, "jobs": known + [job for job in jobs if job not in known]})
     write_run_list(sweep_dir)
@@ -35,4 +79,4 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 def write_run_list(sweep_dir: Path) -> None:
     """Rewrite runs.txt from sweep.json."""
-    (sweep_dir / SWEEP_RUNS).write_text("".join(f"{name}\n" for name in run_names(sweep_dir)))
+    replace_file(sweep_dir / SWEEP_RUNS, os.fsencode("".join(f"{name}\n" for name in run_names(sweep_dir))))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshrunner.recipes.durable import replace_file
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment, check
-from meshrunner.runner.console import shown, warn
+from meshrunner.runner.config.placed import Usable, usable_runs
+from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
+from meshrunner.runner.rundir.damage import JOB_ID, find_obstacle
 from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, read_json, slurm_script, write_json
 from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
@@ -35,20 +39,25 @@ class JobArray:
 
 
 def job_id(run_dir: Path) -> str | None:
-    """The id of a run's newest job, `12` or `12_3`; None when the run was never submitted."""
-    found = read_json(run_dir / SLURM_JOB).get("job_id")
-    return str(found) if found is not None else None
+    """The id of a run's newest job, `12` or `12_3`; None when the run was never submitted, or nobody can say."""
+    try:
+        found = read_json(run_dir / SLURM_JOB).get("job_id")
+    except OSError:
+        return None
+    return str(found) if JOB_ID.fullmatch(str(found)) else None
 
 
 def submit_run(run_dir: Path, settings: Slurm) -> None:
     """Submit a placed run; raises ConfigError with SLURM's reason."""
+    if obstacle := find_obstacle(run_dir):
+        raise ConfigError(f"damaged: {run_dir}: {obstacle}")
     experiment = check(read_config(run_dir))
     settings.fit(experiment)
     if not to_submit([run_dir], [], quiet=settings.dry_run):
         return
     text = script.for_run(run_dir, settings, nodes=experiment.launch.nodes, gpus=settings.gpus(experiment))
     if settings.dry_run:
-        print(text, end="")
+        say(text, end="")
         return
     _warn([experiment])
     update_status(run_dir, state="pending", reason="")
@@ -56,26 +65,28 @@ def submit_run(run_dir: Path, settings: Slurm) -> None:
     path = slurm_script(run_dir)
     job = _sbatch(path, text, run_dir)
     _record(run_dir, job, path)
-    print(f"submitted job {job}\nrun directory: {shown(run_dir)}")
+    say(f"submitted job {job}\nrun directory: {shown(run_dir)}")
 
 
-def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> None:
+def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> Usable:
     """
-    Submit the runs of a placed sweep as job arrays, one for each number of nodes.
+    Submit the runs of a placed sweep as job arrays, one for each number of nodes; warns of each that is damaged.
 
     Args:
         names: all run directories of the sweep, as in runs.txt.
+
+    Returns:
+        The runs that are not damaged.
     """
-    run_dirs = [sweep_dir / name for name in names]
-    experiments = {run_dir: check(read_config(run_dir)) for run_dir in run_dirs}
-    rerun = next(iter(experiments.values())).sweep.rerun
-    todo = to_submit(run_dirs, rerun, quiet=settings.dry_run)
+    usable = usable_runs(sweep_dir, names)
+    todo = to_submit(usable.run_dirs, usable.first.sweep.rerun, quiet=settings.dry_run)
+    experiments = {run_dir: check(read_config(run_dir)) for run_dir in todo}
     for run_dir in todo:
         settings.fit(experiments[run_dir])
     arrays = job_arrays(names, {run_dir: experiments[run_dir] for run_dir in todo}, settings)
     if settings.dry_run:
         print_arrays(sweep_dir, arrays, settings)
-        return
+        return usable
     _warn([experiments[run_dir] for run_dir in todo])
     write_json(sweep_dir / SLURM_SETTINGS, settings.model_dump())
     for run_dir in todo:
@@ -88,9 +99,10 @@ def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> None
         runs, nodes = len(array.tasks), array.nodes
         print(f"submitted job array {job}: {runs} run{'s' * (runs > 1)} of {nodes} node{'s' * (nodes > 1)}")
     place = shown(sweep_dir)
-    print(
+    say(
         f"sweep directory: {place}\n`meshrunner status {place}` says how far they are, `meshrunner compare {place}` compares"
     )
+    return usable
 
 
 def job_arrays(names: Sequence[str], runs: Mapping[Path, Experiment], settings: Slurm) -> list[JobArray]:
@@ -110,7 +122,7 @@ def job_arrays(names: Sequence[str], runs: Mapping[Path, Experiment], settings: 
 def print_arrays(sweep_dir: Path, arrays: Sequence[JobArray], settings: Slurm) -> None:
     """Print the scripts that would be submitted, and nothing else."""
     for array in arrays:
-        print(_text(sweep_dir, array, settings), end="")
+        say(_text(sweep_dir, array, settings), end="")
 
 
 def _text(sweep_dir: Path, array: JobArray, settings: Slurm) -> str:
@@ -144,15 +156,15 @@ def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) ->
     """
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
-    say: Callable[[str], object] = (lambda _: None) if quiet else print
+    tell: Callable[[str], object] = (lambda _: None) if quiet else say
     for run_dir in run_dirs:
         status, number = read_status(run_dir), job_id(run_dir)
         state, job = status.get("state"), known.get(number or "")
         finished = state in RESULTS and state not in rerun
         if job is not None and job.active and not finished:
-            say(f"{run_dir.name} has job {number}: {job}")
+            tell(f"{run_dir.name} has job {number}: {job}")
         elif finished or owner_is_alive(status):
-            say(f"{run_dir.name} {condition(status)}")
+            tell(f"{run_dir.name} {condition(status)}")
         else:
             todo.append(run_dir)
     return todo
@@ -178,7 +190,7 @@ def _missing(experiment: Experiment) -> str | None:
 
 def _sbatch(path: Path, text: str, folder: Path) -> str:
     """Write a script and submit it; returns the job's number, raises ConfigError that says how to submit `folder` again."""
-    path.write_text(text)
+    replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
     except ConfigError as error:

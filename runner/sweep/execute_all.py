@@ -12,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted
+from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted, Moved
 from meshrunner.runner.config.devices import gpu_count, node_devices
 from meshrunner.runner.config.experiment import Sweep, check
+from meshrunner.runner.console import say, warn
 from meshrunner.runner.launch.execute import execute
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.report import report
-from meshrunner.runner.process.signals import interruptible
+from meshrunner.runner.process.signals import first_interrupt, interruptible
 from meshrunner.runner.process.tree import die_with_parent
 from meshrunner.runner.rundir.files import LAUNCHER_LOG
 from meshrunner.runner.rundir.logs import last_lines
@@ -41,6 +42,7 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
 
     Raises:
         Interrupted: by the user.
+        Moved: the sweep directory was moved or removed meanwhile.
     """
     todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _unfinished(run_dir, settings)}
     for run_dir in run_dirs:
@@ -55,6 +57,11 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     except Interrupted as error:
         cause = str(error).partition(";")[0]  # what follows names the run to resume
         raise Interrupted(f"{cause}; `meshrunner resume {run_dirs[0].parent}` continues the sweep") from None
+    sweep_dir = run_dirs[0].parent
+    if not sweep_dir.is_dir():
+        raise Moved(
+            f"{sweep_dir} was moved or removed while the sweep went on; `meshrunner resume` continues a moved one"
+        )
     states = [read_state(run_dir) for run_dir in run_dirs]
     if preemption.requested or "preempted" in states:
         return 75, True
@@ -77,12 +84,22 @@ def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_state(run_dir) in (*CRASHED, "oom")
 
 
+def _is_gone(run_dir: Path) -> bool:
+    """Whether a run directory was moved or removed since the sweep began; then that is printed."""
+    if run_dir.is_dir():
+        return False
+    print(f"\n{run_dir.name}\nis gone: it was moved or removed", flush=True)
+    return True
+
+
 def _sequential(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
     """Execute runs one after another, from this process and its warm forkserver."""
     for number, (run_dir, attempts) in enumerate(todo.items()):
         preemption.poll()
         if preemption.requested:
             return
+        if _is_gone(run_dir):
+            continue
         if _attempts(run_dir) != attempts:
             print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
             table.run_ended(run_dir)
@@ -92,13 +109,15 @@ def _sequential(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemp
             table.run_started(run_dir)
             try:
                 ended = execute(run_dir, poll=table.refresh if table.active else None)
-                report(run_dir, *ended, row=not table.active)
+                report(*ended, row=not table.active)
+                if ended.outcome.interrupted:  # too late for this run
+                    raise Interrupted("by SIGINT")
             except AlreadyRunning as error:
-                print(error)
+                say(error)
                 break
             except ConfigError as error:  # since the sweep began, e.g. data was removed
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
-                print(error, file=sys.stderr)
+                say(error, to_stderr=True)
             finally:
                 table.run_ended(run_dir)
             if read_state(run_dir) not in CRASHED:
@@ -120,37 +139,52 @@ class _Parallel:
         self.free = visible.split(",") if visible else [str(device) for device in range(devices)]
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.starts: dict[Path, int] = {}
+        self.interrupted = False
 
     def __call__(self, todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
-        queue, stopping = list(todo), False
         try:
-            while queue or self.running:
-                preemption.poll()
-                if preemption.requested and not stopping:
-                    stopping = True
-                    queue.clear()
-                    self._signal_all(signal.SIGTERM)
-                # In order: small runs must not starve a large one that waits for devices.
-                while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
-                    run_dir = queue.pop(0)
-                    if run_dir not in self.starts and _attempts(run_dir) != todo[run_dir]:
-                        print(f"{run_dir.name}: {condition(read_status(run_dir))}", flush=True)
-                        table.run_ended(run_dir)
-                        continue
-                    table.run_started(run_dir)
-                    self._start(run_dir)
-                for run_dir in self._reap():
-                    table.run_ended(run_dir)
-                    if read_state(run_dir) in CRASHED and self.starts[run_dir] <= settings.retry:
-                        queue.insert(0, run_dir)
-                    elif _fails_fast(run_dir, settings):
-                        queue.clear()
-                table.refresh()
-                time.sleep(POLL_S)
+            with first_interrupt(self._interrupt):
+                self._execute(todo, settings, table, preemption)
         finally:
-            self._signal_all(signal.SIGINT)
+            self._signal_all(signal.SIGHUP)  # ends a run at once, where the first SIGINT has it save a checkpoint
             for process, _ in self.running.values():
                 process.wait()
+        if self.interrupted:
+            raise Interrupted("by SIGINT")
+
+    def _interrupt(self) -> bool:
+        self.interrupted = True
+        return True
+
+    def _execute(self, todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
+        queue, stopping = list(todo), False
+        while queue or self.running:
+            preemption.poll()
+            if (preemption.requested or self.interrupted) and not stopping:
+                stopping = True
+                queue.clear()
+                self._signal_all(signal.SIGINT if self.interrupted else signal.SIGTERM)
+                if self.interrupted:
+                    warn("the runs end, after a checkpoint where they save any; Ctrl-C again ends them at once")
+            # In order: small runs must not starve a large one that waits for devices.
+            while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
+                run_dir = queue.pop(0)
+                if _is_gone(run_dir):
+                    continue
+                if run_dir not in self.starts and _attempts(run_dir) != todo[run_dir]:
+                    print(f"{run_dir.name}: {condition(read_status(run_dir))}", flush=True)
+                    table.run_ended(run_dir)
+                    continue
+                table.run_started(run_dir)
+                self._start(run_dir)
+            for run_dir in self._reap():
+                table.run_ended(run_dir)
+                if not stopping and read_state(run_dir) in CRASHED and self.starts[run_dir] <= settings.retry:
+                    queue.insert(0, run_dir)
+                elif _fails_fast(run_dir, settings):
+                    queue.clear()
+            table.refresh()
+            time.sleep(POLL_S)
 
     def _start(self, run_dir: Path) -> None:
         own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
@@ -177,10 +211,12 @@ class _Parallel:
             process, own = self.running.pop(run_dir)
             self.free = sorted(self.free + own, key=lambda device: (len(device), device))
             status = read_status(run_dir)
-            if status.get("state") not in FINAL and not owner_is_alive(status):
+            # One that was interrupted while it was starting stays pending.
+            may_record = process.returncode != 130 and run_dir.is_dir()
+            if may_record and status.get("state") not in FINAL and not owner_is_alive(status):
                 reason = _missing_reason(run_dir, process)
                 status = update_status(run_dir, state="failed", reason=reason, ended=time.time())
-            print(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip(), flush=True)
+            say(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip())
         return ended
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+from meshrunner.recipes.durable import check_regular
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.page import write_page
 from meshrunner.runner.compare.rows import compare_sweep
 from meshrunner.runner.compare.table import print_table
-from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.placed import first_experiment
 from meshrunner.runner.config.validation import listed
-from meshrunner.runner.console import shown, warn
+from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
+from meshrunner.runner.rundir.damage import find_obstacle
 from meshrunner.runner.rundir.files import REPORT
-from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.rundir.sweep import run_names
+from meshrunner.runner.trackers.base import NoTracker
 from meshrunner.runner.trackers.handle import TrackerHandle
 
 MAX_REASONS = 5
@@ -25,8 +29,11 @@ def finish_sweep(sweep_dir: Path) -> None:
     """Print and write the results of a sweep; a failure to write is a warning. Raises Interrupted."""
     with interruptible():
         # The first run's, for the table of all: a run may have its own settings. It loads its library while the page is written.
-        tracker = check(read_config(sweep_dir / run_names(sweep_dir)[0])).tracker
-        tracking = TrackerHandle.start(sweep_dir, tracker)
+        tracker = first_experiment(sweep_dir, run_names(sweep_dir)).tracker
+        obstacle = find_obstacle(sweep_dir)
+        if obstacle and tracker.compares:
+            warn(f"the table is not tracked: {sweep_dir}: {obstacle}")
+        tracking = TrackerHandle.start(sweep_dir, NoTracker(kind="none") if obstacle else tracker)
         try:
             _compare(sweep_dir)
         finally:
@@ -54,8 +61,10 @@ def _compare(sweep_dir: Path) -> None:
         warn(skipped)
     page = sweep_dir / REPORT
     try:
+        with suppress(FileNotFoundError):
+            check_regular(page)  # a link would lead elsewhere
         write_page(comparison, page)
-    except OSError as error:
-        warn(f"the report page could not be written: {error.strerror}")
+    except (OSError, ValueError, ConfigError) as error:
+        warn(f"the report page could not be written: {page}: {getattr(error, 'strerror', None) or error}")
         return
-    print(f"\nsweep directory: {shown(sweep_dir)}\nreport page: {shown(page)}", flush=True)
+    say(f"\nsweep directory: {shown(sweep_dir)}\nreport page: {shown(page)}")

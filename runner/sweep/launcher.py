@@ -19,11 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain
-from meshrunner.runner.config.experiment import check
-from meshrunner.runner.console import warn
+from meshrunner.runner.config.placed import usable_runs
+from meshrunner.runner.console import say, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node
-from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, is_run, read_json
+from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, read_json
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.rundir.sweep import run_names
@@ -106,16 +106,14 @@ def _nothing_left_behind(sweep_dir: Path) -> Iterator[None]:
 
 
 def resume_sweep(sweep_dir: Path) -> int:
-    """Execute the unfinished runs of a sweep on disk; returns its exit status."""
-    run_dirs = [sweep_dir / name for name in run_names(sweep_dir) if is_run(sweep_dir / name)]
-    if not run_dirs:
-        raise ConfigError(f"{sweep_dir} holds no run of a sweep")
+    """Execute the unfinished runs of a sweep on disk; returns its exit status, 1 where one of them is damaged."""
+    run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
             only_this_node(read_config(run_dir)["launch"]["nodes"])
-    status, _ = execute_all(run_dirs, check(read_config(run_dirs[0])).sweep)
+    status, _ = execute_all(run_dirs, first.sweep)
     finish_sweep(sweep_dir)
-    return status
+    return status or int(damaged > 0)
 
 
 def launch_local(
@@ -158,7 +156,7 @@ def launch_place(
     """Place a batch of jobs, for Hydra's sweeper under `meshrunner place -m`. Raises ConfigError that lists all wrong ones."""
     batch = check_batch(loader, config, job_overrides, first, ConfiguredTarget())
     batch.place()
-    print(f"sweep directory: {batch.sweep_dir}")
+    say(f"sweep directory: {batch.sweep_dir}")
     return []
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshrunner.runner.compare.runs import read_run
-from meshrunner.runner.console import console
+from meshrunner.runner.console import console, one_line
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, progress_cells
 from meshrunner.runner.rundir.events import StepRow, Tail
 from meshrunner.runner.rundir.files import EVENTS
@@ -112,7 +112,7 @@ class LiveTable:
         unknown = [""] * (len(PROGRESS) - 1)
         for run_dir in self._visible():
             cells = live.get(run_dir) or self._ended.get(run_dir) or [states[run_dir], *unknown]
-            table.add_row(*map(Text, [run_dir.name, *cells]))
+            table.add_row(*(Text(one_line(cell)) for cell in [run_dir.name, *cells]))
         counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
         self._live.update(Group(table, Text(counts)), refresh=True)
 

@@ -10,7 +10,9 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field, TypeAdapter
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, chosen
+from meshrunner.runner.rundir.damage import RUN_ID
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.files import TRACKING, is_sweep, read_json, write_json
 from meshrunner.runner.rundir.run import read_config, read_overrides
@@ -75,13 +77,16 @@ class SweepRecord:
 
         sweep_dir = sweep_dir.resolve()
         comparison, _ = compare_sweep(sweep_dir)
-        first = min((run for row in comparison.rows for run in row.runs), key=lambda run: run.path)
+        readable = [run for row in comparison.rows for run in row.runs if run.config]
+        if not readable:
+            raise ConfigError(f"{sweep_dir} holds no run that can be read")
+        first = min(readable, key=lambda run: run.path)
         return cls(sweep_dir, first.config, records(comparison), _run_id(sweep_dir))
 
 
 def _run_id(folder: Path) -> str:
     run_id = read_tracking(folder).get("run_id")
-    if not isinstance(run_id, str):
+    if not isinstance(run_id, str) or not RUN_ID.fullmatch(run_id):  # it becomes part of paths
         run_id = secrets.token_hex(4)
         update_tracking(folder, run_id=run_id)
     return run_id

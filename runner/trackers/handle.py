@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.console import warn
 from meshrunner.runner.process.forkserver import END_SIGNAL, context
+from meshrunner.runner.process.temporary import temporary_folder
 from meshrunner.runner.process.tree import descendants, kill
 from meshrunner.runner.rundir.files import LOGS, TRACKER_LOG, is_sweep
 from meshrunner.runner.trackers import process as tracker_process
@@ -31,6 +34,8 @@ class TrackerHandle:
         self._process: ForkServerProcess | None = None
         self._end_of_run: Connection | None = None
         self._problem: str | None = None
+        self._temporary = ""
+        """The folder for the temporary files of the tracker's library, which removes none when its process is ended."""
 
     @classmethod
     def start(cls, folder: Path, tracker: Tracker) -> TrackerHandle:
@@ -47,7 +52,8 @@ class TrackerHandle:
         (self._folder / LOGS).mkdir(exist_ok=True)
         update_tracking(self._folder, phase="starting", warning=None)
         ended, self._end_of_run = context.Pipe(duplex=False)
-        arguments = (str(self._folder), ended, dict(os.environ), list(sys.path))
+        self._temporary = tempfile.mkdtemp(prefix="tracker-", dir=temporary_folder())
+        arguments = (str(self._folder), ended, os.environ | {"TMPDIR": self._temporary}, list(sys.path))
         # A daemon: a launcher that exits without `finish` terminates it, rather than wait for it.
         process = context.Process(target=tracker_process.main, args=arguments, daemon=True, name="tracker")
         process.start()
@@ -75,6 +81,7 @@ class TrackerHandle:
             finally:
                 self._terminate(self._process)  # after Ctrl-C, too
                 self._process = None
+                shutil.rmtree(self._temporary, ignore_errors=True)
         if self._problem is None:
             return None
         return (

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.rundir.files import SLURM_JOB
+from meshrunner.runner.compare.runs import glance
+from meshrunner.runner.console import one_line, warn
+from meshrunner.runner.rundir.damage import find_damage
+from meshrunner.runner.rundir.files import CONFIG, SLURM_JOB, STATUS, STATUS_LOCK, is_run, is_sweep
 from meshrunner.runner.rundir.owner import owner_is_alive
-from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import read_state, read_status, update_status
-from meshrunner.runner.rundir.sweep import run_names
+from meshrunner.runner.rundir.sweep import run_names, sweep_damage
 from meshrunner.runner.slurm.client import jobs, slurm
 from meshrunner.runner.slurm.submit import job_id
 
@@ -28,32 +32,59 @@ def cancel(arguments: list[str]) -> int:
     folder = Path(arguments[0]).absolute()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
-    names = run_names(folder)
-    run_dirs = [folder / name for name in names] if names else [folder]
-    if not names:
-        read_config(folder)
+    if not is_run(folder) and not is_sweep(folder):
+        raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
+    problems = sweep_damage(folder)
+    remarks: list[str] = []
+    here: list[Path] = []
+    submitted: list[Path] = []
+    for run_dir in [folder / name for name in run_names(folder)] if is_sweep(folder) else [folder]:
+        run = glance(run_dir)
+        if run.state in ("damaged", "missing"):
+            remarks.append(f"{run.state}: {run_dir}: {run.reason}")
+        if run_dir != folder and run_dir.is_symlink():
+            continue
+        # Whatever else is damaged: the run may be going on.
+        for names, found in (((STATUS, STATUS_LOCK), here), ((SLURM_JOB,), submitted)):
+            if why := find_damage(run_dir, names):
+                problems.append(f"damaged: {run_dir}: {why}")
+            else:
+                found.append(run_dir)
+    for problem in dict.fromkeys([*problems, *remarks]):
+        warn(one_line(problem))
+    if not here and not submitted:
+        raise ConfigError(f"{folder} holds no run that can be cancelled")
+    interrupted = sum(map(_interrupt, here))
+    stopped = _stop_jobs(submitted)
+    print(f"cancelled {_count(stopped, 'SLURM job')} and {_count(interrupted, 'run')} on this machine")
+    return int(bool(problems))
+
+
+def _interrupt(run_dir: Path) -> bool:
+    """Interrupt the process on this machine, and not in a SLURM job, that executes a run; returns whether there is one."""
+    status = read_status(run_dir)
+    owner = status.get("owner") or {}
+    here = owner_is_alive(status) and not owner.get("slurm_job_id") and owner.get("host") == socket.gethostname()
+    if here:
+        with suppress(ProcessLookupError):
+            os.kill(owner["pid"], signal.SIGINT)
+    return here
+
+
+def _stop_jobs(run_dirs: Sequence[Path]) -> int:
+    """Cancel the jobs of some runs that run or wait; returns how many there were."""
     numbers = {run_dir: number for run_dir in run_dirs if (number := job_id(run_dir))}
-    here = [run_dir for run_dir in run_dirs if _runs_here(run_dir)]
-    for run_dir in here:
-        os.kill(int(read_status(run_dir)["owner"]["pid"]), signal.SIGINT)
     known = jobs(numbers.values())
     active = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].active}
     if active:
         slurm("scancel", *sorted(active.values()))
-        for run_dir, number in active.items():
-            (run_dir / SLURM_JOB).unlink(missing_ok=True)
-            if known[number].state == "PENDING" and read_state(run_dir) == "running":
-                update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
-    print(f"cancelled {_count(len(active), 'SLURM job')} and {_count(len(here), 'run')} on this machine")
-    return 0
+    for run_dir, number in active.items():
+        (run_dir / SLURM_JOB).unlink(missing_ok=True)
+        pending = known[number].state == "PENDING" and not find_damage(run_dir, (STATUS, STATUS_LOCK))
+        if pending and read_state(run_dir) == "running":
+            update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
+    return len(active)
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _runs_here(run_dir: Path) -> bool:
-    """Whether a process on this machine, and not in a SLURM job, executes the run."""
-    status = read_status(run_dir)
-    owner = status.get("owner") or {}
-    return owner_is_alive(status) and not owner.get("slurm_job_id") and owner.get("host") == socket.gethostname()

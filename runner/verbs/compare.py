@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.console import say
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,14 +43,13 @@ def compare(arguments: list[str]) -> int:
         from meshrunner.runner.compare.page import write_page
 
         write_page(comparison, given.html)
-        print(f"page: {given.html}", file=sys.stderr)
-    with suppress(BrokenPipeError):
-        if given.json or given.csv:
-            from meshrunner.runner.compare.export import as_csv, as_json
+        say(f"page: {given.html}", to_stderr=True)
+    if given.json or given.csv:
+        from meshrunner.runner.compare.export import as_csv, as_json
 
-            print(as_json(comparison) if given.json else as_csv(comparison))
-        else:
-            from meshrunner.runner.compare.table import markdown, print_table
+        print(as_json(comparison) if given.json else as_csv(comparison))
+    else:
+        from meshrunner.runner.compare.table import markdown, print_table
 
-            print(markdown(comparison)) if given.markdown else print_table(comparison)
+        print(markdown(comparison)) if given.markdown else print_table(comparison)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
+from meshrunner.runner.console import say
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.sweep.combinations import ConfiguredTarget
 from meshrunner.runner.sweep.launcher import run_sweep
@@ -23,5 +24,5 @@ def _place_one(composed: Composed) -> int:
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, ConfiguredTarget().workers(experiment))
     place_run(composed.config, composed.run_dir, composed.overrides)
-    print(f"run directory: {composed.run_dir}")
+    say(f"run directory: {composed.run_dir}")
     return 0

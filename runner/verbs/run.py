@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from contextlib import suppress
 from pathlib import Path
 
 from meshrunner.runner.process.forkserver import warm
@@ -59,8 +58,7 @@ def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
     from meshrunner.runner.launch.report import report
     from meshrunner.runner.rundir.states import EXIT_STATUS
 
-    outcome, summary = execute(run_dir, force=force)
-    with suppress(BrokenPipeError):  # `meshrunner run | head`: the run is recorded all the same
-        if summary:  # only on the first node
-            report(run_dir, outcome, summary)
-    return EXIT_STATUS.get(outcome.state, 1)
+    ended = execute(run_dir, force=force)
+    if ended.summary:  # only on the first node
+        report(*ended)
+    return EXIT_STATUS.get(ended.outcome.state, 1)

@@ -41,12 +41,12 @@ def show(arguments: list[str]) -> int:
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
     plan = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
     screen = console()
-    screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip(), markup=False)
+    screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
     screen.print()
     screen.print(_facts(experiment, network, degrees))
     micro_batches = experiment.accumulation(degrees.data)[1]
     screen.print(_plan_tree(experiment, network, plan, degrees, micro_batches))
-    screen.print(_recompute(experiment, len(network.block_names())), markup=False)
+    screen.print(_recompute(experiment, len(network.block_names())))
     return 0
 
 

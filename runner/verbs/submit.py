@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
-from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run, read_json
+from meshrunner.runner.console import say
+from meshrunner.runner.rundir.damage import unreadable
+from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run, load_json
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import EXIT_STATUS, read_state
 from meshrunner.runner.rundir.sweep import run_names, write_run_list
@@ -56,7 +59,7 @@ def submit_one(composed: Composed) -> int:
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
     if settings.dry_run:
         nodes, gpus = experiment.launch.nodes, settings.gpus(experiment)
-        print(script.for_run(composed.run_dir, settings, nodes=nodes, gpus=gpus), end="")
+        say(script.for_run(composed.run_dir, settings, nodes=nodes, gpus=gpus), end="")
         return 0
     place_run(composed.config, composed.run_dir, composed.overrides)
     submit_run(composed.run_dir, settings)
@@ -73,7 +76,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted by itself.
-    known = Slurm.shipped() | (read_json(folder / SLURM_SETTINGS) or read_json(folder.parent / SLURM_SETTINGS))
+    known = Slurm.shipped() | (_settings(folder) or _settings(folder.parent))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         prefix, _, key = str(override.key_or_group).rpartition(".")
         if prefix != "hydra.launcher":
@@ -90,12 +93,23 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
         raise ConfigError(f"{folder} is neither a run directory nor a sweep's")
     if not settings.dry_run:
         write_run_list(folder)  # a sweep may have begun on this machine
-    submit_sweep(folder, names, settings)
+    usable = submit_sweep(folder, names, settings)
     if not settings.wait or settings.dry_run:
-        return 0
-    status = wait([folder / name for name in names])
+        return int(usable.damaged > 0)
+    status = wait(usable.run_dirs)
     finish_sweep(folder)
-    return status
+    return status or int(usable.damaged > 0)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The settings of the last submission; {} where there was none. Raises ConfigError where they cannot be read."""
+    try:
+        return load_json(folder / SLURM_SETTINGS)
+    except (OSError, ValueError) as error:
+        why = unreadable(SLURM_SETTINGS, error)
+        raise ConfigError(
+            f"damaged: {folder}: {why}; without it the settings of conf/hydra/launcher are taken"
+        ) from None
 
 
 def _wait_for_one(run_dir: Path) -> int:

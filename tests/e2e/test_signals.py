@@ -54,12 +54,12 @@ def to_parent(command: Command) -> None:
     command.process.send_signal(signal.SIGINT)
 
 
-def check_interrupted(command: Command, out: Path, within: float = BOUND_S) -> None:
-    """Exit status 130 soon, one line for the user, the record is right and nobody is left."""
+def check_interrupted(command: Command, out: Path, within: float = BOUND_S, first: str = "interrupted") -> None:
+    """Exit status 130 soon, one line for the user, the record is right and nobody is left. `first`: of what is said."""
     ended = command.wait(within).check_manners()
     command.check_nobody_left()
     assert ended.code == 130, ended
-    assert ended.err.startswith("interrupted"), ended
+    assert ended.err.startswith(first), ended
     if status(out).get("state", "pending") == "pending":
         return
     assert status(out)["state"] == "interrupted", (status(out), ended)
@@ -101,7 +101,61 @@ def test_interrupted_run_says_how_to_continue(folder: Path) -> None:
     with started(folder=folder) as command:
         in_a_step(command, folder)
         command.interrupt()
-        assert "meshrunner resume" in command.wait().err
+        said = command.wait().err
+    assert f"`meshrunner resume {folder}/out` begins it again at step 1: there is no checkpoint" in said
+
+
+SAVES = ("checkpoint=dcp", "checkpoint.every=1000")
+
+
+@pytest.mark.parametrize("kind", ["dcp", pytest.param("dcp_async", marks=pytest.mark.slow)])
+def test_the_first_interrupt_saves(kind: str, folder: Path) -> None:
+    """Of a run that saves checkpoints, nothing is lost; the message says so while it saves, and where the run goes on."""
+    with started(f"checkpoint={kind}", SAVES[1], folder=folder) as command:
+        in_a_step(command, folder)
+        command.interrupt()
+        check_interrupted(command, folder / "out", first="meshrunner: saving a checkpoint; Ctrl-C again ends at once\n")
+        said = command.wait().err
+    done = steps_done(folder / "out")
+    (saved,) = (folder / "out" / "checkpoints").iterdir()
+    assert saved.name == f"step-{done:08}"
+    assert f"`meshrunner resume {folder}/out` continues it after step {done}" in said
+    assert status(folder / "out")["reason"] == "by SIGINT"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_the_second_interrupt_ends_at_once(number: signal.Signals, folder: Path) -> None:
+    """A save takes six seconds; whoever does not want to wait need not, nor does a shutdown."""
+    overrides = ("checkpoint=dcp", "checkpoint.kind=faulty:SlowSave", "checkpoint.every=1000")
+    with started(*overrides, folder=folder) as command:
+        in_a_step(command, folder)
+        command.interrupt()
+        half = folder / "out" / "checkpoints" / ".tmp-step-00000002" / "__0_0.distcp"
+        command.until(half.exists)
+        command.process.send_signal(number)
+        check_interrupted(command, folder / "out", first="meshrunner: saving a checkpoint")
+        assert "begins it again at step 1: there is no checkpoint" in command.wait().err
+        assert half.stat().st_size < 6
+    assert number.name in status(folder / "out")["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["claimed", "workers", "model"])
+def test_before_the_first_step_there_is_nothing_to_save(moment: str, folder: Path) -> None:
+    with started("checkpoint=dcp", folder=folder) as command:
+        MOMENTS[moment](command, folder / "out")
+        command.interrupt()
+        check_interrupted(command, folder / "out")
+        assert "again at step 1" in command.wait().err
+
+
+@pytest.mark.slow
+def test_a_terminated_run_saves_nothing(folder: Path) -> None:
+    with started("checkpoint=dcp", folder=folder) as command:
+        in_a_step(command, folder)
+        command.process.send_signal(signal.SIGTERM)
+        check_interrupted(command, folder / "out")
+    assert not list((folder / "out" / "checkpoints").iterdir())
 
 
 @pytest.mark.slow
@@ -112,6 +166,32 @@ def test_interrupt_at_any_time(moment: float, folder: Path) -> None:
         time.sleep(moment)
         command.interrupt()
         check_interrupted(command, folder / "out")
+
+
+IMPORTED = ("signal", "meshrunner.runner.cli", "typing", "hydra", "meshrunner.runner.launch.execute")
+INTERRUPTS_ITSELF = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r} and "meshrunner" in sys.orig_argv:
+            os.kill(os.getpid(), 2)
+
+sys.modules.pop({module!r}, None)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("module", IMPORTED)
+def test_interrupt_while_it_imports(module: str, folder: Path) -> None:
+    """From the first import of its own on: exit status 130 and one line. Before, it is Python's to say something."""
+    (folder / "sitecustomize.py").write_text(INTERRUPTS_ITSELF.format(module=module))
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    program = (sys.executable, "-m", "meshrunner")
+    with Command("run", *TINY, "hydra.run.dir=out", program=program, cwd=folder, PYTHONPATH=path) as command:
+        ended = command.wait()
+        command.check_nobody_left()
+    assert (ended.code, ended.err) == (130, "interrupted; nothing was started\n"), ended
 
 
 def test_no_interrupt_is_lost(folder: Path) -> None:
@@ -188,6 +268,41 @@ def test_interrupted_sweep(folder: Path) -> None:
     (second,) = (folder / "sweep").glob("001*")
     assert (status(first)["state"], status(second)["state"]) == ("interrupted", "pending")
     assert f"`meshrunner resume {folder}/sweep` continues the sweep" in ended.err, ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 4])
+def test_an_interrupted_sweep_saves_its_runs(devices: int, folder: Path) -> None:
+    """The runs that go on save a checkpoint, the next ones are not begun, and the sweep continues where it was."""
+    arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", *SLOW, *SAVES, "seed=1,2,3", f"sweep.devices={devices}"]
+    going = 1 if devices == 1 else 2
+    with Command(*arguments, cwd=folder) as command:
+        command.until(lambda: len(list((folder / "sweep").glob("0*"))) == 3)
+        runs = sorted((folder / "sweep").glob("0*"))
+        command.until(lambda: min(map(steps_done, runs[:going])) >= 2)
+        command.interrupt()
+        ended = command.wait().check_manners()
+        command.check_nobody_left()
+    assert ended.code == 130, ended
+    assert f"`meshrunner resume {folder}/sweep` continues the sweep" in ended.err, ended
+    assert [status(run)["state"] for run in runs] == ["interrupted"] * going + ["pending"] * (3 - going)
+    for run in runs[:going]:
+        assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{steps_done(run):08}"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_ends_after_a_run_that_is_complete(folder: Path) -> None:
+    """The interrupt comes in the last step: the run is completed, and no other begins."""
+    overrides = ["optimizer.kind=faulty:SlowAdamW", "steps=30", *SAVES]
+    with Command("run", "-m", *TINY, "hydra.sweep.dir=sweep", *overrides, "seed=1,2", cwd=folder) as command:
+        first = command.until(lambda: next(iter(sorted((folder / "sweep").glob("000*"))), None))
+        command.until(lambda: steps_done(first) >= 29)
+        command.interrupt()
+        ended = command.wait().check_manners()
+        command.check_nobody_left()
+    (second,) = (folder / "sweep").glob("001*")
+    assert ended.code == 130, ended
+    assert status(second)["state"] == "pending"
 
 
 KILLED = {"in a step": (), "while a rank hangs": ("model.kind=faulty:Hangs",)}

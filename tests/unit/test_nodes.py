@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def test_what_is_wrong_on_one_node_is_the_outcome(tmp_path: Path, monkeypatch: p
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(execute, "node_devices", no_devices)
     monkeypatch.setattr(execute, "prepare_data", lambda *_: nullcontext())
-    experiment: Any = None
+    experiment: Any = SimpleNamespace(checkpoint=SimpleNamespace(saves=False))
     with Peers(tmp_path, Node(0, 2, "node1", 10012, "12.0.0")) as head:
         monkeypatch.setattr(Peers, "wait_for_first_node", lambda _: None)
         with pytest.raises(ConfigError):

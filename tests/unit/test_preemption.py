@@ -62,6 +62,22 @@ def test_each_way_of_requesting_is_heard(
         assert request.reason
 
 
+def test_an_interrupt_is_a_request_where_checkpoints_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with Preemption(tmp_path) as request:
+        assert not request.interrupt() and not request.interrupted
+    with Preemption(tmp_path, saves=True) as request:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        request.poll()
+        assert not request.requested, "outside a job, a shell that ends does not end what it started"
+        assert request.interrupt() and request.interrupted and request.requested
+        for _ in range(2):
+            request.poll()
+    assert capsys.readouterr().err == "meshrunner: saving a checkpoint; Ctrl-C again ends at once\n"
+
+
 NOW = datetime.now()
 
 
