@@ -173,7 +173,10 @@ DAMAGES: dict[str, Callable[[Damage], object]] = {
     "environment of wrong types": lambda d: d.text(
         "environment.json", '{"packages": [1], "command": 3, "git_commit": {}}'
     ),
-    "error with a path for the rank": lambda d: d.text("error.json", json.dumps({"rank": "../../../outside/secret"})),
+    "error with a path for the rank": lambda d: (
+        d.folder("logs/rank"),
+        d.text("error.json", json.dumps({"rank": "/../../../../outside/secret"})),
+    ),
     "error with an object for the rank": lambda d: d.text("error.json", '{"rank": {"a": 1}}'),
     "error a pipe": lambda d: d.fifo("error.json"),
     "tracker with a path for the id": lambda d: d.text("tracker.json", '{"run_id": "../../*"}'),
