@@ -13,6 +13,8 @@ from meshrunner.runner.rundir.files import DEPTH
 
 YAML_BYTES = 1 << 20
 """Largest YAML file that is read."""
+EXPLAINED_LENGTH = 16_000
+"""Characters of text that is parsed once more, slowly."""
 LONGEST_NUMBER = 400
 """In characters: beyond the range of a float, whatever the base."""
 C_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -60,7 +62,17 @@ def parse_yaml(text: str) -> Any:
             raise ValueError("it has aliases")
         return yaml.load(text, YamlLoader)
     except (yaml.YAMLError, RecursionError, OverflowError, TypeError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(" ".join(_clearer(error, text).split())) from None
+
+
+def _clearer(error: Exception, text: str) -> str:
+    """What the loader in Python says of a syntax error: it shows the line, and knows where a file ends."""
+    if isinstance(error, yaml.YAMLError) and len(text) <= EXPLAINED_LENGTH:
+        try:
+            yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError, ValueError) as clearer:
+            return str(clearer)
+    return str(error)
 
 
 def _brackets(text: str) -> int:

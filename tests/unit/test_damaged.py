@@ -174,7 +174,10 @@ DAMAGES: dict[str, Callable[[Damage], object]] = {
     "environment of wrong types": lambda d: d.text(
         "environment.json", '{"packages": [1], "command": 3, "git_commit": {}}'
     ),
-    "error with a path for the rank": lambda d: d.text("error.json", json.dumps({"rank": "../../../outside/secret"})),
+    "error with a path for the rank": lambda d: (
+        d.folder("logs/rank"),
+        d.text("error.json", json.dumps({"rank": "/../../../../outside/secret"})),
+    ),
     "error with an object for the rank": lambda d: d.text("error.json", '{"rank": {"a": 1}}'),
     "error a pipe": lambda d: d.fifo("error.json"),
     "tracker with a path for the id": lambda d: d.text("tracker.json", '{"run_id": "../../*"}'),
@@ -383,6 +386,23 @@ def test_text_is_neither_markup_nor_steers_the_terminal(
     assert not UNPRINTABLE.search(capsys.readouterr().err)
     assert meshrunner("\x1b[2Jstatus") == 2
     assert not UNPRINTABLE.search(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("verb", ["status", "compare"])
+def test_nor_on_a_terminal(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    make_run(tmp_path / "[bold]x[#] :warning: \x1b[2J", "steps=5", f"model.kind={json.dumps(KIND)}")
+    make_run(tmp_path / "y", state="failed", reason=REASON + STEERING)
+    assert meshrunner(verb, str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)  # rich's own
+    assert plain != out and not UNPRINTABLE.search(plain)
+    words = " ".join(plain.replace("|", " ").split())
+    assert "[enforce fail at a.cpp:9] :warning:" in words and "\\x1b[31m" in words
+    assert verb == "compare" or "[bold]x[#]" in words
+    assert verb == "status" or "a|b\\x1b[0m" in plain
 
 
 def test_a_cell_of_markdown_stays_one_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
