@@ -8,24 +8,22 @@ INSTALLED := .venv/installed
 demo: $(INSTALLED)
 	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full
 
-# Two test processes, a file of tests in one of them. tests/dist by itself: the process its ranks come from would live on
-# beside the other tests.
+# Two test processes, a file of tests in one of them. tests/dist not beside tests/e2e: the process its ranks come from would
+# live on. Those on the cluster wait more than they compute.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow" tests/unit tests/e2e
-	$(PYTEST) -m "not slow" tests/dist
-	$(BIN)/python -m pytest -m "not slow" -rs tests/slurm
+	$(PYTEST) -m "not slow" -rs tests/slurm tests/dist
 
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow tests/unit tests/e2e
-	$(PYTEST) -m slow tests/dist
-	$(BIN)/python -m pytest -m slow -rs tests/slurm
+	$(PYTEST) -m slow -rs tests/slurm tests/dist
 
 # a fixed fifth of them, for CI
 test-sample: $(INSTALLED)
-	$(PYTEST) -m slow --sample 5 -rs tests/unit tests/e2e tests/slurm
-	$(PYTEST) -m slow --sample 5 tests/dist
+	$(PYTEST) -m slow --sample 5 tests/unit tests/e2e
+	$(PYTEST) -m slow --sample 5 -rs tests/slurm tests/dist
 
 # all of those that need SLURM; slurm/cluster/up.sh, as root, installs it and brings a test cluster up
 test-slurm: $(INSTALLED)

@@ -1,8 +1,17 @@
-"""The keys in which two configurations differ."""
+"""Configurations as flat keys, and those in which two differ."""
 
 from __future__ import annotations
 
 from typing import Any
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:

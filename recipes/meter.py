@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 
@@ -13,9 +15,20 @@ class Meter(Protocol):
     """Every rank calls these methods in the same order: a read-out is a collective."""
 
     def started(
-        self, *, device: torch.device, params: int, flops_per_token: int, attention_flops_per_token: int
+        self,
+        *,
+        device: torch.device,
+        params: int,
+        flops_per_token: int,
+        attention_flops_per_token: int,
+        describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        """The model is ready and the first step is about to begin. Counts are for the full model, not a shard."""
+        """
+        The model is ready and the first step is about to begin. Counts are for the full model, not a shard.
+
+        Args:
+            describe_data: `Sequences.describe`; data that is still being read tells more of itself later.
+        """
 
     def resumed(self, step: int, tokens: int) -> None:
         """The run continues after `step`, with `tokens` consumed so far. Called before `started`."""

@@ -193,8 +193,9 @@ def train(
         config = as_configured.model_dump(mode="json")
         training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
         saver = recipe.checkpoint.saver(checkpoints, training)
+    sequences = recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed))
     loader = Loader(
-        recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        sequences,
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
         rank=data_rank(mesh),
@@ -204,7 +205,13 @@ def train(
         shift=consumed.sequences - done * global_batch,
     )
     flops, attention_flops = recipe.model.flops_per_token(recipe.seq_len)
-    meter.started(device=device, params=parameters, flops_per_token=flops, attention_flops_per_token=attention_flops)
+    meter.started(
+        device=device,
+        params=parameters,
+        flops_per_token=flops,
+        attention_flops_per_token=attention_flops,
+        describe_data=sequences.describe,
+    )
     stop, step = StopAgreement(stop_requested) if stop_requested is not None else None, done
     gc.collect()
     gc.freeze()

@@ -8,6 +8,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_into
 
+from meshrunner.recipes.checkpoint.metadata import check_metadata
 from meshrunner.recipes.checkpoint.state_dict import get_state, set_state
 from meshrunner.recipes.errors import ConfigError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint in place; a collective. Raises ConfigError if it is from another model or optimizer."""
+    check_metadata(stored.path)
     state = get_state(model, optimizer)
     try:
         load_into(dict(state), storage_reader=FileSystemReader(stored.path))

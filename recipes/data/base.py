@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -34,7 +35,24 @@ class Sequences(Protocol):
         """
 
     def describe(self) -> dict[str, Any]:
-        """The run record's entry about the data: hashes of corpus and tokenizer, number of tokens."""
+        """
+        The run record's entry about the data: JSON values. Keys that two runs are compared by, where both have them:
+
+        `tokenizer_hash`; `corpus_hash` of the text read so far, which is all of it where `complete`; until then
+        `beginning_hash`, of as many tokens as every run with this configuration finds when it begins.
+        """
+
+
+def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What differs between two records of `Sequences.describe`: `tokenizer` or `text`; empty if nothing is known to."""
+    if _differs(one, other, "tokenizer_hash"):
+        return "tokenizer"
+    whole = one.get("complete") is True and other.get("complete") is True
+    return "text" if _differs(one, other, "corpus_hash" if whole else "beginning_hash") else ""
+
+
+def _differs(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
+    return key in one and key in other and one[key] != other[key]
 
 
 class Data(Option):

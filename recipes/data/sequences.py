@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from functools import lru_cache
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, sequence_count
 
+HASHED_TOKENS = 1 << 20
+"""Tokens at the beginning of the data that stand for it until all of it is read."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
 """Seconds without a lock on an incomplete cache entry after which its readers give up."""
@@ -48,6 +51,7 @@ class PackedSequences:
         progress = self.entry.read() or self._progress
         return {
             "corpus_hash": progress.corpus,
+            "beginning_hash": self._beginning_hash(progress),
             "tokens": progress.tokens,
             "documents": progress.documents,
             "complete": progress.complete,
@@ -56,6 +60,13 @@ class PackedSequences:
             "tokenizer_vocab": progress.vocab,
             "shuffle": self.shuffle,
         }
+
+    def _beginning_hash(self, progress: PackProgress) -> str:
+        """Hash of the first tokens: of those that exist whenever a run begins, so it is known before all data is read."""
+        block = progress.tokens if self.shuffle is None else self.shuffle * self.spec.seq_len + 1
+        size = min(progress.tokens, block, HASHED_TOKENS) * progress.itemsize
+        with self.entry.tokens.open("rb") as file:
+            return hashlib.blake2b(file.read(size), digest_size=16).hexdigest()
 
     def _position(self, index: int) -> int:
         """Position in the token stream of the sequence with a global index; waits for its block."""

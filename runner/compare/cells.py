@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import Against, Comparison, Row
 from meshrunner.runner.figures import table_figures
+
+LISTED = 8
+"""Rows that are named where several have the same reason."""
 
 
 class Column(NamedTuple):
@@ -32,6 +35,7 @@ def columns(comparison: Comparison) -> list[Column]:
     found += measured
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
+    found.append(Column("measured", [_measured_from(row.summaries) for row in rows]))
     if any(row.state != "completed" for row in rows):
         found.append(Column("state", [row.state for row in rows]))
     names = max(len(comparison.keys), 1)
@@ -76,10 +80,37 @@ def legend(comparison: Comparison) -> list[str]:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """One line for every row that is not completed: which, and why."""
-    found = []
-    for row in [row for row in comparison.rows if row.state != "completed"]:
+    """A line for every row that is not completed, or not measured throughout: which, and why."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
-        reason = f": {row.reason}" if row.reason else ""
-        found.append(f"{row.state}: {name or row.runs[0].path}{reason}")
+        if row.state != "completed":
+            alike.setdefault((row.state, row.reason), []).append(name or str(row.runs[0].path))
+        for run in row.runs:
+            for line in layout_remarks(run.summary):
+                alike.setdefault(("resumed", line), []).append(name or str(run.path))
+    return [f"{kind}: {_listed(names)}" + (f": {why}" if why else "") for (kind, why), names in alike.items()]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return "; ".join(names[:LISTED]) + more
+
+
+def layout_remarks(summary: dict[str, Any]) -> list[str]:
+    """A line for each layout that a run had before it was resumed under its last one."""
+    found = []
+    for earlier in summary.get("earlier_layouts") or ():
+        first, last = earlier["steps"]
+        settings = earlier["settings"]
+        under = "another layout, which is not on record"
+        if settings is not None:
+            under = ", ".join(f"{key}={text(value)}" for key, value in settings.items())
+        found.append(f"steps {first} to {last} ran with {under}, and are not in its figures")
     return found
+
+
+def _measured_from(summaries: list[dict[str, Any]]) -> str:
+    """Where the figures of some repeats begin, of those that were resumed under another layout."""
+    resumed = [earlier for summary in summaries if (earlier := summary.get("earlier_layouts"))]
+    return ", ".join(dict.fromkeys(f"from step {earlier[-1]['steps'][1] + 1} on" for earlier in resumed))

@@ -50,6 +50,7 @@ def _run(run: Run) -> dict[str, Any]:
         "state": run.state,
         "reason": run.reason,
         "seed": run.seed,
+        "earlier_layouts": run.summary.get("earlier_layouts") or [],
         WPS: run.figure(WPS),
         "train/final_loss": run.figure("train/final_loss"),
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from meshrunner.recipes.config_diff import flatten
 from meshrunner.runner.compare.runs import Run
 
 IRRELEVANT = (
@@ -17,10 +19,20 @@ IRRELEVANT = (
 FOLLOWS = {"optimizer.lr": "model"}
 """Keys whose default comes with an option of another group; they count as keys of that group."""
 
+
+def _text_hash(run: Run) -> str | None:
+    """Eight digits that stand for a tokenizer and the beginning of the text; None for data without text."""
+    data = run.summary.get("data")
+    if not isinstance(data, dict) or not {"tokenizer_hash", "beginning_hash"} <= data.keys():
+        return None
+    return hashlib.blake2b(f"{data['tokenizer_hash']} {data['beginning_hash']}".encode(), digest_size=4).hexdigest()
+
+
 FACTS: dict[str, Callable[[Run], Any]] = {
     "device": lambda run: run.summary.get("device"),
     "world_size": lambda run: run.summary.get("world_size"),
     "torch": lambda run: _version(run, "torch"),
+    "text": _text_hash,
     "meshrunner": lambda run: _version(run, "meshrunner"),
     "commit": lambda run: str(run.environment.get("git_commit") or "")[:8] or None,
 }
@@ -35,15 +47,6 @@ def _version(run: Run, package: str) -> Any:
 def text(value: Any) -> str:
     """A value as one types it: `true`, `null`, `[0.9, 0.95]`, `fsdp2`."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def relevant(run: Run) -> dict[str, Any]:

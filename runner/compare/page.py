@@ -13,10 +13,13 @@ from pathlib import Path
 from statistics import median
 from string import Template
 from typing import Any
+from urllib.parse import quote
 
+from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.cells import columns, legend, reasons
-from meshrunner.runner.compare.keys import flatten, text
+from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.rows import Comparison, Row
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import figure_of, number
@@ -105,6 +108,7 @@ def _data(comparison: Comparison) -> dict[str, Any]:
     places = {id(row): i for i, row in enumerate(comparison.rows)}
     rows = []
     for row, against in zip(comparison.rows, comparison.against, strict=True):
+        figures = row.figures if row.completed else {}  # a run that broke off may have been the fastest till then
         steps, losses = _curve(row)
         limits = [limit for run in row.runs if (limit := run.figure("device_memory_gib")) is not None]
         rows.append(
@@ -112,8 +116,8 @@ def _data(comparison: Comparison) -> dict[str, Any]:
                 "name": escape(name_of(row, comparison.keys)),
                 "state": row.state,
                 "completed": bool(row.completed),
-                **{name: row.figures[figure.summary_keys[0]] for name, figure in charted.items()},
-                "wps": [row.figures[key] for key in charted["wps"].summary_keys],  # with its range
+                **{name: figures.get(figure.summary_keys[0]) for name, figure in charted.items()},
+                "wps": [figures.get(key) for key in charted["wps"].summary_keys],  # with its range
                 "limit": min(limits, default=None),
                 "steps": steps,
                 "losses": losses,
@@ -161,13 +165,14 @@ def _run(row: Row, run: Run, first: Run, folder: Path) -> str:
     lines = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items() if v not in (None, ""))
     return (
         f"<details><summary><b>{escape(run.path.name)}</b> {escape(run.state)}</summary>"
-        f'<p><a href="{escape(Path(link).as_posix())}">its folder</a></p><dl>{lines}</dl>'
+        f'<p><a href="./{escape(quote(Path(link).as_posix()))}">its folder</a></p><dl>{lines}</dl>'
         f"{_difference(run, first)}{_log(run)}</details>"
     )
 
 
 def _assignments(variables: Any) -> str:
-    return "".join(f"{name}={value} " for name, value in variables.items()) if isinstance(variables, dict) else ""
+    known = variables if isinstance(variables, dict) else {}
+    return "".join(f"{name}={value} " for name, value in known.items() if not is_secret(str(name)))
 
 
 def _difference(run: Run, first: Run) -> str:

@@ -9,7 +9,8 @@ from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
 
-from meshrunner.runner.compare.keys import flatten
+from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.data.base import different_data
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import figure_of, number
@@ -25,7 +26,7 @@ class Verdict:
     """How the curves of a row relate to those of its baseline."""
 
     kind: str
-    """`identical`, `agrees`, `within seeds`, `differs`; empty when nothing can be said."""
+    """`identical`, `agrees`, `within seeds`, `differs`, `different data`; empty when nothing can be said."""
     difference: float | None = None
     """The largest relative difference of the losses; of `differs`, that of the curve which differs first; of `within
     seeds` that of the mean curves. None also where one of them is not a number."""
@@ -33,7 +34,7 @@ class Verdict:
     step: int | None = None
     """The first step beyond the tolerance."""
     why: str = ""
-    """Of an empty verdict."""
+    """Of an empty verdict, and of `different data`."""
 
     def __str__(self) -> str:
         size = "not finite" if self.difference is None else short(f"{self.difference:.1e}")
@@ -49,7 +50,7 @@ def short(number: str) -> str:
 
 def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Verdict:
     """
-    Compare the completed runs of a row with those of its baseline, each with one of the same seed.
+    Compare the completed runs of a row with those of its baseline, every repeat of a seed with one of the same seed.
 
     identical: every loss and gradient norm is bit-equal. agrees: within TOLERANCE in every step. within seeds: not that,
     but there are at least 3 seeds on each side, and in every step the mean losses differ by no more than the standard
@@ -61,23 +62,31 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Verdict:
         return Verdict("", why="no completed run")
     if not seeds:
         return Verdict("", why="different seeds")
-    pairs = [(mine[seed], theirs[seed]) for seed in seeds]
+    pairs = [pair for seed in seeds for pair in _pairs(mine[seed], theirs[seed])]
     for pair in pairs:
         if why := _incomparable(*pair):
             return Verdict("", why=why)
+        data, other = (each if isinstance(each := run.summary.get("data"), dict) else {} for run in pair)
+        if what := different_data(data, other):
+            return Verdict("different data", why=f"the {what} differs, though it is configured alike")
     found = [_pair(*pair) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
     if worst.kind == "differs" and len(seeds) >= REPEATS:
-        return _within_seeds(pairs) or worst
+        return _within_seeds([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]) or worst
     return worst
 
 
-def _by_seed(runs: Sequence[Run]) -> dict[Any, Run]:
-    found: dict[Any, Run] = {}
+def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
+    found: dict[Any, list[Run]] = {}
     for run in runs:
         if run.state == "completed":
-            found.setdefault(run.seed, run)
+            found.setdefault(run.seed, []).append(run)
     return found
+
+
+def _pairs(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """The repeats of one seed: every run is in a pair, with the first of the other side."""
+    return [*((run, theirs[0]) for run in mine), *((mine[0], run) for run in theirs[1:])]
 
 
 def _incomparable(a: Run, b: Run) -> str:
@@ -132,12 +141,16 @@ def relative(a: float | None, b: float | None) -> float:
     return 0.0 if a == b else abs(a - b) / abs(b) if b else math.inf
 
 
-def _within_seeds(pairs: Sequence[tuple[Run, Run]]) -> Verdict | None:
-    mine, theirs = ([_curve(pair[side], LOSS) for pair in pairs] for side in (0, 1))
+def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Verdict | None:
+    """The verdict over the repeats of each seed, both sides with the same seeds; None where the means are further apart."""
+    sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
-    for step in sorted(set[int].intersection(*(set(curve) for curve in (*mine, *theirs)))):
-        a, b = ([value for curve in curves if (value := curve[step]) is not None] for curves in (mine, theirs))
-        if len(a) < len(pairs) or len(b) < len(pairs) or abs(fmean(a) - fmean(b)) > stdev(b):
+    for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):
+        values = [[[curve[step] for curve in seed] for seed in side] for side in sides]
+        if any(value is None for side in values for seed in side for value in seed):
+            return None
+        a, b = ([fmean(value for value in seed if value is not None) for seed in side] for side in values)
+        if abs(fmean(a) - fmean(b)) > stdev(b):
             return None
         largest = max(largest, relative(fmean(a), fmean(b)))
     return Verdict("within seeds", largest)

@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
+from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
-from meshrunner.runner.compare.keys import Keys, flatten, text
+from meshrunner.runner.compare.keys import Keys, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
 from meshrunner.runner.compare.runs import Run, YamlLoader, read_runs

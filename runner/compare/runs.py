@@ -16,10 +16,11 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.figures import number
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, STATUS, SUMMARY, is_run, read_json
+from meshrunner.runner.rundir.layouts import read_layouts
 from meshrunner.runner.rundir.owner import owner_is_alive
 from meshrunner.runner.rundir.run import read_overrides
 from meshrunner.runner.rundir.states import read_status
-from meshrunner.runner.rundir.summary import summarise
+from meshrunner.runner.rundir.summary import only_of_completed, summarise
 from meshrunner.runner.rundir.sweep import run_names
 
 YamlLoader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
@@ -64,13 +65,16 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """summary.json; of a run that has not written its figures (yet), those that follow from its events."""
+        return only_of_completed(self._recorded_or_computed(), self.state)
+
+    def _recorded_or_computed(self) -> dict[str, Any]:
         found = _object(self.path / SUMMARY)
         if "perf/wps_median" in found or not self.events:
             return found
         status, after = _object(self.path / STATUS), self.config.get("measure_after")
         after, started = after if isinstance(after, int) else 0, status.get("started") or 0.0
         try:
-            figures = summarise(self.events, after, started, status.get("attempt", 1))
+            figures = summarise(self.events, after, started, status.get("attempt", 1), read_layouts(self.path))
         except (KeyError, TypeError):  # rows that hold something else than figures
             return found
         if not started:

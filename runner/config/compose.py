@@ -25,6 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.secrets import FROM_ENVIRONMENT, WHERE, is_secret
 
 PRIMARY_CONFIG = "run"
 
@@ -135,6 +136,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("These keys have no value yet (???): " + ", ".join(missing))
+    _refuse_secrets(OmegaConf.to_container(task, resolve=False))
     choices = plain(config.hydra.runtime.choices)
     return Composed(
         config=plain(task),
@@ -145,6 +147,16 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
         },
         launcher=plain(config.hydra.launcher),
     )
+
+
+def _refuse_secrets(value: Any, key: str = "") -> None:
+    """Raise ConfigError where a secret would be copied from the environment into the configuration."""
+    if isinstance(value, dict | list):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_secrets(each, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, str):
+        for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
+            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the value is secret, as the name says: {WHERE}")
 
 
 def plain(config: DictConfig | ListConfig) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
+from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes import compatibility
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.recipes.option import AutoCount, Count, Option, Section, chosen, whole
 from meshrunner.recipes.recipe import Recipe
+from meshrunner.recipes.secrets import WHERE, is_secret
 from meshrunner.runner.config.hardware import Hardware
 from meshrunner.runner.config.validation import invalid, listed
 from meshrunner.runner.profiler.base import ProfiledRun, Profiler
@@ -22,6 +24,14 @@ def _as_text(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, int | float) else value
 
 
+def _not_secret(variables: dict[str, str]) -> dict[str, str]:
+    if secret := sorted(filter(is_secret, variables)):
+        raise PydanticCustomError(
+            "secret", "the value of {names} is secret, as the name says: " + WHERE, {"names": ", ".join(secret)}
+        )
+    return variables
+
+
 class Launch(Section):
     """How the workers of a run are started."""
 
@@ -31,7 +41,7 @@ class Launch(Section):
     """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
     threads: AutoCount
     """Threads of a worker's CPU operations; auto: the node's cores / workers."""
-    env: dict[str, Annotated[str, BeforeValidator(_as_text)]]
+    env: Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], AfterValidator(_not_secret)]
     """Environment variables of the workers: allocator, NCCL, CUDA settings."""
     port: Annotated[int | None, whole(None)]
     """TCP port of the rendezvous on the first node; null: one that is free."""

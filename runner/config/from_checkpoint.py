@@ -11,8 +11,8 @@ from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.console import warn
 
-MAY_CHANGE = ("steps", "log_every", "launch.", "tracker.", "checkpoint.", "parallelism.")
-"""Keys and prefixes of keys that do not affect what a step computes."""
+MAY_CHANGE = ("steps", "micro_batch", "log_every", "launch.", "tracker.", "checkpoint.", "parallelism.")
+"""Keys and prefixes of keys that do not affect what a step computes: the global batch stays what it was."""
 
 
 def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[Experiment, StoredCheckpoint | None]:

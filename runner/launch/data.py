@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from meshrunner.recipes.data.base import Data, DataSpec
+from meshrunner.recipes.data.base import Data, DataSpec, different_data
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.process import forkserver
-from meshrunner.runner.rundir.files import DATA_LOG
+from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY, read_json
 from meshrunner.runner.rundir.logs import last_lines
 
 POLL_S = 0.05
@@ -36,8 +36,7 @@ def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
     Raises:
         ConfigError: the data is missing, unusable, or does not fit the model.
     """
-    data = experiment.data
-    spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
+    data, spec = experiment.data, _spec(experiment)
     if not data.prepare(spec):
         yield
         return
@@ -50,6 +49,21 @@ def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
         yield
     finally:
         _terminate(producer)
+
+
+def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
+    """Raise ConfigError when the data of a run to be resumed is not what its steps so far were trained on."""
+    before = read_json(run_dir / SUMMARY).get("data")
+    now = experiment.data.open(_spec(experiment)).describe()
+    if isinstance(before, dict) and (what := different_data(before, now)):
+        raise ConfigError(
+            f"data: the {what} is not what the steps so far were trained on, though the configuration is the same: the files "
+            f"have changed; `meshrunner resume {run_dir} --force` continues with what is there now"
+        )
+
+
+def _spec(experiment: Experiment) -> DataSpec:
+    return DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
 
 
 def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str], path: list[str]) -> None:

@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.config.devices import NodeDevices
 
 PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
@@ -30,7 +31,11 @@ def environment(devices: NodeDevices, launch_env: dict[str, str]) -> dict[str, A
         "workers": devices.workers,
         "threads": devices.threads,
         "launch.env": launch_env,
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED)},
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(RECORDED) and not is_secret(name)
+        },
     }
 
 

@@ -15,7 +15,7 @@ from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import warn
-from meshrunner.runner.launch.data import prepare_data
+from meshrunner.runner.launch.data import prepare_data, refuse_other_data
 from meshrunner.runner.launch.environment import environment
 from meshrunner.runner.launch.failure import write_error
 from meshrunner.runner.launch.nodes import Peers, this_node
@@ -86,7 +86,8 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
             attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)
             with heartbeat(run_dir):
                 write_json(run_dir / ENVIRONMENT, environment(devices, experiment.launch.env))
-                return _prepare_and_launch(attempt, poll)
+                continued = stored is not None and stored.path.parent == run_dir / FOLDER
+                return _prepare_and_launch(attempt, poll, same_data=continued and not force)
 
         outcome, error = _outcome(run)
         if status is None:
@@ -155,7 +156,13 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
         return Outcome.from_error(error), error
 
 
-def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None) -> Outcome:
+def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None, *, same_data: bool) -> Outcome:
+    """
+    The outcome of an attempt, from preparing its data on.
+
+    Args:
+        same_data: refuse data that is not what the run was trained on so far.
+    """
     run_dir = attempt.run_dir
 
     def started(workers: list[dict[str, int]]) -> None:
@@ -163,6 +170,8 @@ def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None) -> Ou
         attempt.peers.publish(workers=workers)
 
     with prepare_data(attempt.experiment, run_dir):
+        if same_data:
+            refuse_other_data(attempt.experiment, run_dir)
         if poll is not None:
             return launch(attempt, started=started, poll=poll)
         tail = Tail(run_dir / EVENTS)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from meshrunner.runner.compare.cells import Column
+from meshrunner.runner.compare.cells import Column, layout_remarks
 from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
@@ -32,6 +32,8 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
         if summary.get("perf/mfu_median") is not None:
             peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"
             print(f"MFU is of {peak}")
+    for line in layout_remarks(summary):
+        print(line)
     for late in summary.get("compile/late_recompiles", ()):
         warn(
             f"step {late['step']}, inside the measured window, was compiled again (it does not count): {late['reason']}"

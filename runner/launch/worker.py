@@ -43,7 +43,7 @@ def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: d
     try:
         code = _train(folder, pickle.loads(experiment), context)
     except BaseException as error:  # of any kind: the launcher has to know
-        _write_error(folder, context.rank, error)
+        _write_error(folder, context, error)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,6 +57,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
 
     from meshrunner.recipes.pretrain import train
     from meshrunner.runner.measure.meter import RunMeter
+    from meshrunner.runner.measure.out_of_memory import explained
 
     torch.set_num_threads(context.threads)
     torch.set_float32_matmul_precision(getattr(experiment.precision, "matmul", "highest"))
@@ -86,12 +87,14 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         )
         dist.barrier()
     except BaseException as error:
-        if _is_out_of_memory(error):
-            try:
-                meter.out_of_memory()
-            except Exception:  # the profiler's own failure must not hide that memory ran out
-                traceback.print_exc()
-        raise
+        ran_out = explained(error, meter.step)
+        if ran_out is None:
+            raise
+        try:
+            meter.out_of_memory()
+        except Exception:  # the profiler's own failure must not hide that memory ran out
+            traceback.print_exc()
+        raise ran_out from error
     _kept_alive.append(result.model)
     return 0 if result.step == experiment.steps else STOPPED_EARLY
 
@@ -140,14 +143,19 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
     )
 
 
-def _write_error(run_dir: Path, rank: int, error: BaseException) -> None:
+def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:
     """Write the error to the rank's log, and to a file for the launcher."""
+    from meshrunner.runner.measure.out_of_memory import explained
+
     plain = isinstance(error, ConfigError | FloatingPointError)  # written for the user, who needs no traceback
-    message, trace = f"{error}" if plain else f"{type(error).__name__}: {error}", traceback.format_exc()
+    message = f"{error}" if plain else f"{type(error).__name__}: {error}"
+    if ran_out := explained(error):
+        message, error = str(ran_out), ran_out.__cause__ or error
+    trace = "".join(traceback.format_exception(error))
     record = {
         "time": time.time(),
-        "rank": rank,
-        "oom": _is_out_of_memory(error),
+        "rank": context.rank,
+        "oom": ran_out is not None,
         "message": message.strip(),
         "plain": plain,
         "traceback": trace,
@@ -155,11 +163,4 @@ def _write_error(run_dir: Path, rank: int, error: BaseException) -> None:
     sys.stderr.write(f"{message}\n" if plain else trace)
     sys.stderr.flush()
     with suppress(OSError):  # on a full disk the exit code has to suffice
-        write_json(rank_error(run_dir, rank), record)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    text = str(error)
-    return "DefaultCPUAllocator: can't allocate memory" in text or "DefaultCPUAllocator: not enough memory" in text
+        write_json(rank_error(run_dir, context.rank), record)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from meshrunner.runner.measure.memory import memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
+from meshrunner.runner.rundir.layouts import add_layout
 from meshrunner.runner.rundir.location import Location
 
 COLLECT_EVERY = 50
@@ -63,6 +64,8 @@ class RunMeter:
         self.data_time = 0.0
         self.tokens = 0
         self.resumed_at = 0
+        self.done = 0
+        self.begun = False
         self.compile_time = 0.0
         self.recompiles = 0
         self.late_recompiles: list[dict[str, Any]] = []
@@ -71,20 +74,32 @@ class RunMeter:
         self.location = Location(run_dir) if context.rank == 0 else None
 
     def started(
-        self, *, device: torch.device, params: int, flops_per_token: int, attention_flops_per_token: int
+        self,
+        *,
+        device: torch.device,
+        params: int,
+        flops_per_token: int,
+        attention_flops_per_token: int,
+        describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        self.device = device
+        self.device, self.describe_data = device, describe_data
         self.memory = memory_of(device)
         self.flops, self.attention_flops = flops_per_token, attention_flops_per_token
         self.peak, facts = peak_flops(self.experiment, device, self.context)
         facts |= {"model/params": params, "model/flops_per_token": flops_per_token}
         facts |= {"world_size": self.context.world_size, "device_memory_gib": self.memory.total_gib}
-        self._add_to_summary(facts)
+        if self.context.rank == 0:
+            self._add_to_summary(facts | {"data": describe_data()})
+            own = {name: facts[name] for name in ("device", "world_size")}
+            own |= {"threads": self.context.threads, "torch": torch.__version__}
+            add_layout(self.run_dir, self.context.attempt, self.experiment.model_dump(mode="json"), own)
         self.profiler.started(device, self.resumed_at)
+        self.begun = True
         self._begin_step()
 
     def resumed(self, step: int, tokens: int) -> None:
         self.resumed_at, self.tokens = step, tokens
+        self.done = step
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -93,6 +108,7 @@ class RunMeter:
         self.data_time += time.perf_counter() - since
 
     def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
+        self.done = step
         end, cpu_time = self._now(), time.process_time() - self.cpu_begin
         before, self.compile_time = self.compile_time, compile_seconds()
         compile_time = self.compile_time - before
@@ -108,6 +124,8 @@ class RunMeter:
         # The first step is read out immediately, whatever log_every is: it ends the start-up.
         if step == self.resumed_at + 1 or step % self.experiment.log_every == 0 or step == self.experiment.steps:
             self._read_out()
+        if step == self.experiment.steps and self.context.rank == 0:
+            self._add_to_summary({"data": self.describe_data()})  # all of it may have been read by now
         if step == self.resumed_at + self.experiment.measure_after:
             self._begin_measuring()
         if step % COLLECT_EVERY == 0:
@@ -124,6 +142,11 @@ class RunMeter:
             os.fsync(self.events.fileno())
         yield
         self._begin_step()
+
+    @property
+    def step(self) -> int:
+        """The step that is under way, counted from 1; 0 before the first step of this attempt."""
+        return self.done + 1 if self.begun else 0
 
     def out_of_memory(self) -> None:
         """The run ends because memory ran out."""

@@ -41,6 +41,15 @@ def _parse(line: bytes) -> StepRow | None:
 
 
 def read_events(run_dir: Path) -> list[StepRow]:
-    """One row per step, in order: the last one written wins (a resumed run repeats the steps after its checkpoint)."""
-    rows = Tail(run_dir / EVENTS).read()
-    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]
+    """
+    One row per step, in order.
+
+    A resumed run repeats the steps after its checkpoint: with its first row, all rows from that step on are out of date, those
+    of steps that it never reached again, too.
+    """
+    rows: list[StepRow] = []
+    for row in Tail(run_dir / EVENTS).read():
+        while rows and rows[-1]["step"] >= row["step"]:
+            rows.pop()
+        rows.append(row)
+    return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import SUMMARY, read_json, write_json
+from meshrunner.runner.rundir.layouts import Layout, read_layouts, split_by_layout
 
 
 def _deciles(values: list[float]) -> list[float]:
@@ -25,11 +26,17 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "sum": sum,
 }
 """Statistics of `Figure.over_steps`; what is `once` is none."""
+FINAL = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
 
-def summarise(rows: list[StepRow], measure_after: int, started: float, attempt: int) -> dict[str, Any]:
+def summarise(
+    rows: list[StepRow], measure_after: int, started: float, attempt: int, layouts: Sequence[Layout] = ()
+) -> dict[str, Any]:
     """
     The summary keys that follow from the rows; null where nothing was measured.
+
+    Of a run that was resumed under another layout, the figures are of the steps under the last one; `earlier_layouts` says what
+    the steps before were measured under.
 
     Args:
         rows: one per step, ordered.
@@ -37,20 +44,22 @@ def summarise(rows: list[StepRow], measure_after: int, started: float, attempt: 
             a profiler, do not, either.
         started: unix time at which the last attempt began.
         attempt: number of the last attempt; the time to its first step is measured from `started`.
+        layouts: the run's, in order.
     """
+    current, earlier = split_by_layout(rows, layouts)
     begin: dict[int, int] = {}  # attempt -> its first step: after a checkpoint everything is warmed up once more
     for row in rows:
         begin.setdefault(row["attempt"], row["step"])
     measured = [
         row
-        for row in rows
+        for row in current
         if row["step"] >= begin[row["attempt"]] + measure_after
         and not row.get("perf/compile_time_s")
         and not row.get("profiled")
     ]
     this_attempt = [row for row in rows if row["attempt"] == attempt]
     chosen = {"last": rows[-1:], "final": rows[-1:], "sum": this_attempt}
-    found: dict[str, Any] = {"steps": rows[-1]["step"] if rows else 0}
+    found: dict[str, Any] = {"steps": rows[-1]["step"] if rows else 0, "earlier_layouts": earlier}
     for figure in figures.FIGURES:
         for key, statistic in zip(figure.summary_keys, figure.over_steps.split(), strict=True):
             if statistic in OVER_STEPS:
@@ -60,11 +69,18 @@ def summarise(rows: list[StepRow], measure_after: int, started: float, attempt: 
     return found
 
 
+def only_of_completed(summary: dict[str, Any], state: str) -> dict[str, Any]:
+    """A summary without the figures that only a completed run has: the loss of a run that broke off is not final."""
+    return summary if state == "completed" else summary | dict.fromkeys(FINAL)
+
+
 def write_summary(run_dir: Path, measure_after: int, status: dict[str, Any]) -> dict[str, Any]:
     """Complete summary.json, which the workers began, from what the run has recorded so far; returns it."""
     path = run_dir / SUMMARY
     rows = read_events(run_dir)
-    summary = read_json(path) | summarise(rows, measure_after, status["started"], status["attempt"])
-    summary |= {"state": status["state"], "reason": status["reason"]}
+    summary = read_json(path) | summarise(
+        rows, measure_after, status["started"], status["attempt"], read_layouts(run_dir)
+    )
+    summary = only_of_completed(summary, status["state"]) | {"state": status["state"], "reason": status["reason"]}
     write_json(path, summary)
     return summary

@@ -44,6 +44,8 @@ class RowBuffer:
     def read(self, final: bool) -> list[StepRow]:
         """The rows that cannot be repeated any more and are new since the last call, by step; all that are left when `final`."""
         for row in self._tail.read():
+            for step in [step for step in self._held if step > row["step"]]:
+                del self._held[step]  # of an earlier attempt: from here on out of date
             self._held[row["step"]] = row
             if int(row.get("attempt") or 1) >= self._attempt:
                 self._last_step = max(self._last_step, row["step"])

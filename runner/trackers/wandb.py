@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.process.tree import descendants, is_alive, process_name
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.files import WANDB
@@ -79,6 +80,8 @@ class Wandb(Tracker):
         """Start or resume the W&B run with this id, in a run or sweep directory."""
         if self.mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # for wandb-core, which would report its own crashes
+        for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
+            del os.environ[name]  # W&B records all of SLURM's variables; this process needs none
         import wandb
 
         started = wandb.init(

@@ -201,12 +201,42 @@ def test_changes_that_do_not_decide_what_is_trained_need_nothing(straight: Path,
     run_dir = cut_back(straight, tmp_path, 4)
     edit(run_dir, "log_every: 1", "log_every: 2")
     edit(run_dir, "workers: 2", "workers: 1")
+    edit(run_dir, "micro_batch: 1", "micro_batch: 2")
     edit(run_dir, "every: 1\n", "every: 3\n")
     edit(run_dir, "reshard_after_forward: always", "reshard_after_forward: never")
     completed(resume(run_dir), run_dir)
     assert curve(run_dir)[:4] == curve(straight)[:4]
     for one, two in zip(curve(run_dir)[4:], curve(straight)[4:], strict=True):
         assert one == pytest.approx(two, rel=1e-5), "one worker takes the two sequences that two workers took"
+    check_figures_of_the_last_layout(run_dir)
+
+
+def check_figures_of_the_last_layout(run_dir: Path) -> None:
+    """Steps 1 to 4 were done by two workers, 5 and 6 by one."""
+    own = [row["perf/wps"] for row in read_events(run_dir) if row["step"] > 4]
+    (row,) = json.loads(meshrunner("compare", "--json", str(run_dir), cwd=run_dir.parent).out)
+    assert min(own) <= row["perf/wps_median"] <= max(own)
+    assert row["runs"][0]["earlier_layouts"][0]["steps"] == [1, 4]
+    table = meshrunner("compare", str(run_dir), cwd=run_dir.parent).out
+    assert "from step 5 on" in table
+    assert (
+        "steps 1 to 4 ran with parallelism.reshard_after_forward=always, micro_batch=1, launch.workers=2, world_size=2"
+        in table
+    )
+
+
+@pytest.mark.slow
+def test_other_text_under_the_same_path_needs_force(tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"line {i} of the text"}) + "\n" for i in range(500)))
+    data = ("data=jsonl", f"data.path={text}", "data.shuffle=8")
+    completed(run("steps=3", *EVERY_STEP, *data, cwd=tmp_path), tmp_path / "out")
+    edit(tmp_path / "out", "steps: 3", "steps: 5")
+    text.write_text(text.read_text().replace("line", "word"))
+    ended = resume(tmp_path / "out")
+    assert ended.code == 2 and "is not what the steps so far were trained on" in ended.err, ended
+    assert len(read_events(tmp_path / "out")) == 3
+    completed(resume(tmp_path / "out", "--force"), tmp_path / "out")
 
 
 def test_a_global_batch_that_the_ranks_cannot_share_is_refused(straight: Path, tmp_path: Path) -> None:

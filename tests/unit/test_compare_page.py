@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -51,7 +53,7 @@ def test_every_run_is_there_with_state_reason_command_versions_and_log(tmp_path:
         "<b>second</b> oom",
         "rank 2 wanted more",
         "the last words",
-        'href="first"',
+        'href="./first"',
     ):
         assert said in page, said
     assert "<td>steps</td><td>5</td><td>4</td>" in page, "how the configuration differs"
@@ -84,3 +86,26 @@ def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     for file in (tmp_path / "nowhere" / "page.html", tmp_path):
         with pytest.raises(ConfigError, match="cannot be written"):
             write_page(compare_runs(read_runs([run])), file)
+
+
+def test_a_run_that_broke_off_has_no_bar_and_no_final_loss(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", "steps=4")
+    make_run(tmp_path / "1", "steps=5", state="failed", wps=900.0, summary={"train/final_loss": 0.1})
+    page, rows = page_of(tmp_path)
+    assert rows[0]["wps"][0] == 100.0
+    assert rows[1]["wps"] == [None, None, None] and rows[1]["mfu"] is None
+    assert "0.1000" not in page
+
+
+@pytest.mark.parametrize("name", ["javascript:alert(1)", "a&b %41#?", 'quo"te'])
+def test_a_link_is_a_relative_path_whatever_the_folder_is_called(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path / name)
+    page, _ = page_of(tmp_path)
+    (link,) = re.findall(r'<a href="([^"]*)">its folder', page)
+    assert link.startswith("./") and unquote(unescape(link)) == f"./{name}"
+
+
+def test_a_secret_that_an_older_version_recorded_is_not_shown(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", environment={"environment": {"SLURM_JWT": "hush", "SLURM_JOB_ID": "7"}})
+    page, _ = page_of(tmp_path)
+    assert "SLURM_JOB_ID=7" in page and "hush" not in page

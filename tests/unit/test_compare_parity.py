@@ -142,3 +142,34 @@ def test_welch(a: tuple[float, ...], b: tuple[float, ...], expected: float) -> N
 
 def test_nothing_is_tested_with_two_runs() -> None:
     assert p_value((1.0, 2.0), (9.0, 9.1, 9.2)) is None and p_value((9.0, 9.1, 9.2), (1.0, 2.0)) is None
+
+
+def test_every_repeat_is_judged(tmp_path: Path) -> None:
+    """On each side: of three repeats the last one differs."""
+    curves = [LOSSES, LOSSES, changed(3, 1e-2)]
+    mine = [read_run(make_run(tmp_path / f"mine{i}", losses=curve)) for i, curve in enumerate(curves)]
+    base = [read_run(make_run(tmp_path / f"base{i}", losses=LOSSES)) for i in range(3)]
+    assert verdict(mine[:2], base).kind == "identical"
+    assert str(verdict(mine, base)).startswith("differs from step 3 on")
+    assert str(verdict(base, mine)).startswith("differs from step 3 on")
+
+
+DATA = {"tokenizer_hash": "t", "corpus_hash": "c", "beginning_hash": "b", "complete": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "identical"),
+        ({"corpus_hash": "d"}, "different data"),
+        ({"tokenizer_hash": "d"}, "different data"),
+        ({"beginning_hash": "d", "complete": False}, "different data"),
+        ({"corpus_hash": "as far as it was read", "complete": False}, "identical"),
+    ],
+)
+def test_data_that_changed_under_the_same_path_is_said(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    assert str(of(tmp_path, summary={"data": DATA | change})) == "identical", "nothing is known of the other's data"
+    for name in ("one", "other"):
+        data = DATA | (change if name == "one" else {})
+        make_run(tmp_path / name, losses=LOSSES, summary={"data": data})
+    assert str(verdict([read_run(tmp_path / "one")], [read_run(tmp_path / "other")])) == said

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.cells import reasons
 from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
@@ -197,3 +198,13 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(states(tmp_path))], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_equal_reasons_are_said_once(tmp_path: Path) -> None:
+    for i in range(10):
+        make_run(tmp_path / f"{i}", f"steps={i + 1}", state="oom", reason="rank 0: out of device memory", losses=None)
+    lines = reasons(of(tmp_path))
+    assert len(lines) == 1
+    assert lines[0].startswith("oom: steps=1; steps=2; ") and lines[0].endswith(
+        " and 2 more: rank 0: out of device memory"
+    )

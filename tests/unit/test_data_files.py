@@ -6,13 +6,14 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshrunner.recipes.data.base import Data, DataSpec
+from meshrunner.recipes.data.base import Data, DataSpec, different_data
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.errors import ConfigError
 
@@ -69,6 +70,7 @@ def test_a_folder_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
     assert data.prepare(SPEC) is False and data.started(SPEC)
     described = data.open(SPEC).describe()
     assert described["documents"] == 60 and described["complete"]
+    assert different_data(described, described) == ""
     assert data.open(SPEC).rows(0, 100).max() < 400
 
 
@@ -228,3 +230,23 @@ def test_a_stream_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("meshrunner.recipes.data.hf.HuggingFace._load", broken)
     assert "cannot reach the Hugging Face hub for 'a/b' (Couldn't reach the file)" in refused(hub("a/b"))
+
+
+def test_the_beginning_is_known_before_all_is_read_and_does_not_depend_on_how_much_is(tmp_path: Path) -> None:
+    """A run that begins while a producer reads, one that finds everything read, and one with another text."""
+    described = []
+    for name, numbers in (("one", range(60)), ("other", range(59, -1, -1))):
+        write_jsonl(tmp_path / f"{name}.jsonl", numbers)
+        data = option("jsonl", tmp_path / f"{name}.jsonl", shuffle=2)
+        data.prepare(SPEC)
+        data.produce(SPEC)
+        described.append(data.open(SPEC).describe())
+    entry = data.entry(SPEC)
+    progress = entry.read()
+    assert progress is not None
+    half = progress.tokens // 2
+    assert half > 2 * SPEC.seq_len
+    entry.write(replace(progress, tokens=half, corpus="as far as it was read", complete=False))
+    early = data.open(SPEC).describe()
+    assert different_data(early, described[1]) == ""
+    assert different_data(described[0], described[1]) in ("text", "tokenizer")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from meshrunner.runner.compare.cells import layout_remarks
 from meshrunner.runner.launch.report import row_cells
 from meshrunner.runner.rundir.events import Tail, read_events
-from meshrunner.runner.rundir.summary import summarise
+from meshrunner.runner.rundir.layouts import add_layout, read_layouts
+from meshrunner.runner.rundir.summary import summarise, write_summary
 
 
 def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> dict[str, object]:
@@ -78,3 +81,69 @@ def test_a_tail_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
         file.write(text[10:] + "\n")
     assert [r["step"] for r in tail.read()] == [1]
     assert tail.read() == []
+
+
+def test_steps_of_an_attempt_that_was_begun_anew_are_out_of_date(tmp_path: Path) -> None:
+    """Without a checkpoint the second attempt began at step 1, and was killed before it came as far as the first."""
+    rows = [*(row(step) for step in range(1, 21)), *(row(step, attempt=2) for step in range(1, 4))]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert [(each["step"], each["attempt"]) for each in read_events(tmp_path)] == [(1, 2), (2, 2), (3, 2)]
+
+
+CONFIG = {"parallelism": {"kind": "fsdp1", "shard": 1}, "launch": {"workers": 1, "port": None}, "steps": 10, "seed": 0}
+
+
+def other(**changes: Any) -> dict[str, Any]:
+    return {**CONFIG, **changes}
+
+
+def test_figures_are_of_the_last_layout(tmp_path: Path) -> None:
+    rows = [row(step, attempt=1 + (step > 10), wps=2000.0 if step <= 10 else 6000.0 + step) for step in range(1, 21)]
+    add_layout(tmp_path, 1, CONFIG, {"world_size": 1})
+    add_layout(tmp_path, 2, other(launch={"workers": 2, "port": 1}, steps=20), {"world_size": 2})
+    found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
+    assert found["perf/wps_median"] == 6016.5, "the first two steps after the checkpoint do not count, either"
+    assert found["perf/wps_p10"] > 6000
+    assert found["earlier_layouts"] == [{"steps": [1, 10], "settings": {"launch.workers": 1, "world_size": 1}}]
+    assert layout_remarks(found) == [
+        "steps 1 to 10 ran with launch.workers=1, world_size=1, and are not in its figures"
+    ]
+
+
+def test_a_layout_under_which_no_step_was_done_does_not_count(tmp_path: Path) -> None:
+    add_layout(tmp_path, 1, CONFIG, {"world_size": 1})
+    add_layout(tmp_path, 2, CONFIG, {"world_size": 2})
+    rows = [row(step) for step in range(1, 6)]
+    found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
+    assert found["perf/wps_median"] == 100.0 and found["earlier_layouts"] == []
+
+
+def test_more_steps_and_another_tracker_are_no_other_layout(tmp_path: Path) -> None:
+    add_layout(tmp_path, 1, CONFIG, {"world_size": 1})
+    add_layout(tmp_path, 2, other(steps=20, tracker={"kind": "none"}), {"world_size": 1})
+    assert len(read_layouts(tmp_path)) == 1
+
+
+def test_a_layout_that_is_not_on_record_is_not_mixed_in(tmp_path: Path) -> None:
+    """A run that an older version began."""
+    add_layout(tmp_path, 2, CONFIG, {"world_size": 1})
+    rows = [row(step, attempt=1 + (step > 3), wps=float(step)) for step in range(1, 8)]
+    found = summarise(rows, measure_after=0, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
+    assert found["perf/wps_median"] == 5.5
+    assert "not on record" in layout_remarks(found)[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"layouts": 3}', '{"layouts": [3]}', '{"layouts": [{"attempt": []}]}']
+)
+def test_damaged_layouts_are_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "layouts.json").write_text(text)
+    assert read_layouts(tmp_path) == []
+
+
+@pytest.mark.parametrize("state", ["failed", "oom", "interrupted"])
+def test_only_a_completed_run_has_a_final_loss(state: str, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row(step)) + "\n" for step in range(1, 6)))
+    status = {"state": state, "reason": "", "started": 0.0, "attempt": 1}
+    assert write_summary(tmp_path, 0, status)["train/final_loss"] is None
+    assert write_summary(tmp_path, 0, status | {"state": "completed"})["train/final_loss"] == pytest.approx(0.2)

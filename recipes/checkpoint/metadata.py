@@ -1,0 +1,57 @@
+"""A checkpoint's `.metadata` is a pickle, which may run any code. Read here with what such a file needs, and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path, PosixPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from meshrunner.recipes.checkpoint.on_disk import METADATA
+from meshrunner.recipes.errors import ConfigError
+
+ALLOWED: dict[tuple[str, str], Any] = {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    ("pathlib", "PosixPath"): PosixPath,
+} | {
+    ("torch.distributed.checkpoint.metadata", name): getattr(metadata, name)
+    for name in (
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+        "BytesStorageMetadata", "_MEM_FORMAT_ENCODING",
+    )
+}  # fmt: skip
+"""(module, name) -> what torch writes into the file, besides dtypes."""
+
+
+def check_metadata(folder: Path) -> None:
+    """
+    Check a checkpoint before torch unpickles it; raises ConfigError.
+
+    Anything but tensors is refused, too: torch would unpickle it without restriction.
+    """
+    path = folder / METADATA
+    try:
+        with path.open("rb") as file:
+            found = _Unpickler(file).load()
+        tensors = isinstance(found, Metadata) and all(
+            isinstance(each, TensorStorageMetadata) for each in found.state_dict_metadata.values()
+        )
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ConfigError(f"{path} is not what a checkpoint's metadata looks like: {error}") from None
+    if not tensors:
+        raise ConfigError(f"{path} names something else than tensors")
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = ALLOWED.get((module, name))
+        if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            found = getattr(torch, name)
+        if found is None:
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+        return found
