@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, StoredCheckpoint, candidates
-from meshrunner.recipes.errors import ConfigError, Interrupted
+from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
 from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
@@ -57,6 +57,7 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
         ConfigError: the configuration does not fit this node or its data; nothing was started.
         AlreadyRunning: another process executes the directory.
         Interrupted: by the user; the workers are gone and the state is recorded.
+        Moved: the directory was moved before the workers had started.
     """
     experiment = _configuration(run_dir)
     node = this_node(experiment.launch.nodes)
@@ -101,6 +102,8 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
             tracking.finish_or_warn(f"the run is {outcome.state}")
     if isinstance(error, Interrupted):
         raise Interrupted(f"{error}; `meshrunner resume {run_dir}` {_resumes(run_dir, experiment)}")
+    if isinstance(error, OSError) and run_dir != location.path:
+        raise Moved(outcome.reason) from error
     if error is not None:
         raise error
     return Executed(run_dir, outcome, summary)

@@ -88,7 +88,11 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
         environment: replaces the environment, which a child inherits from the start of the forkserver.
         path: replaces sys.path, for the same reason.
     """
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:  # e.g. the run directory was moved; stderr is still the user's
+        print(f"meshrunner: {log}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(1)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

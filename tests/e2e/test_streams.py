@@ -196,6 +196,22 @@ def test_the_run_directory_is_renamed(checkpoint: str, folder: Path) -> None:
 
 
 @slow
+@pytest.mark.parametrize("moment", ["claimed", "workers"])
+def test_the_run_directory_is_renamed_before_the_first_step(moment: str, folder: Path) -> None:
+    with Command(*RUN[1:], *SLOW, cwd=folder) as command:
+        command.until(lambda: status(folder / "out").get("state") == "running")
+        if moment == "workers":
+            command.until(lambda: status(folder / "out").get("workers"))
+        (folder / "out").rename(folder / "moved")
+        ended = command.wait().check_manners()
+        command.check_nobody_left()
+    assert f"the run directory was moved to {folder}/moved" in ended.err, ended
+    assert ended.code == (0 if status(folder / "moved")["state"] == "completed" else 1), ended
+    assert status(folder / "moved")["state"] in ("completed", "failed")
+    assert not (folder / "out").exists()
+
+
+@slow
 def test_the_run_directory_is_removed(folder: Path) -> None:
     with Command(*RUN[1:], *SLOW, cwd=folder) as command:
         command.until(lambda: steps_done(folder / "out") >= 2)
