@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,47 @@ def test_a_damaged_one_is_passed_over_with_the_reason(
     found, (warning,) = good_checkpoints(tmp_path)
     assert [each.record.step for each in found] == [10]
     assert step_folder(20) in warning and said in warning
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"files": {".metadata": [8, 1], "../secret": [6, 1]}}, "'../secret' is no file in this folder"),
+        ({"files": {".metadata": [float("inf"), 1]}}, "cannot be read"),
+        ({"step": "20"}, "step: expected a whole number"),
+        ({"tokens": True}, "tokens: expected a whole number"),
+        ({"config": [1]}, "its config is not an object"),
+    ],
+)
+def test_what_nobody_wrote_is_damage(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    path = written(tmp_path / "checkpoints", 20) / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    found, (warning,) = good_checkpoints(tmp_path / "checkpoints")
+    assert not found and said in warning
+
+
+def test_what_is_no_file_is_damage(tmp_path: Path) -> None:
+    """A pipe would block, a link leads elsewhere."""
+    for step, name in enumerate(("checkpoint.json", "__0_0.distcp", METADATA), 1):
+        (written(tmp_path, step) / name).unlink()
+        os.mkfifo(tmp_path / step_folder(step) / name)
+    path = written(tmp_path, 9) / "__0_0.distcp"
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    (written(tmp_path, 10) / "checkpoint.json").write_text("[" * 100_000)
+    found, warnings = good_checkpoints(tmp_path)
+    assert not found and len(warnings) == 5 and sum("a pipe, not a file" in each for each in warnings) == 3
+
+
+def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
+    outside = written(tmp_path / "outside", 1)
+    for name in (".tmp-link", step_folder(3)):
+        (tmp_path / name).symlink_to(outside)
+    (tmp_path / ".tmp-file").touch()
+    remove_leftovers(tmp_path)
+    remove_checkpoint(tmp_path / step_folder(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["outside"] and len(list(outside.iterdir())) == 3
 
 
 def test_what_only_reading_everything_shows(tmp_path: Path) -> None:
