@@ -37,7 +37,7 @@ class DecoderShape(Model):
 
     dim: Annotated[int, whole(at_most=2**17)]
     """Width of the residual stream."""
-    n_layers: Annotated[int, whole(at_most=10_000)]
+    n_layers: Annotated[int, whole(at_most=2_000)]
     """Number of blocks."""
     n_heads: Count
     """Query heads; each is dim / n_heads wide."""
