@@ -167,6 +167,12 @@ class Composer:
         """The configuration that the combinations of a sweep have in common, with Hydra's section."""
         config = self._compose(RunMode.MULTIRUN)
         refuse(config, sweep=True)
+        # Here: Hydra's own sweeper puts the values into the overrides of each job.
+        sections = OmegaConf.to_container(config, resolve=False)
+        assert isinstance(sections, dict)
+        hydra = sections.pop("hydra")
+        _refuse_secrets(sections)
+        _refuse_secrets({"hydra": hydra})
         if config.hydra.mode == RunMode.RUN:
             warn("-m makes it a sweep, whatever hydra.mode says")
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshrunner.recipes.durable import check_regular
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.page import write_page
-from meshrunner.runner.compare.rows import compare_sweep
+from meshrunner.runner.compare.rows import Comparison, compare_sweep
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.placed import first_experiment
 from meshrunner.runner.config.validation import listed
@@ -17,7 +17,6 @@ from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.rundir.damage import find_obstacle
 from meshrunner.runner.rundir.files import REPORT
-from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.trackers.base import NoTracker
 from meshrunner.runner.trackers.handle import TrackerHandle
@@ -40,15 +39,15 @@ def finish_sweep(sweep_dir: Path) -> None:
             tracking.finish_or_warn("the sweep is complete")
 
 
-def _why_all_are_skipped(sweep_dir: Path) -> str:
+def _why_all_are_skipped(comparison: Comparison) -> str:
     """What to say of a sweep in which nothing could run; empty if anything could."""
-    statuses = [read_status(sweep_dir / name) for name in run_names(sweep_dir)]
-    if any(status.get("state") != "skipped" for status in statuses):
+    runs = [run for row in comparison.rows for run in row.runs]
+    if any(run.state != "skipped" for run in runs):
         return ""
-    reasons = Counter(str(status.get("reason")) for status in statuses)
+    reasons = Counter(run.reason for run in runs)
     lines = [f"{count} x {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
     lines += [f"and {len(reasons) - MAX_REASONS} other reasons"] * (len(reasons) > MAX_REASONS)
-    return listed(f"nothing ran: every one of the {len(statuses)} runs was skipped:", lines)
+    return listed(f"nothing ran: every one of the {len(runs)} runs was skipped:", lines)
 
 
 def _compare(sweep_dir: Path) -> None:
@@ -57,7 +56,7 @@ def _compare(sweep_dir: Path) -> None:
         warn(problem)
     print()
     print_table(comparison)
-    if skipped := _why_all_are_skipped(sweep_dir):
+    if skipped := _why_all_are_skipped(comparison):
         warn(skipped)
     page = sweep_dir / REPORT
     try:
