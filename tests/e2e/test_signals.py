@@ -211,11 +211,12 @@ def test_no_interrupt_is_lost(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.01 + 0.005 * i for i in range(60)])
 def test_interrupt_while_it_starts(moment: float, folder: Path) -> None:
-    """Before there is a handler Python's own ends the process; afterwards no signal is lost."""
+    """Before there is a handler Python's own ends the process, with 1 while `site` is imported; afterwards no signal is lost."""
     with started(folder=folder) as command:
         time.sleep(moment)
         command.interrupt()
-        assert command.wait().code in (130, -signal.SIGINT)
+        ended = command.wait()
+        assert ended.code in (130, -signal.SIGINT) or "init_import_site" in ended.err, ended
         command.check_nobody_left()
 
 
