@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_diff import flatten, outside
 from meshrunner.runner.compare.runs import Run
 
 IRRELEVANT = (
@@ -51,11 +51,7 @@ def text(value: Any) -> str:
 
 def relevant(run: Run) -> dict[str, Any]:
     """The flattened configuration, as far as it decides what is measured."""
-    return {
-        key: value
-        for key, value in flatten(run.config).items()
-        if not any(key == name or key.startswith(f"{name}.") for name in IRRELEVANT)
-    }
+    return outside(flatten(run.config), IRRELEVANT)
 
 
 class Keys:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.recipes.config_diff import differences, flatten, outside
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.files import LAYOUTS, read_json, write_json
 
@@ -29,11 +29,7 @@ class Layout(NamedTuple):
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
     """Record an attempt's layout, unless it is that of the attempt before."""
-    settings = {
-        key: value
-        for key, value in flatten(config).items()
-        if not any(key == name or key.startswith(f"{name}.") for name in UNMEASURED)
-    } | facts
+    settings = outside(flatten(config), UNMEASURED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:
         layouts = [layout._asdict() for layout in [*known, Layout(attempt, settings)]]

@@ -31,20 +31,7 @@ from tests.e2e.command import (
     steps_done,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for all runs here, and not the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A current directory with the user's module `faulty` in it."""
-    own_classes(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 # --- the configuration is wrong: exit status 2, nothing was started

@@ -8,18 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import TINY, meshrunner, own_classes, status, until
+from tests.e2e.command import TINY, meshrunner, status, until
 from tests.e2e.terminal import Terminal
 
 SLOW = ("optimizer.kind=faulty:SlowAdamW", "steps=40")
 """A run of four seconds."""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A current directory with the user's module `faulty` in it."""
-    own_classes(tmp_path)
-    return tmp_path
 
 
 def sweep(*overrides: str, cwd: Path, lines: int = 40) -> Terminal:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshrunner.runner.rundir.events import read_events
-from tests.e2e.command import TINY, Command, meshrunner, own_classes, read, status, steps_done
+from tests.e2e.command import TINY, Command, meshrunner, read, status, steps_done
 
 SLOW = ("optimizer.kind=faulty:SlowAdamW", "checkpoint=dcp", "checkpoint.every=1000")
 
@@ -21,12 +21,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("SLURM_JOB_ID", "2000000001")
         yield
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    own_classes(tmp_path)
-    return tmp_path
 
 
 def losses(run_dir: Path) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,7 @@ WINDOW = ("steps=7", "measure_after=1", "profiler.start=1", "profiler.steps=2")
 """Steps 3 and 4."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for all runs here, and not the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def profiled(folder: Path, *overrides: str) -> tuple[Ended, dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,12 +18,7 @@ from tests.e2e.command import TINY, Command, Ended, meshrunner, own_classes, rea
 EVERY_STEP = ("checkpoint=dcp", "checkpoint.every=1", "checkpoint.keep=null")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for all runs here, and not the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def curve(run_dir: Path) -> list[tuple[int, float, float, int]]:

@@ -6,32 +6,25 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.command import BOUND_S, TINY, Command, meshrunner, own_classes, read, status, steps_done, until
+from tests.e2e.command import BOUND_S, TINY, Command, meshrunner, read, status, steps_done, until
 
 SLOW = ("optimizer.kind=faulty:SlowAdamW", "steps=1000")
 """A run that lasts 100 s when it is left alone."""
 
 
+pytestmark = pytest.mark.usefixtures("cache")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for all runs here, and not the user's. A job in a shell's background would hand an ignored SIGINT down."""
+def default_sigint() -> None:
+    """A job in a shell's background would hand an ignored SIGINT down."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A current directory with the user's module `faulty` in it."""
-    own_classes(tmp_path)
-    return tmp_path
 
 
 def started(*overrides: str, folder: Path) -> Command:

@@ -21,17 +21,7 @@ SLOW = ("optimizer.kind=faulty:SlowAdamW", "steps=20")
 slow = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    own_classes(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

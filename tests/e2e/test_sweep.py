@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshrunner.runner.rundir.events import read_events
-from tests.e2e.command import TINY, Command, Ended, meshrunner, own_classes, read, status, steps_done
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A current directory with the user's module `faulty` in it."""
-    own_classes(tmp_path)
-    return tmp_path
+from tests.e2e.command import TINY, Command, Ended, meshrunner, read, status, steps_done
 
 
 def sweep(*overrides: str, cwd: Path) -> Ended:

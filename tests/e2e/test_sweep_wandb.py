@@ -9,18 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.command import TINY, meshrunner, own_classes, read, status
+from tests.e2e.command import TINY, meshrunner, read, status
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
 from tests.e2e.wandb_stub import serving
 
 SWEEP = ("run", "-m", *(each for each in TINY if not each.startswith("tracker")), "hydra.sweep.dir=sweep")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A current directory with the user's module `faulty` in it."""
-    own_classes(tmp_path)
-    return tmp_path
 
 
 def offline(folder: Path) -> OfflineRun:

@@ -11,14 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from meshrunner.runner.sweep.launcher import minimizes
-from tests.e2e.command import TINY, Ended, meshrunner, own_classes, read, status
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A current directory with the user's module `faulty` in it."""
-    own_classes(tmp_path)
-    return tmp_path
+from tests.e2e.command import TINY, Ended, meshrunner, read, status
 
 
 def sweep(*overrides: str, cwd: Path) -> Ended:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshrunner.recipes.lr_schedule import WSD, Constant, WarmupCosine, WarmupLinear
+from meshrunner.recipes.lr_schedule import SHIPPED_WARMUP, WSD, Constant, WarmupCosine, WarmupLinear
+from tests.composed import option
 
 SHAPE = {"total_steps": 100, "warmup_steps": 10, "final": 0.1}
 
@@ -43,3 +44,7 @@ def test_the_middle_tells_them_apart() -> None:
 
 def test_no_warmup() -> None:
     assert WarmupLinear(kind="x", total_steps=10, warmup_steps=0, final=0.0).factor(1) == pytest.approx(0.9)
+
+
+def test_the_warm_up_that_is_not_remarked_on_is_the_shipped_one() -> None:
+    assert option("lr_schedule", "constant")["warmup_steps"] == SHIPPED_WARMUP
