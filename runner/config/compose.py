@@ -179,8 +179,7 @@ class Composer:
             grid = plain(config.hydra.sweeper)["params"] or {}
             if not isinstance(grid, dict):
                 raise ConfigError("hydra.sweeper.params: expected keys with their values, such as {seed: '1,2'}")
-            task = [str(override) for override in config.hydra.overrides.task]
-            check_number([*(f"{key}={values}" for key, values in grid.items()), *task])
+            check_number([*(f"{key}={values}" for key, values in grid.items()), *typed(config.hydra.overrides.task)])
         for remark in without_effect(config, sweep=True):
             warn(remark)
         return config
@@ -192,7 +191,7 @@ class Composer:
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
         context = HydraContext(config_loader=self.hydra.config_loader, callbacks=callbacks)
         sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=ended)
-        sweeper.sweep(arguments=[str(override) for override in config.hydra.overrides.task])
+        sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
     def _compose(self, mode: RunMode) -> DictConfig:
@@ -253,7 +252,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
         config=plain(task),
         run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
         overrides={
-            "task": list(config.hydra.overrides.task),
+            "task": typed(config.hydra.overrides.task),
             "choices": {group: choice for group, choice in choices.items() if not group.startswith("hydra/")},
         },
         launcher=plain(config.hydra.launcher),
@@ -268,6 +267,13 @@ def _refuse_secrets(value: Any, key: str = "") -> None:
     elif isinstance(value, str):
         for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
             raise ConfigError(f"{key}: ${{oc.env:{name}}}: the value is secret, as the name says: {WHERE}")
+
+
+def typed(overrides: ListConfig) -> list[str]:
+    """Hydra's record of overrides as the user typed them: each job of a sweep has its own value for `seed=1,2 x=${seed}`."""
+    found = OmegaConf.to_container(overrides, resolve=False)  # iterating over it would resolve them, once for all jobs
+    assert isinstance(found, list)
+    return [str(override) for override in found]
 
 
 def plain(config: DictConfig | ListConfig) -> dict[str, Any]:

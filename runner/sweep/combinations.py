@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.compose import Composed, resolve_config
+from meshrunner.runner.config.compose import Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
@@ -118,7 +118,7 @@ def check_batch(
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
     runs = 0
-    varying = _varying(job_overrides) - set(config.hydra.overrides.task)
+    varying = _varying(job_overrides) - set(typed(config.hydra.overrides.task))
     for number, overrides in enumerate(job_overrides, first):
         named = [override for override in overrides if override in varying]
         try:
@@ -147,7 +147,7 @@ def _check_exclude(loader: Any, config: DictConfig, jobs: Sequence[Combination])
         return
 
     def options(group: str) -> list[str]:
-        given = list(config.hydra.overrides.hydra)  # may add folders to search
+        given = typed(config.hydra.overrides.hydra)  # may add folders to search
         return list(loader.get_group_options(group, config_name=config.hydra.job.config_name, overrides=given))
 
     sweeper = config.hydra.sweeper

@@ -18,7 +18,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composer, plain
+from meshrunner.runner.config.compose import Composer, plain, typed
 from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, warn
 from meshrunner.runner.figures import higher_is_better
@@ -186,7 +186,7 @@ def _check_direction(config: DictConfig) -> None:
     """
     if config.hydra.sweeper._target_ == BASIC_SWEEPER:
         return
-    objective, given = str(config.get("objective")), " ".join(config.hydra.overrides.hydra)
+    objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
     if minimizes(config) and higher_is_better(objective):
         if not any(key in given for key in DIRECTIONS):
             raise ConfigError(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshrunner.runner.rundir.events import read_events
+from meshrunner.runner.rundir.run import load_config, load_overrides
 from tests.e2e.command import TINY, Command, Ended, meshrunner, read, status, steps_done
 
 
@@ -101,6 +102,12 @@ def test_what_is_excluded_is_a_skipped_row(folder: Path) -> None:
     assert status(runs(folder)[1])["reason"] == "sweep.exclude: parallelism=ddp seed=2,3"
     ended = sweep("seed=1,2", "sweep.exclude=['paralelism=ddp']", "hydra.sweep.dir=other", cwd=folder)
     assert ended.code == 2 and "Did you mean 'parallelism'" in ended.err, ended
+
+
+def test_an_override_may_refer_to_a_key_that_is_swept_over(folder: Path) -> None:
+    sweep("seed=1,2", "micro_batch=${seed}", "sweep.exclude=[seed=1,2]", cwd=folder)
+    assert [load_config(run)["micro_batch"] for run in runs(folder)] == [1, 2]
+    assert all("micro_batch=${seed}" in load_overrides(run).task for run in runs(folder))
 
 
 def test_runs_share_the_devices_of_a_node(folder: Path) -> None:
