@@ -270,7 +270,7 @@ def _refuse_secrets(value: Any, key: str = "") -> None:
 
 
 def typed(overrides: ListConfig) -> list[str]:
-    """Hydra's record of overrides as the user typed them: each job of a sweep has its own value for `seed=1,2 x=${seed}`."""
+    """Hydra's record of overrides, not resolved: in `seed=1,2 micro_batch=${seed}` each job has a value of its own."""
     found = OmegaConf.to_container(overrides, resolve=False)  # iterating over it would resolve them, once for all jobs
     assert isinstance(found, list)
     return [str(override) for override in found]

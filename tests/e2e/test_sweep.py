@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshrunner.runner.rundir.events import read_events
-from meshrunner.runner.rundir.run import load_config, load_overrides
+from meshrunner.runner.rundir.run import load_config
 from tests.e2e.command import TINY, Command, Ended, meshrunner, read, status, steps_done
 
 
@@ -107,7 +107,6 @@ def test_what_is_excluded_is_a_skipped_row(folder: Path) -> None:
 def test_an_override_may_refer_to_a_key_that_is_swept_over(folder: Path) -> None:
     sweep("seed=1,2", "micro_batch=${seed}", "sweep.exclude=[seed=1,2]", cwd=folder)
     assert [load_config(run)["micro_batch"] for run in runs(folder)] == [1, 2]
-    assert all("micro_batch=${seed}" in load_overrides(run).task for run in runs(folder))
 
 
 def test_runs_share_the_devices_of_a_node(folder: Path) -> None:
@@ -176,7 +175,7 @@ FATES = {
     "3": ("failed", "rank 1 was killed by signal SIGSEGV"),
     "5": ("timeout", "no step was completed within launch.timeout_minutes(0.1): rank 1 hangs in step 2"),
     "7": ("failed", "rank 1 was killed by signal SIGKILL"),
-    "9": ("oom", "DefaultCPUAllocator: can't allocate memory"),
+    "9": ("oom", "out of host memory in step 2 (forward): 4.00 GiB more"),
     "11": ("skipped", "shard(3) x replicate(1) x tensor(1) = 3, but launch.nodes(1) x launch.workers(2) = 2"),
 }
 """Jobs of twelve, and what becomes of them; the other six complete."""
