@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +17,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from meshrunner.recipes.checkpoint import fsdp1_tensor
 from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.errors import NotSaved
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
+from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, remove_checkpoint
 from meshrunner.recipes.checkpoint.restore import restore
 from meshrunner.recipes.checkpoint.save import BlockingSaver, ChecksummedWriter
-from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, remove_checkpoint
-from meshrunner.recipes.grad_norm import clip_by_norm, global_norm
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.errors import NotSaved
+from meshrunner.recipes.grad_norm import clip_by_norm, global_norm
 from meshrunner.recipes.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.pretrain import assemble, backward, train
@@ -44,8 +46,7 @@ LAYOUTS = {
     "fsdp2_tp-4": (4, "parallelism=fsdp2_tp micro_batch=6"),
     "fsdp1_tp-4": (4, "parallelism=fsdp1_tp micro_batch=6"),
 }
-OFTEN = [pytest.param(name, marks=[pytest.mark.slow] * (world == 4)) for name, (world, _) in LAYOUTS.items()]
-"""Those of four ranks take longest."""
+SOME = ("single", "fsdp2-3", "tp-2")
 TIED = ("ddp-2", "fsdp1-2", "fsdp2-3", "fsdp2_tp-4")
 IN_BACKGROUND = ("ddp-2", "fsdp1-2", "fsdp2-2", "hsdp1-4", "fsdp1_tp-4")
 STEPS = 3
@@ -132,23 +133,40 @@ def load(folders: list[Path], overrides: tuple[str, ...]) -> dict[str, list[str]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of every layout."""
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of a layout -> the folder with a checkpoint of it, saved when it is first asked for."""
     root = tmp_path_factory.mktemp("saved")
-    for name, (world, layout) in LAYOUTS.items():
+
+    @cache
+    def folder(name: str) -> Path:
+        world, layout = LAYOUTS[name]
         tensors = on_ranks(world, save, root / name, tuple(layout.split()))[0]
         assert tensors == 4 * 30, "parameters, two moments and the step of each"
-        expected, found = (torch.load(root / which / "values.pt") for which in ("single", name))
+        alone = root / name if name == "single" else folder("single")
+        expected, found = (torch.load(which / "values.pt") for which in (alone, root / name))
         for key, value in expected.items():
             assert relative(found[key], value) < 1e-3, f"{key} under {name} is not that of one process"
-    return {name: root / name for name in LAYOUTS}
+        return root / name
+
+    return folder
 
 
-@pytest.mark.parametrize("target", OFTEN)
-def test_every_layout_loads_what_every_other_saved(target: str, saved: dict[str, Path]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_every_layout_loads_what_every_other_saved(target: str, saved: Callable[[str], Path]) -> None:
+    assert_loads(target, LAYOUTS, saved)
+
+
+@pytest.mark.parametrize("target", SOME)
+def test_some_layouts_load_what_the_others_saved(target: str, saved: Callable[[str], Path]) -> None:
+    assert_loads(target, SOME, saved)
+
+
+def assert_loads(target: str, names: Iterable[str], saved: Callable[[str], Path]) -> None:
     world, layout = LAYOUTS[target]
-    for rank in on_ranks(world, load, list(saved.values()), tuple(layout.split())):
-        assert rank == {name: [] for name in saved}
+    folders = {name: saved(name) for name in names}
+    for rank in on_ranks(world, load, list(folders.values()), tuple(layout.split())):
+        assert rank == {name: [] for name in folders}
 
 
 def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
