@@ -48,6 +48,8 @@ class Figure(NamedTuple):
     """Key of the figure that stands in parentheses beside it."""
     unless: str = ""
     """Key of the figure beside which it has no place: it is shown where that one is not known."""
+    but: str = ""
+    """Key in summary.json that marks runs whose value does not count as long as there are others; it is written beside it."""
 
     @property
     def heading(self) -> str:
@@ -67,6 +69,7 @@ class Figure(NamedTuple):
     def values(self, runs: Sequence[Mapping[str, Any]]) -> list[float | None]:
         """The value over the summaries of some repeats, and its range if it has one: lowest, highest."""
         how, keys = self.over_repeats.split(), self.summary_keys
+        runs = [run for run in runs if not run.get(self.but)] or runs
         found: list[float | None] = []
         for key, statistic in zip(keys if len(keys) > 1 else keys * len(how), how, strict=True):
             values = [value for run in runs if (value := number(run.get(key))) is not None]
@@ -86,6 +89,8 @@ class Figure(NamedTuple):
             ends = [figure_of(self.beside).cell(runs)]
         elif len(self.summary_keys) == 1 and ends[:1] == ends[1:]:  # the repeats agree
             ends = []
+        if self.but and all(run.get(self.but) for run in runs):
+            ends = [self.but]
         return f"{value} ({'-'.join(ends)})" if value and ends and all(ends) else value
 
 
@@ -93,6 +98,8 @@ class Figure(NamedTuple):
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tokens / (s x device)", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (`perf/step_time_s` x devices)"),
+    Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
+           "tokens of the step / `perf/cpu_time_s`, where the device is a CPU: neighbours take time, and less of CPU time"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s"),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
            "the same with half of the attention term: the part of the scores that a causal mask needs"),
@@ -115,7 +122,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks"),
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "part of the step spent compiling, the slowest rank's"),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
-           "from the start of the last attempt to the end of its first step"),
+           "from the start of the last attempt to the end of its first step; `cold`: in the first run that a command starts, "
+           "which finds no process and no cache warm and counts only where it is alone", but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks"),
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
@@ -135,7 +143,7 @@ FIGURES: tuple[Figure, ...] = (
 """In the order of the columns of tables and of docs/figures.md."""
 
 
-HIGH = ("perf/wps", "perf/mfu", "perf/tflops", "trace/compute")
+HIGH = ("perf/wps", "perf/mfu", "perf/tflops", "perf/tokens", "trace/compute")
 """Beginnings of the keys of which more is better."""
 
 
@@ -159,6 +167,12 @@ def figure_of(key: str) -> Figure:
 def table_figures() -> list[Figure]:
     """Figures that have a column where runs are compared."""
     return [each for each in FIGURES if each.title and each.over_repeats]
+
+
+def speed_figure(summaries: Sequence[Mapping[str, Any]]) -> Figure:
+    """The figure that speeds are compared by: on CPUs, where wall-clock time is also the neighbours', tokens per CPU-second."""
+    on_cpus = figure_of("perf/tokens_per_cpu_s")
+    return on_cpus if summaries and all(on_cpus.values([each])[0] for each in summaries) else figure_of("perf/wps")
 
 
 def row_keys(group: str = "") -> list[str]:

@@ -8,12 +8,17 @@ from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import Against, Comparison, Row
-from meshrunner.runner.figures import table_figures
+from meshrunner.runner.figures import figure_of, table_figures
 
+UNTESTED = "(not tested)"
+"""Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""
 LISTED = 8
 """Rows that are named where several have the same reason."""
 LONGEST_VALUE = 500
 """Characters of a setting; --json and --csv have it whole."""
+
+
+WPS = figure_of("perf/wps")
 
 
 class Column(NamedTuple):
@@ -29,17 +34,19 @@ def columns(comparison: Comparison) -> list[Column]:
     found = [Column(key, [_value(row, key) for row in rows]) for key in comparison.keys]
     if not found:
         found.append(Column("run", [row.runs[0].path.name for row in rows]))
-    measured = [Column(figure.heading, [figure.cell(row.summaries) for row in rows]) for figure in table_figures()]
+    if any(row.state != "completed" for row in rows):
+        found.append(Column("state", [row.state for row in rows]))
+    figures = table_figures()
+    measured = [Column(figure.heading, [figure.cell(row.summaries) for row in rows]) for figure in figures]
     if comparison.baseline:  # a delta beside the speed, a verdict beside the loss
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
-        measured.insert(1, Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against]))
+        deltas = Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against])
+        measured.insert(figures.index(comparison.speed) + 1, deltas)
         measured.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
     found += measured
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
     found.append(Column("measured", [_measured_from(row.summaries) for row in rows]))
-    if any(row.state != "completed" for row in rows):
-        found.append(Column("state", [row.state for row in rows]))
     names = max(len(comparison.keys), 1)
     return [column for i, column in enumerate(found) if i < names or any(column.cells)]
 
@@ -50,22 +57,26 @@ def _value(row: Row, key: str) -> str:
 
 
 def _delta(against: Against | None) -> str:
-    if against is None or against.wps_pct is None:
+    if against is None or against.speed_pct is None:
         return ""
-    marks = {None: " (not tested)", True: " ~", False: ""}
-    return f"{against.wps_pct:+.1f}%{marks[against.within_noise]}"
+    marks = {None: f" {UNTESTED}", True: " ~", False: ""}
+    return f"{against.speed_pct:+.1f}%{marks[against.within_noise]}"
 
 
 def legend(comparison: Comparison) -> list[str]:
     """What the cells mean, line by line: of the marks and words that occur."""
     against = [each for each in comparison.against if each is not None]
-    tested = [each.within_noise for each in against if each.wps_pct is not None]
+    tested = [each.within_noise for each in against if each.speed_pct is not None]
     lines = []
-    test = f"Welch's t-test over the runs' median WPS, p >= {ALPHA:g}"
+    test = f"Welch's t-test over the runs' {comparison.speed.title}, p >= {ALPHA:g}"
     if True in tested:
         lines.append(f"~ within noise ({test})")
     if None in tested:
         lines.append(f"not tested: whether it is more than noise takes {REPEATS} completed runs on each side ({test})")
+    if tested and comparison.speed.key != WPS.key:
+        lines.append(
+            f"on CPUs speed is compared by {comparison.speed.title}: the clock also counts what neighbours take"
+        )
     kinds = {each.verdict.kind for each in against}
     if kinds & {"agrees", "differs"}:
         losses, norms = (

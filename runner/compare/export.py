@@ -9,17 +9,21 @@ import math
 from typing import Any
 
 from meshrunner.runner.compare.keys import text
-from meshrunner.runner.compare.rows import WPS, Comparison, Row
+from meshrunner.runner.compare.rows import Comparison, Row, percent_more
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
+from meshrunner.runner.figures import figure_of
+
+WPS = figure_of("perf/wps")
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     One flat object per row: the varying keys, state and reason, the figures under their names in summary.json.
 
-    Against the baseline's row: `wps_vs_baseline_pct`, `p_value` and `within_noise` (null: not tested), `loss_verdict`
-    (null: none, `loss_why` says why), `loss_max_relative_difference`, `loss_differs_from_step`. `runs` lists the repeats.
+    Against the baseline's row: `wps_vs_baseline_pct`; of the figure that `speed` names `speed_vs_baseline_pct`, `p_value` and
+    `within_noise` (null: not tested); `loss_verdict` (null: none, `loss_why` says why), `loss_max_relative_difference`,
+    `loss_differs_from_step`. `runs` lists the repeats.
     """
     found = []
     for row, against in zip(comparison.rows, comparison.against, strict=True):
@@ -29,7 +33,9 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
         if comparison.baseline:
             record |= {
                 "baseline": "=".join(comparison.baseline) if against else None,
-                "wps_vs_baseline_pct": against.wps_pct if against else None,
+                "wps_vs_baseline_pct": percent_more(row.measured(WPS), against.row.measured(WPS)) if against else None,
+                "speed": comparison.speed.summary_keys[0],
+                "speed_vs_baseline_pct": against.speed_pct if against else None,
                 "p_value": against.p_value if against else None,
                 "within_noise": against.within_noise if against else None,
                 "loss_verdict": verdict.kind or None if verdict else None,
@@ -53,7 +59,7 @@ def _run(run: Run) -> dict[str, Any]:
         "reason": run.reason,
         "seed": run.seed,
         "earlier_layouts": run.summary.get("earlier_layouts") or [],
-        WPS: run.figure(WPS),
+        WPS.summary_keys[0]: run.figure(WPS.summary_keys[0]),
         "train/final_loss": run.figure("train/final_loss"),
     }
 

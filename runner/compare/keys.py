@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshrunner.recipes.config_diff import flatten, outside
 from meshrunner.runner.compare.runs import Run
 
 IRRELEVANT = (
-    "tracker", "sweep", "objective", "seed", "checkpoint.keep",
+    "tracker", "sweep", "objective", "progress", "seed", "checkpoint.keep",
     "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
 )  # fmt: skip
 """Keys, or sections, that do not change what is measured. Runs that differ in these alone are repeats of each other."""
@@ -47,6 +47,12 @@ def _version(run: Run, package: str) -> Any:
 def text(value: Any) -> str:
     """A value as one types it: `true`, `null`, `[0.9, 0.95]`, `fsdp2`."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The values of a row in a sentence: `fsdp2 full micro_batch=4`; options by their name, other settings with their key."""
+    given = [(key, values[key]) for key in keys if key in values]
+    return " ".join(text(v) if isinstance(v, str) else f"{key.rpartition('.')[2]}={text(v)}" for key, v in given)
 
 
 def relevant(run: Run) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from statistics import fmean, variance
 
 REPEATS = 3
 """Runs on each side below which nothing is tested."""
-ALPHA = 0.05
+ALPHA = 0.01
+"""Probability of taking noise for a difference, of a pair. Of three against three runs, what is found is about four times
+the standard deviation of a run or more."""
 INTERVALS = 2000
 
 
@@ -16,7 +18,7 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     Welch's t-test, two-sided: the probability of a difference of means at least as large where there is none.
 
-    The values are one figure per run (the run's median WPS), so that what is tested is the noise between runs, not that
+    The values are one figure per run (the run's median speed), so that what is tested is the noise between runs, not that
     between steps of one run, which are not independent. Unequal variances are expected: layouts jitter differently. A
     permutation test is no alternative: of 3 against 3 runs it cannot give less than 0.1. Not corrected for many rows.
 

@@ -17,10 +17,8 @@ from meshrunner.runner.compare.keys import Keys, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
-from meshrunner.runner.figures import merged
+from meshrunner.runner.figures import Figure, merged, speed_figure
 from meshrunner.runner.rundir.plain_yaml import parse_yaml
-
-WPS = "perf/wps_median"
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class Row:
     def reason(self) -> str:
         return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
 
-    def wps(self) -> list[float]:
-        """The median WPS of every completed run."""
-        return [value for run in self.completed if (value := run.figure(WPS)) is not None]
+    def measured(self, figure: Figure) -> list[float]:
+        """A figure of every completed run."""
+        return [value for run in self.completed if (value := run.figure(figure.summary_keys[0])) is not None]
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ class Against:
 
     row: Row
     """The baseline."""
-    wps_pct: float | None
-    """Percent by which the WPS is higher."""
+    speed_pct: float | None
+    """Percent by which the speed is higher."""
     p_value: float | None
     """None: too few repeats to say."""
     verdict: Verdict
@@ -83,6 +81,8 @@ class Comparison:
 
     keys: list[str]
     """What varies: the columns that name a row."""
+    speed: Figure
+    """What speeds are compared by."""
     rows: list[Row]
     baseline: tuple[str, str] | None
     """(key, value as text)."""
@@ -112,8 +112,9 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
         names.sort(key=chosen[0].__eq__)  # last: rows that are compared stand below each other
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
-    against = [_compared(row, partners[i]) if i in partners else None for i, row in enumerate(rows)]
-    return Comparison(names, rows, chosen, against, keys.remarks)
+    speed = speed_figure([run.summary for row in rows for run in row.completed])
+    against = [_compared(row, partners[i], speed) if i in partners else None for i, row in enumerate(rows)]
+    return Comparison(names, speed, rows, chosen, against, keys.remarks)
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
@@ -181,7 +182,13 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
     return {i: rows[baselines[rest[i]]] for i in readable if baselines.get(rest[i], i) != i}
 
 
-def _compared(row: Row, baseline: Row) -> Against:
-    mine, theirs = row.wps(), baseline.wps()
-    pct = 100 * (median(mine) / median(theirs) - 1) if mine and theirs and median(theirs) > 0 else None
-    return Against(baseline, pct, p_value(mine, theirs), verdict(row.runs, baseline.runs))
+def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
+    mine, theirs = row.measured(speed), baseline.measured(speed)
+    return Against(baseline, percent_more(mine, theirs), p_value(mine, theirs), verdict(row.runs, baseline.runs))
+
+
+def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:
+    """Percent by which the median of some values is higher than that of others; None where one side has none."""
+    if not values or not baseline or median(baseline) <= 0:
+        return None
+    return 100 * (median(values) / median(baseline) - 1)

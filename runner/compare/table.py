@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from meshrunner.runner.compare.cells import Column, columns, legend, reasons
+from meshrunner.runner.compare.cells import UNTESTED, Column, columns, legend, reasons
+from meshrunner.runner.compare.facts import facts
+from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.console import one_line
 
@@ -14,11 +16,16 @@ BETWEEN = 3
 
 
 def markdown(comparison: Comparison) -> str:
-    """The table in Markdown, aligned, and what is to be said below it, after an empty line: it would become a row."""
-    blocks = [lines_of(columns(comparison)), [*legend(comparison), *comparison.remarks]]
-    blocks.append([f"- {line}" for line in reasons(comparison)])
-    table, *below = blocks
-    return "\n\n".join("\n".join(lines) for lines in [table, *(map(one_line, lines) for lines in below if lines)])
+    """What is found, the table in Markdown, aligned, and what is to be said below it, with empty lines between them."""
+    above = [f"{line}." for line in findings(comparison)]
+    below = [*legend(comparison), *comparison.remarks]
+    listed = [f"- {line}" for line in [*reasons(comparison), *_facts(comparison)]]
+    blocks = [[*map(one_line, above)], lines_of(columns(comparison)), [*map(one_line, below)], [*map(one_line, listed)]]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _facts(comparison: Comparison) -> list[str]:
+    return [f"{title}: {value}" for title, value in facts(comparison).items()]
 
 
 def lines_of(table: Sequence[Column]) -> list[str]:
@@ -46,6 +53,8 @@ def print_table(comparison: Comparison) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    for line in findings(comparison):
+        screen.print(one_line(f"{line}."))
     for part in parts(columns(comparison), screen.width):
         drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in part:
@@ -53,9 +62,9 @@ def print_table(comparison: Comparison) -> None:
                 one_line(column.title), width=min(narrowest(column), screen.width - BETWEEN), overflow="fold"
             )
         for row in zip(*(cells for _, cells in part), strict=True):
-            drawn.add_row(*(Text(one_line(cell)) for cell in row))
+            drawn.add_row(*(Text(one_line(cell), style="dim" if UNTESTED in cell else "") for cell in row))
         screen.print(drawn)
-    for line in [*legend(comparison), *comparison.remarks, *reasons(comparison)]:
+    for line in [*legend(comparison), *comparison.remarks, *reasons(comparison), *_facts(comparison)]:
         screen.print(one_line(line))
     if comparison.baseline is None and comparison.keys:
         screen.print("--baseline KEY=VALUE adds how each row compares with another")

@@ -255,6 +255,7 @@ class RunMeter:
             "perf/step_time_s": seconds,
             "perf/data_time_s": waited,
             "perf/cpu_time_s": cpu,
+            "perf/tokens_per_cpu_s": step.tokens / cpu if cpu and self.device.type == "cpu" else None,
             "perf/compile_time_s": ranks[:, 4].max().item(),
         }
 

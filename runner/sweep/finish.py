@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshrunner.recipes.durable import check_regular
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.page import write_page
+from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.rows import Comparison, compare_sweep
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.placed import first_experiment

@@ -66,6 +66,8 @@ class SweepRecord:
     """The resolved configuration of the first run."""
     rows: list[dict[str, Any]]
     """Rows of the table, as `meshrunner compare --json` prints them."""
+    findings: list[str]
+    """The sentences above the table."""
     run_id: str
     """Id of the entry with the table; the same whenever the sweep is resumed."""
 
@@ -73,6 +75,7 @@ class SweepRecord:
     def load(cls, sweep_dir: Path) -> SweepRecord:
         """Read a sweep directory; raises ConfigError when it contains no run."""
         from meshrunner.runner.compare.export import records
+        from meshrunner.runner.compare.findings import findings
         from meshrunner.runner.compare.rows import compare_sweep
 
         sweep_dir = sweep_dir.resolve()
@@ -81,7 +84,7 @@ class SweepRecord:
         if not readable:
             raise ConfigError(f"{sweep_dir} holds no run that can be read")
         first = min(readable, key=lambda run: run.path)
-        return cls(sweep_dir, first.config, records(comparison), _run_id(sweep_dir))
+        return cls(sweep_dir, first.config, records(comparison), findings(comparison), _run_id(sweep_dir))
 
 
 def _run_id(folder: Path) -> str:

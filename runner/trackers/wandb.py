@@ -72,9 +72,11 @@ class Wandb(Tracker):
             job_type=COMPARISON,
             name=f"{COMPARISON} {sweep.sweep_dir.name}",
             tags=self.tags,
+            notes="\n".join(f"{line}." for line in sweep.findings) or None,
+            config=sweep.config,
         )
         comparison.log_table(sweep.rows)
-        comparison.finish({}, "completed", "")
+        comparison.finish({"findings": sweep.findings}, "completed", "")
 
     def _start(self, folder: Path, run_id: str, **settings: Any) -> WandbRun:
         """Start or resume the W&B run with this id, in a run or sweep directory."""

@@ -40,7 +40,7 @@ def compare(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     comparison = compare_runs(read_runs(given.folders), given.baseline)
     if given.html:
-        from meshrunner.runner.compare.page import write_page
+        from meshrunner.runner.compare.page.write import write_page
 
         write_page(comparison, given.html)
         say(f"page: {given.html}", to_stderr=True)

@@ -131,7 +131,7 @@ def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
     scripts = {f"meshrunner/slurm/{name}" for name in ("run.sbatch", "cluster/up.sh", "cluster/down.sh")}
     assert scripts <= set(names)
     page = {f"meshrunner/runner/compare/page/page.{kind}" for kind in ("html", "css", "js")}
-    assert {"meshrunner/runner/compare/page.py", *page} <= set(names)
+    assert {"meshrunner/runner/compare/page/write.py", *page} <= set(names)
     assert {"meshrunner/py.typed", "meshrunner/__main__.py"} <= set(names)
     assert "hydra_plugins/meshrunner.py" in names and "hydra_plugins/__init__.py" not in names
     tops = {name.partition("/")[0] for name in names}

@@ -38,7 +38,7 @@ def test_a_failed_job_has_the_worst_value_and_the_table_all_jobs(folder: Path, d
     assert ended.code == 1, ended
     assert [run.name for run in runs(folder)] == ["000_step-9", "001_step-2", "002_step-8"]
     assert [status(run)["state"] for run in runs(folder)] == ["completed", "failed", "completed"]
-    assert [row.split("|")[-2].strip() for row in table(ended)] == ["completed", "failed", "completed"]
+    assert [row.split("|")[2].strip() for row in table(ended)] == ["completed", "failed", "completed"]
     assert (folder / "sweep" / "report.html").exists()
     first, second, third = json.loads((folder / "told.json").read_text())
     assert second == float("inf" if direction == "minimize" else "-inf")

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.page import POINTS, write_page
+from meshrunner.runner.compare.page.write import POINTS, write_page
 from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from tests.run_dirs import make_run

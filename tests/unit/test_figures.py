@@ -12,7 +12,7 @@ import torch
 
 from meshrunner.runner import figures
 from meshrunner.runner.compare.export import as_json
-from meshrunner.runner.compare.page import write_page
+from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.table import markdown
@@ -36,6 +36,7 @@ def measured_row() -> dict[str, Any]:
     """A row as the meter makes it on a CPU, of a step whose figures are all one."""
     meter = RunMeter.__new__(RunMeter)
     meter.context = SimpleNamespace(world_size=2, attempt=1)  # type: ignore[assignment]
+    meter.device = torch.device("cpu")
     meter.tokens, meter.flops, meter.attention_flops, meter.peak = 0, 10, 2, 100.0
     one = torch.ones(())
     step = _Step(1, one, one, 1e-3, 8, 1.0, 1.0, 0.0, False, 0.0, 1.0, 5.0)
@@ -97,7 +98,7 @@ def test_a_metric_more_is_a_line_more(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_keys_of_json_and_csv_stay() -> None:
     assert list(figures.merged([])) == [
-        *("perf/wps_median", "perf/wps_p10", "perf/wps_p90", "perf/mfu_median"),
+        *("perf/wps_median", "perf/wps_p10", "perf/wps_p90", "perf/tokens_per_cpu_s_median", "perf/mfu_median"),
         *("memory/peak_active_gib", "memory/peak_active_pct", "memory/peak_reserved_gib", "memory/peak_reserved_pct"),
         *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/time_to_first_step_s", "train/final_loss"),
     ]
@@ -132,7 +133,7 @@ def test_a_run_of_which_nothing_was_measured_is_a_row(tmp_path: Path, capsys: py
     for i in range(2):
         make_run(tmp_path / f"{i}", f"steps={i + 1}", wps=None, losses=[4.0] * (i + 1), summary=summary)
     comparison = compare_runs(read_runs([tmp_path]), "steps=1")
-    assert [against and against.wps_pct for against in comparison.against] == [None, None]
+    assert [against and against.speed_pct for against in comparison.against] == [None, None]
     assert "WPS" not in markdown(comparison) and "| 1.0000     |" in markdown(comparison)
     write_page(comparison, tmp_path / "page.html")
     report(tmp_path / "0", Outcome("completed", ""), summary)
@@ -141,3 +142,11 @@ def test_a_run_of_which_nothing_was_measured_is_a_row(tmp_path: Path, capsys: py
     cells = dict(zip(head, row, strict=True))
     assert [cells[title] for title in ("WPS per device (p10-p90)", "MFU", "step time")] == ["-"] * 3
     assert (cells["time to first step"], cells["peak RSS"], cells["final loss"]) == ("4.0 s", "0.50 GiB", "1.0000")
+
+
+def test_a_cold_start_counts_only_where_it_is_alone() -> None:
+    figure = figures.figure_of("perf/time_to_first_step_s")
+    cold, warm = ({"perf/time_to_first_step_s": seconds, "cold": seconds == 9.0} for seconds in (9.0, 2.0))
+    assert figure.cell([cold]) == "9.0 s (cold)"
+    assert figure.cell([cold, warm, warm | {"perf/time_to_first_step_s": 3.0}]) == "2.5 s"
+    assert figure.cell([warm]) == "2.0 s"

@@ -18,7 +18,9 @@ from urllib.parse import quote
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
-from meshrunner.runner.compare.cells import columns, legend, reasons
+from meshrunner.runner.compare.cells import UNTESTED, columns, legend, reasons
+from meshrunner.runner.compare.facts import facts
+from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.rows import Comparison, Row
 from meshrunner.runner.compare.runs import Run
@@ -28,8 +30,8 @@ from meshrunner.runner.rundir.files import ERROR, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.states import is_count
 
-PARTS = Path(__file__).with_suffix("")
-"""The folder `page`: what the file is put together from."""
+PARTS = Path(__file__).parent
+"""What the file is put together from."""
 CHARTED = {
     "wps": "perf/wps",
     "mfu": "perf/mfu",
@@ -38,6 +40,7 @@ CHARTED = {
     "rss": "memory/peak_rss_gib",
 }
 """Name in page.js -> figure."""
+UNTESTED_CLASS = ' class="untested"'
 POINTS = 600
 """Of a curve; a longer one is thinned out evenly."""
 LOG_LINES = 15
@@ -65,6 +68,10 @@ def _page(comparison: Comparison, folder: Path) -> str:
     return Template((PARTS / "page.html").read_text()).substitute(
         title=escape(", ".join(comparison.keys) or runs[0].path.name),
         summary=escape(f"{len(runs)} runs in {len(comparison.rows)} rows: {states}"),
+        facts="".join(
+            f"<dt>{escape(title)}</dt><dd>{escape(value)}</dd>" for title, value in facts(comparison).items()
+        ),
+        findings="".join(f"<p>{escape(line)}.</p>" for line in findings(comparison)),
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         varying=_varying(comparison),
         table=_table(comparison),
@@ -99,7 +106,10 @@ def _table(comparison: Comparison) -> str:
     head = "".join(f'<th scope="col"><button type="button">{escape(column.title)}</button></th>' for column in table)
     lines = []
     for row in zip(*(column.cells for column in table), strict=True):
-        cells = "".join(f'<td data-by="{escape(_sorted_by(cell))}">{escape(cell)}</td>' for cell in row)
+        cells = "".join(
+            f'<td data-by="{escape(_sorted_by(cell))}"{UNTESTED_CLASS * (UNTESTED in cell)}>{escape(cell)}</td>'
+            for cell in row
+        )
         lines.append(f"<tr>{cells}</tr>")
     return f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
 

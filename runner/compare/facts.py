@@ -1,0 +1,63 @@
+"""What some runs have in common: the lines under the title of their table."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from meshrunner.runner.compare.rows import Comparison
+from meshrunner.runner.compare.runs import Run
+
+LISTED = 3
+"""Values of a fact that are named where runs differ in it."""
+
+
+def _model(run: Run) -> str | None:
+    section = run.config.get("model")
+    kind = section.get("kind") if isinstance(section, dict) else None
+    return run.choices.get("model") or (str(kind) if kind else None)
+
+
+def _devices(run: Run) -> str | None:
+    device, count = run.summary.get("device"), run.summary.get("world_size")
+    return f"{count} x {device}" if device and count else None
+
+
+def _sequence(run: Run) -> str | None:
+    length, batch = run.config.get("seq_len"), run.config.get("micro_batch")
+    return f"{length} tokens, {batch} a device" if length and batch else None
+
+
+def _versions(run: Run) -> str | None:
+    packages, commit = run.environment.get("packages"), run.environment.get("git_commit")
+    known = packages if isinstance(packages, dict) else {}
+    named = [f"{name} {known[name]}" for name in ("torch", "meshrunner") if known.get(name)]
+    return ", ".join([*named, *([f"commit {str(commit)[:8]}"] if commit else [])]) or None
+
+
+def _command(run: Run) -> str | None:
+    command = run.environment.get("command")
+    return shlex.join(map(str, command)) if isinstance(command, list) and command else None
+
+
+FACTS: dict[str, Callable[[Run], str | None]] = {
+    "model": _model,
+    "devices": _devices,
+    "sequences": _sequence,
+    "versions": _versions,
+    "command": _command,
+}
+
+
+def facts(comparison: Comparison) -> dict[str, str]:
+    """Title -> value, of the facts that are known; several values where the runs differ."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    found = {title: _listed(of(run) for run in runs) for title, of in FACTS.items()}
+    return {title: value for title, value in found.items() if value}
+
+
+def _listed(values: Iterable[Any]) -> str:
+    known = list(dict.fromkeys(value for value in values if value))
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return "; ".join(known[:LISTED]) + more

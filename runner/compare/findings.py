@@ -1,0 +1,153 @@
+"""What a comparison says, in two to four sentences: from tested rows only, so that nothing in them is noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from meshrunner.runner.compare.causes import common
+from meshrunner.runner.compare.keys import row_name, text
+from meshrunner.runner.compare.noise import ALPHA, REPEATS, p_value
+from meshrunner.runner.compare.parity import short
+from meshrunner.runner.compare.rows import Against, Comparison, Row
+from meshrunner.runner.figures import Figure, figure_of
+
+LISTED = 3
+"""Rows, or reasons, that a sentence names."""
+SAME_MEMORY = 1.02
+"""Highest peak over lowest below which no row is called the leanest."""
+WORKLOAD = ("model", "seq_len")
+"""Sections and keys that decide how much work a token is: between rows that differ in them none is the fastest."""
+MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
+"""Figures of memory; the first that every row has is the one to compare by."""
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """Sentences for the top of a table. Untested differences are counted and never given as a figure."""
+    found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison)]
+    return [sentence for sentence in found if sentence]
+
+
+def tested(row: Row, figure: Figure) -> bool:
+    """Whether a row has as many completed runs as a test takes."""
+    return len(row.measured(figure)) >= REPEATS
+
+
+def _best(comparison: Comparison) -> str:
+    """The fastest row, those that are not slower beyond noise, and the leanest."""
+    speed = comparison.speed
+    rows = [row for row in comparison.rows if tested(row, speed)]
+    if sum(bool(row.completed) for row in comparison.rows) < 2:
+        return ""
+    if not rows:
+        takes = f"{REPEATS} completed runs of a combination (sweep.repeat={REPEATS})"
+        return f"Nothing here is tested: to tell a difference from noise takes {takes}"
+    if len(rows) < 2 or any(key.partition(".")[0] in WORKLOAD for key in comparison.keys):
+        return ""
+    rows.sort(key=lambda row: median(row.measured(speed)), reverse=True)
+    fastest = rows[0]
+    equal = [row for row in rows[1:] if (p_value(row.measured(speed), fastest.measured(speed)) or 0) >= ALPHA]
+    if len(equal) == len(rows) - 1:
+        sentence = f"No tested row is faster than another beyond noise ({speed.title})"
+    else:
+        sentence = (
+            f"Fastest: {_name(fastest, comparison)} ({speed.text(median(fastest.measured(speed)))} {speed.title})"
+        )
+        if equal:
+            sentence += f"; within noise of it: {_listed([_name(row, comparison) for row in equal])}"
+    return sentence + _leanest(rows, comparison)
+
+
+def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
+    known = [figure for figure in map(figure_of, MEMORY) if all(figure.values(row.summaries)[0] for row in rows)]
+    if not known:
+        return ""
+    figure = known[0]
+    peaks = [figure.values(row.summaries)[0] or 0.0 for row in rows]
+    if max(peaks) < SAME_MEMORY * min(peaks):
+        return ""
+    least = min(range(len(rows)), key=peaks.__getitem__)
+    return f"; leanest: {_name(rows[least], comparison)} ({figure.text(peaks[least])} {figure.title})"
+
+
+def _against(comparison: Comparison) -> Iterator[str]:
+    """For each value of the baseline's key: the median gain over all pairs, its range, and how many are noise."""
+    if comparison.baseline is None:
+        return
+    key, baseline = comparison.baseline
+    values: dict[str, list[Against]] = {}
+    for row, against in zip(comparison.rows, comparison.against, strict=True):
+        if against is not None and against.speed_pct is not None:
+            values.setdefault(text(row.values.get(key)), []).append(against)
+    for value, pairs in values.items():
+        gains = [each.speed_pct for each in pairs if each.p_value is not None and each.speed_pct is not None]
+        untested = len(pairs) - len(gains)
+        if not gains:
+            continue  # the first sentence says that nothing is tested
+        noise = sum(bool(each.within_noise) for each in pairs)
+        size = f"{median(gains):+.1f}%"
+        if len(gains) > 1:
+            size = f"{size} in median, {min(gains):+.1f}% to {max(gains):+.1f}% over {len(gains)} pairs"
+        sentence = f"{value} against {baseline}: "
+        if noise == len(gains):
+            sentence += f"no difference in {comparison.speed.title} beyond noise ({size})"
+        else:
+            sentence += f"{comparison.speed.title} {size}" + (f", of which {noise} within noise" if noise else "")
+        yield sentence + (f"; {_count(untested, 'more pair')} not tested" if untested else "")
+
+
+def _losses(comparison: Comparison) -> str:
+    """Whether the losses of rows and baselines agree."""
+    kinds: dict[str, list[tuple[Row, Against]]] = {}
+    for row, against in zip(comparison.rows, comparison.against, strict=True):
+        if against is not None and against.verdict.kind:
+            kinds.setdefault(against.verdict.kind, []).append((row, against))
+    pairs = sum(map(len, kinds.values()))
+    if not pairs:
+        return ""
+    bad = [(kind, kinds[kind]) for kind in ("differs", "different data") if kind in kinds]
+    if not bad:
+        largest = max(each.verdict.difference or 0.0 for same in kinds.values() for _, each in same)
+        how = (
+            "are identical" if set(kinds) == {"identical"} else f"agree (largest difference {short(f'{largest:.1e}')})"
+        )
+        return f"Losses {how} in {'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
+    parts = []
+    for kind, same in bad:
+        names = _listed([_name(row, comparison) for row, _ in same])
+        what = "Losses differ" if kind == "differs" else "The data is not the same"
+        parts.append(f"{what} in {len(same)} of {_count(pairs, 'pair')}: {names}")
+    return "; ".join(parts)
+
+
+def _without_result(comparison: Comparison) -> str:
+    """What failed or was skipped, in groups, with the settings that each group has in common."""
+    states = [_trouble(row) for row in comparison.rows]
+    parts = []
+    for state in dict.fromkeys(filter(None, states)):
+        rows = [row.values for row, own in zip(comparison.rows, states, strict=True) if own == state]
+        # What was skipped or has not ended might have been an example of the same.
+        never = () if state == "skipped" else ("skipped", "pending", "running")
+        rest = [row for row, own in zip(comparison.rows, states, strict=True) if own != state]
+        others = [row.values for row in rest if row.state not in never]
+        causes = common(rows, others, comparison.keys)
+        parts.append(", ".join(f"{count} {state}: {words}" for count, words in causes) or f"{len(rows)} {state}")
+    return "; ".join(parts)
+
+
+def _trouble(row: Row) -> str:
+    """The state of the first run without a result; empty where there is none."""
+    return next((run.state for run in row.runs if run.state not in ("completed", "pending", "running")), "")
+
+
+def _name(row: Row, comparison: Comparison) -> str:
+    return row_name(row.values, comparison.keys) or row.runs[0].path.name
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

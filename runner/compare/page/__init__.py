@@ -1,0 +1,1 @@
+"""A comparison as one HTML file: the table, the charts and every run."""
