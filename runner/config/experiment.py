@@ -109,6 +109,8 @@ class Experiment(Recipe):
     profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
     launch: Launch
     sweep: Sweep
+    progress: Literal["auto", "steps", "runs"] = "auto"
+    """What is shown meanwhile; auto: on a terminal a line or a sweep's table, else the steps of a run and the runs of a sweep."""
     log_every: Count
     """Steps between two read-outs. Every step has its row; reading out synchronises the device and gathers from all ranks."""
     measure_after: Annotated[int, whole(at_least=0)]

@@ -11,7 +11,7 @@ from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.console import warn
 
-MAY_CHANGE = ("steps", "micro_batch", "log_every", "launch.", "tracker.", "checkpoint.", "parallelism.")
+MAY_CHANGE = ("steps", "micro_batch", "log_every", "progress", "launch.", "tracker.", "checkpoint.", "parallelism.")
 """Keys and prefixes of keys that do not affect what a step computes: the global batch stays what it was."""
 
 

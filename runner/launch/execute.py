@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,9 @@ from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.rundir.summary import write_summary
 from meshrunner.runner.trackers.handle import TrackerHandle
+
+_executions = count()
+"""Runs that this process has executed."""
 
 
 class Executed(NamedTuple):
@@ -97,7 +101,7 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
         outcome = replace(peers.agree_on_outcome(outcome), interrupted=preemption.interrupted)
         run_dir, outcome = _found(location, outcome)
         with blocked(INTERRUPTS):
-            summary = _record(run_dir, experiment, outcome)
+            summary = _record(run_dir, experiment, outcome, cold=next(_executions) == 0)
         if tracking is not None:
             tracking.finish_or_warn(f"the run is {outcome.state}")
     if isinstance(error, Interrupted):
@@ -196,12 +200,12 @@ def _print_remarks(experiment: Experiment, devices: NodeDevices, stored: StoredC
         warn(remark)
 
 
-def _record(run_dir: Path, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
+def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> dict[str, Any]:
     """Write the final state and the summary; returns the summary. A full disk only costs a warning."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())
-        return write_summary(run_dir, experiment.measure_after, status)
+        return write_summary(run_dir, experiment.measure_after, status, cold=cold)
     except OSError as error:
         warn(f"the state '{outcome.state}' could not be written to {run_dir}: {error.strerror}")
         return {"state": outcome.state, "reason": outcome.reason}

@@ -12,7 +12,7 @@ from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.files import LAYOUTS, read_json, write_json
 
 UNMEASURED = (
-    "tracker", "sweep", "objective", "seed", "checkpoint", "steps", "measure_after", "log_every", "lr_schedule",
+    "tracker", "sweep", "objective", "progress", "seed", "checkpoint", "steps", "measure_after", "log_every", "lr_schedule",
     "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
 )  # fmt: skip
 """Keys, or sections, that a run may be resumed with other values of, and its speed and memory stay the same."""

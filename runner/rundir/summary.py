@@ -74,13 +74,15 @@ def only_of_completed(summary: dict[str, Any], state: str) -> dict[str, Any]:
     return summary if state == "completed" else summary | dict.fromkeys(FINAL)
 
 
-def write_summary(run_dir: Path, measure_after: int, status: dict[str, Any]) -> dict[str, Any]:
-    """Complete summary.json, which the workers began, from what the run has recorded so far; returns it."""
+def write_summary(run_dir: Path, measure_after: int, status: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """Complete summary.json, which the workers began, with facts and what follows from the run's record; returns it."""
     path = run_dir / SUMMARY
     rows = read_events(run_dir)
     summary = read_json(path) | summarise(
         rows, measure_after, status["started"], status["attempt"], read_layouts(run_dir)
     )
-    summary = only_of_completed(summary, status["state"]) | {"state": status["state"], "reason": status["reason"]}
+    summary = (
+        only_of_completed(summary, status["state"]) | facts | {"state": status["state"], "reason": status["reason"]}
+    )
     write_json(path, summary)
     return summary

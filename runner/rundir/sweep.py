@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.durable import replace_file
 from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, is_run, is_sweep, load_json, read_json, write_json
+
+NUMBERED = re.compile(r"(\d+)(?:_|$)")
+"""The name of a run directory begins with the number of its combination."""
+REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
+"""And ends with what sets apart the runs of one combination."""
+OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
+"""A value that says what it is without its key."""
 
 
 def run_names(sweep_dir: Path) -> list[str]:
@@ -80,3 +89,40 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 def write_run_list(sweep_dir: Path) -> None:
     """Rewrite runs.txt from sweep.json."""
     replace_file(sweep_dir / SWEEP_RUNS, os.fsencode("".join(f"{name}\n" for name in run_names(sweep_dir))))
+
+
+def run_labels(sweep_dir: Path) -> dict[str, str]:
+    """Names of run directories -> short ones, `#3 fsdp2 full repeat=2`: the number of the combination and what varies."""
+    jobs = read_json(sweep_dir / SWEEP).get("jobs")
+    overrides = {
+        job["name"]: job["overrides"]
+        for job in (jobs if isinstance(jobs, list) else [])
+        if isinstance(job, dict) and isinstance(job.get("name"), str) and _is_texts(job.get("overrides"))
+    }
+    runs = Counter(map(tuple, overrides.values()))
+    shared = set[str].intersection(*map(set, runs)) if runs else set[str]()
+    labels = {}
+    for name in run_names(sweep_dir):
+        own = overrides.get(name, [])
+        varying = [override for override in own if override not in shared]
+        labels[name] = _label(name, varying, repeated=runs[tuple(own)] > 1)
+    return labels
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _label(name: str, varying: Sequence[str], *, repeated: bool) -> str:
+    number = NUMBERED.match(name)
+    if number is None:
+        return name
+    parts = [f"#{int(number[1])}", *map(_value, varying)]
+    if repeated and (found := REPEATED.search(name)):
+        parts += [f"{key}={value}" for key, value in found.groupdict().items() if value is not None]
+    return " ".join(parts)
+
+
+def _value(override: str) -> str:
+    key, _, value = override.lstrip("+~").partition("=")
+    return value if OPTION.fullmatch(value) else f"{key.rpartition('.')[2]}={value}"

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted, Moved
 from meshrunner.runner.config.devices import gpu_count, node_devices
-from meshrunner.runner.config.experiment import Sweep, check
+from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.console import say, warn
 from meshrunner.runner.launch.execute import execute
 from meshrunner.runner.launch.preemption import Preemption
@@ -27,13 +27,17 @@ from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
 from meshrunner.runner.sweep.live_table import LiveTable
+from meshrunner.runner.sweep.run_lines import RunLines
 
 POLL_S = 0.05
 
 
-def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
+Display = LiveTable | RunLines
+
+
+def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, bool]:
     """
-    Execute the unfinished runs of a sweep.
+    Execute the unfinished runs of a sweep, as the first of them says.
 
     Runs that another living process executes are left to it. After an interrupt the rest stay `pending`.
 
@@ -44,6 +48,7 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
         Interrupted: by the user.
         Moved: the sweep directory was moved or removed meanwhile.
     """
+    settings = experiment.sweep
     todo = {run_dir: _attempts(run_dir) for run_dir in run_dirs if _unfinished(run_dir, settings)}
     for run_dir in run_dirs:
         if run_dir not in todo:
@@ -52,7 +57,11 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
     needs = {run_dir: node_devices(check(read_config(run_dir))).workers for run_dir in todo} if devices > 1 else {}
     in_parallel = len(needs) > 1 and devices >= 2 * min(needs.values())
     try:
-        with interruptible(), Preemption(run_dirs[0].parent) as preemption, LiveTable(run_dirs, todo) as table:
+        with (
+            interruptible(),
+            Preemption(run_dirs[0].parent) as preemption,
+            _display(run_dirs, todo, experiment) as table,
+        ):
             (_Parallel(devices, needs) if in_parallel else _sequential)(todo, settings, table, preemption)
     except Interrupted as error:
         cause = str(error).partition(";")[0]  # what follows names the run to resume
@@ -67,6 +76,12 @@ def execute_all(run_dirs: Sequence[Path], settings: Sweep) -> tuple[int, bool]:
         return 75, True
     code = 0 if all(state in RESULTS or state == "running" for state in states) else 1
     return code, any(_fails_fast(run_dir, settings) for run_dir in todo)
+
+
+def _display(run_dirs: Sequence[Path], todo: Collection[Path], experiment: Experiment) -> Display:
+    if experiment.progress == "auto" and (table := LiveTable(run_dirs, todo)).active:
+        return table
+    return RunLines(run_dirs, todo, steps=experiment.progress == "steps")
 
 
 def _unfinished(run_dir: Path, settings: Sweep) -> bool:
@@ -92,7 +107,7 @@ def _is_gone(run_dir: Path) -> bool:
     return True
 
 
-def _sequential(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
+def _sequential(todo: dict[Path, int], settings: Sweep, table: Display, preemption: Preemption) -> None:
     """Execute runs one after another, from this process and its warm forkserver."""
     for number, (run_dir, attempts) in enumerate(todo.items()):
         preemption.poll()
@@ -105,11 +120,12 @@ def _sequential(todo: dict[Path, int], settings: Sweep, table: LiveTable, preemp
             table.run_ended(run_dir)
             continue
         for attempt in range(1 + settings.retry):
-            print(f"\n{run_dir.name}" + (f", retry {attempt}" if attempt else ""), flush=True)
+            if attempt:
+                say(f"{run_dir.name}: retry {attempt}")
             table.run_started(run_dir)
             try:
-                ended = execute(run_dir, poll=table.refresh if table.active else None)
-                report(*ended, row=not table.active)
+                ended = execute(run_dir, poll=None if table.steps else table.refresh)
+                report(*ended, row=False)
                 if ended.outcome.interrupted:  # too late for this run
                     raise Interrupted("by SIGINT")
             except AlreadyRunning as error:
@@ -141,7 +157,7 @@ class _Parallel:
         self.starts: dict[Path, int] = {}
         self.interrupted = False
 
-    def __call__(self, todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
+    def __call__(self, todo: dict[Path, int], settings: Sweep, table: Display, preemption: Preemption) -> None:
         try:
             with first_interrupt(self._interrupt):
                 self._execute(todo, settings, table, preemption)
@@ -156,7 +172,7 @@ class _Parallel:
         self.interrupted = True
         return True
 
-    def _execute(self, todo: dict[Path, int], settings: Sweep, table: LiveTable, preemption: Preemption) -> None:
+    def _execute(self, todo: dict[Path, int], settings: Sweep, table: Display, preemption: Preemption) -> None:
         queue, stopping = list(todo), False
         while queue or self.running:
             preemption.poll()
@@ -178,6 +194,9 @@ class _Parallel:
                 table.run_started(run_dir)
                 self._start(run_dir)
             for run_dir in self._reap():
+                if table.active:
+                    status = read_status(run_dir)
+                    say(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip())
                 table.run_ended(run_dir)
                 if not stopping and read_state(run_dir) in CRASHED and self.starts[run_dir] <= settings.retry:
                     queue.insert(0, run_dir)
@@ -216,7 +235,6 @@ class _Parallel:
             if may_record and status.get("state") not in FINAL and not owner_is_alive(status):
                 reason = _missing_reason(run_dir, process)
                 status = update_status(run_dir, state="failed", reason=reason, ended=time.time())
-            say(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip())
         return ended
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -111,7 +111,7 @@ def resume_sweep(sweep_dir: Path) -> int:
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
             only_this_node(read_config(run_dir)["launch"]["nodes"])
-    status, _ = execute_all(run_dirs, first.sweep)
+    status, _ = execute_all(run_dirs, first)
     finish_sweep(sweep_dir)
     return status or int(damaged > 0)
 
@@ -121,7 +121,7 @@ def launch_local(
 ) -> list[JobReturn]:
     """Launch a batch of jobs on this node, for Hydra's sweeper. Raises ConfigError that lists all wrong ones, and StopSweep."""
     batch = check_batch(loader, config, job_overrides, first, LocalTarget())
-    status, stop = execute_all(batch.place(), batch.combinations[0].experiment.sweep)
+    status, stop = execute_all(batch.place(), batch.combinations[0].experiment)
     ended(EndedBatch(batch.sweep_dir, status))
     if stop:
         raise StopSweep

@@ -52,6 +52,9 @@ class LiveTable:
     Drawn by the caller's thread, because that forks and is interrupted by signals.
     """
 
+    steps = False
+    """Whether the steps of a run are printed meanwhile."""
+
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
         """todo: the runs to be executed, whatever their recorded state."""
         screen = console()

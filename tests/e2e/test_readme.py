@@ -35,19 +35,21 @@ def meshrunner(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_the_demo_compares_four_runs_and_names_their_page(folder: Path) -> None:
+@pytest.mark.parametrize("further", [["sweep.repeat=1"], pytest.param([], marks=pytest.mark.slow)])
+def test_the_demo_compares_four_combinations_and_names_their_page(further: list[str], folder: Path) -> None:
     (arguments,) = re.findall(r"^demo:.*\n\t\$\(BIN\)/meshrunner (.*)$", MAKEFILE, re.MULTILINE)
-    done = meshrunner(folder, *arguments.split(), "steps=5", "model.n_layers=2")
+    done = meshrunner(folder, *arguments.split(), "steps=5", "model.n_layers=2", *further)
     assert done.returncode == 0, done.stderr
-    title, _, *rows = [
-        line.split("|")[1:-1] for line in done.stdout.split("run directory: ")[-1].splitlines() if "|" in line
-    ]
+    lines = done.stdout.splitlines()
+    assert len(lines) < 60
+    assert ("Nothing here is tested" in done.stdout) == bool(further)
+    title, _, *rows = [line.split("|")[1:-1] for line in lines if line.startswith("|")]
     assert [[cell.strip() for cell in row[:2]] for row in rows] == [
         [recompute, layout] for recompute in ("none", "full") for layout in ("fsdp1", "fsdp2")
     ]
     column = [cell.strip() for cell in title].index("loss vs fsdp1")
     assert {row[column].split()[0] for row in rows[1::2]} <= {"agrees", "identical"}
-    page = done.stdout.splitlines()[-1].removeprefix("report page: ")
+    page = lines[-1].removeprefix("report page: ")
     assert (folder / page).is_file()
 
 

@@ -37,6 +37,7 @@ def test_repeats_are_interleaved_and_equal(folder: Path) -> None:
         "000_parallelism-ddp_seed-1_repeat-1",
         "001_parallelism-fsdp2_seed-1_repeat-1",
     ]
+    assert [read(run / "summary.json")["cold"] for run in begun] == [True, *[False] * 7]
     losses = {run.name: [row["train/loss"] for row in read_events(run)] for run in runs(folder)}
     once, again = (losses[f"000_parallelism-ddp_seed-1_repeat-{n}"] for n in (1, 2))
     assert once == again != losses["000_parallelism-ddp_seed-0_repeat-1"]

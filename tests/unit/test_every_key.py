@@ -81,7 +81,9 @@ FLAGS = {
     "--info": WORKS,
 }
 OURS = {
-    **dict.fromkeys(("steps", "seed", "seq_len", "micro_batch", "global_batch", "max_grad_norm", "log_every"), WORKS),
+    **dict.fromkeys(
+        ("steps", "seed", "seq_len", "micro_batch", "global_batch", "max_grad_norm", "log_every", "progress"), WORKS
+    ),
     "measure_after": "works, remarked on where it leaves no step",
     "objective": "works with an adaptive sweeper, else remarked on; refused where no summary has it",
     **dict.fromkeys(
