@@ -88,8 +88,12 @@ def _wait_until_started(data: Data, spec: DataSpec, producer: BaseProcess, log: 
     while True:
         ended = producer.exitcode is not None  # read first: the last record is written before the end
         checked_at = time.monotonic()
-        if data.started(spec):
-            return
+        try:
+            if data.started(spec):
+                return
+        except ConfigError:
+            producer.join(PRODUCER_GRACE_S)  # what it recorded is in its log a moment later
+            raise
         if ended:
             tail = "\n  ".join([f"The end of {log}:", *lines]) if (lines := last_lines(log)) else f"{log} is empty"
             raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {tail}")
