@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from meshrunner.runner.compare.keys import text
+from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
-from meshrunner.runner.compare.rows import Against, Comparison, Row
-from meshrunner.runner.figures import figure_of, table_figures
+from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
+from meshrunner.runner.figures import table_figures
 
 UNTESTED = "(not tested)"
 """Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""
@@ -16,9 +16,6 @@ LISTED = 8
 """Rows that are named where several have the same reason."""
 LONGEST_VALUE = 500
 """Characters of a setting; --json and --csv have it whole."""
-
-
-WPS = figure_of("perf/wps")
 
 
 class Column(NamedTuple):
@@ -103,12 +100,9 @@ def reasons(comparison: Comparison) -> list[str]:
         for run in row.runs:
             for line in layout_remarks(run.summary):
                 alike.setdefault(("resumed", line), []).append(name or str(run.path))
-    return [f"{kind}: {_listed(names)}" + (f": {why}" if why else "") for (kind, why), names in alike.items()]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return "; ".join(names[:LISTED]) + more
+    return [
+        f"{kind}: {first_of(names, LISTED, '; ')}" + (f": {why}" if why else "") for (kind, why), names in alike.items()
+    ]
 
 
 def layout_remarks(summary: dict[str, Any]) -> list[str]:

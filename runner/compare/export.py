@@ -9,12 +9,9 @@ import math
 from typing import Any
 
 from meshrunner.runner.compare.keys import text
-from meshrunner.runner.compare.rows import Comparison, Row, percent_more
+from meshrunner.runner.compare.rows import WPS, Comparison, Row, percent_more
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
-from meshrunner.runner.figures import figure_of
-
-WPS = figure_of("perf/wps")
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
+from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.compare.runs import Run
 
@@ -53,11 +53,5 @@ FACTS: dict[str, Callable[[Run], str | None]] = {
 def facts(comparison: Comparison) -> dict[str, str]:
     """Title -> value, of the facts that are known; several values where the runs differ."""
     runs = [run for row in comparison.rows for run in row.runs]
-    found = {title: _listed(of(run) for run in runs) for title, of in FACTS.items()}
-    return {title: value for title, value in found.items() if value}
-
-
-def _listed(values: Iterable[Any]) -> str:
-    known = list(dict.fromkeys(value for value in values if value))
-    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    return "; ".join(known[:LISTED]) + more
+    found = {title: list(dict.fromkeys(value for run in runs if (value := of(run)))) for title, of in FACTS.items()}
+    return {title: first_of(values, LISTED, "; ") for title, values in found.items() if values}

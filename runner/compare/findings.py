@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from meshrunner.runner.compare.causes import common
-from meshrunner.runner.compare.keys import row_name, text
+from meshrunner.runner.compare.keys import first_of, row_name, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, p_value
 from meshrunner.runner.compare.parity import short
 from meshrunner.runner.compare.rows import Against, Comparison, Row
@@ -25,10 +25,10 @@ MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss
 def findings(comparison: Comparison) -> list[str]:
     """Sentences for the top of a table. Untested differences are counted and never given as a figure."""
     found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison)]
-    return [sentence for sentence in found if sentence]
+    return [f"{sentence}." for sentence in found if sentence]
 
 
-def tested(row: Row, figure: Figure) -> bool:
+def _tested(row: Row, figure: Figure) -> bool:
     """Whether a row has as many completed runs as a test takes."""
     return len(row.measured(figure)) >= REPEATS
 
@@ -36,7 +36,7 @@ def tested(row: Row, figure: Figure) -> bool:
 def _best(comparison: Comparison) -> str:
     """The fastest row, those that are not slower beyond noise, and the leanest."""
     speed = comparison.speed
-    rows = [row for row in comparison.rows if tested(row, speed)]
+    rows = [row for row in comparison.rows if _tested(row, speed)]
     if sum(bool(row.completed) for row in comparison.rows) < 2:
         return ""
     if not rows:
@@ -54,7 +54,7 @@ def _best(comparison: Comparison) -> str:
             f"Fastest: {_name(fastest, comparison)} ({speed.text(median(fastest.measured(speed)))} {speed.title})"
         )
         if equal:
-            sentence += f"; within noise of it: {_listed([_name(row, comparison) for row in equal])}"
+            sentence += f"; within noise of it: {first_of([_name(row, comparison) for row in equal], LISTED)}"
     return sentence + _leanest(rows, comparison)
 
 
@@ -114,7 +114,7 @@ def _losses(comparison: Comparison) -> str:
         return f"Losses {how} in {'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
     parts = []
     for kind, same in bad:
-        names = _listed([_name(row, comparison) for row, _ in same])
+        names = first_of([_name(row, comparison) for row, _ in same], LISTED)
         what = "Losses differ" if kind == "differs" else "The data is not the same"
         parts.append(f"{what} in {len(same)} of {_count(pairs, 'pair')}: {names}")
     return "; ".join(parts)
@@ -122,14 +122,12 @@ def _losses(comparison: Comparison) -> str:
 
 def _without_result(comparison: Comparison) -> str:
     """What failed or was skipped, in groups, with the settings that each group has in common."""
-    states = [_trouble(row) for row in comparison.rows]
     parts = []
-    for state in dict.fromkeys(filter(None, states)):
-        rows = [row.values for row, own in zip(comparison.rows, states, strict=True) if own == state]
+    for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
+        rows = [row.values for row in comparison.rows if _trouble(row) == state]
         # What was skipped or has not ended might have been an example of the same.
         never = () if state == "skipped" else ("skipped", "pending", "running")
-        rest = [row for row, own in zip(comparison.rows, states, strict=True) if own != state]
-        others = [row.values for row in rest if row.state not in never]
+        others = [row.values for row in comparison.rows if _trouble(row) != state and row.state not in never]
         causes = common(rows, others, comparison.keys)
         parts.append(", ".join(f"{count} {state}: {words}" for count, words in causes) or f"{len(rows)} {state}")
     return "; ".join(parts)
@@ -142,11 +140,6 @@ def _trouble(row: Row) -> str:
 
 def _name(row: Row, comparison: Comparison) -> str:
     return row_name(row.values, comparison.keys) or row.runs[0].path.name
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
 
 
 def _count(number: int, what: str) -> str:

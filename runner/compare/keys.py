@@ -49,6 +49,11 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """`fsdp1, fsdp2 and 3 more`."""
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The values of a row in a sentence: `fsdp2 full micro_batch=4`; options by their name, other settings with their key."""
     given = [(key, values[key]) for key in keys if key in values]

@@ -17,8 +17,10 @@ from meshrunner.runner.compare.keys import Keys, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
-from meshrunner.runner.figures import Figure, merged, speed_figure
+from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
 from meshrunner.runner.rundir.plain_yaml import parse_yaml
+
+WPS = figure_of("perf/wps")
 
 
 @dataclass(frozen=True)

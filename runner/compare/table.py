@@ -17,10 +17,14 @@ BETWEEN = 3
 
 def markdown(comparison: Comparison) -> str:
     """What is found, the table in Markdown, aligned, and what is to be said below it, with empty lines between them."""
-    above = [f"{line}." for line in findings(comparison)]
     below = [*legend(comparison), *comparison.remarks]
     listed = [f"- {line}" for line in [*reasons(comparison), *_facts(comparison)]]
-    blocks = [[*map(one_line, above)], lines_of(columns(comparison)), [*map(one_line, below)], [*map(one_line, listed)]]
+    blocks = [
+        [*map(one_line, findings(comparison))],
+        lines_of(columns(comparison)),
+        [*map(one_line, below)],
+        [*map(one_line, listed)],
+    ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
@@ -54,7 +58,7 @@ def print_table(comparison: Comparison) -> None:
     from rich.text import Text
 
     for line in findings(comparison):
-        screen.print(one_line(f"{line}."))
+        screen.print(one_line(line))
     for part in parts(columns(comparison), screen.width):
         drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in part:

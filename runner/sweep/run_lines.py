@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from meshrunner.runner.compare.runs import Run, read_run
+from meshrunner.runner.compare.runs import Run, glance
 from meshrunner.runner.console import duration, one_line, say
 from meshrunner.runner.figures import figure_of, speed_figure
 from meshrunner.runner.launch.progress import memory_text
@@ -41,7 +41,7 @@ class RunLines:
         self._fastest: tuple[float, str] | None = None
         for run_dir in run_dirs:
             if run_dir not in todo:
-                self._note(read_run(run_dir))
+                self._note(glance(run_dir))
 
     def label(self, run_dir: Path) -> str:
         """The number of a run's combination and what varies; the directory's name where that is not on record."""
@@ -62,7 +62,7 @@ class RunLines:
 
     def run_ended(self, run_dir: Path) -> None:
         """Print the line of a run that has ended."""
-        run = read_run(run_dir)
+        run = glance(run_dir)
         now = time.monotonic()
         self._seconds.append(now - self._began)
         self._began = now

@@ -72,7 +72,7 @@ class Wandb(Tracker):
             job_type=COMPARISON,
             name=f"{COMPARISON} {sweep.sweep_dir.name}",
             tags=self.tags,
-            notes="\n".join(f"{line}." for line in sweep.findings) or None,
+            notes="\n".join(sweep.findings) or None,
             config=sweep.config,
         )
         comparison.log_table(sweep.rows)

@@ -25,7 +25,9 @@ def repeats(folder: Path, name: str, *overrides: str, wps: Sequence[float], **fu
 
 
 def found(folder: Path, baseline: str | None = None) -> list[str]:
-    return findings(compare_runs(read_runs([folder]), baseline))
+    sentences = findings(compare_runs(read_runs([folder]), baseline))
+    assert all(sentence.endswith(".") for sentence in sentences)
+    return [sentence.removesuffix(".") for sentence in sentences]
 
 
 def peak(gib: float) -> dict[str, Any]:

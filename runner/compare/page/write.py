@@ -71,7 +71,7 @@ def _page(comparison: Comparison, folder: Path) -> str:
         facts="".join(
             f"<dt>{escape(title)}</dt><dd>{escape(value)}</dd>" for title, value in facts(comparison).items()
         ),
-        findings="".join(f"<p>{escape(line)}.</p>" for line in findings(comparison)),
+        findings="".join(f"<p>{escape(line)}</p>" for line in findings(comparison)),
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         varying=_varying(comparison),
         table=_table(comparison),
