@@ -27,4 +27,7 @@ def compile_facts() -> dict[str, Any]:
         "compile/graphs": counters["stats"]["unique_graphs"],
         "compile/graph_breaks": dict(counters["graph_break"]),
         "compile/recompiles": recompile_reasons(),
+        # inductor's graphs, forward and backward: a compile time means little without saying whether it was a cold one
+        "compile/cache_hits": counters["inductor"]["fxgraph_cache_hit"],
+        "compile/cache_misses": counters["inductor"]["fxgraph_cache_miss"],
     }
