@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
 from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count
 
@@ -26,6 +29,17 @@ class GPT(Model):
     """Number of blocks."""
     n_heads: Count
     """Attention heads; each is dim / n_heads wide."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> GPT:
+        """What no key can see alone; all that is wrong is shown at once, and nothing is started."""
+        if self.dim % self.n_heads:
+            raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
+        return self
+
+    def tensor_problems(self, tensor: int) -> list[str]:
+        """Why the model cannot be split over devices; a sweep skips such combinations and says so."""
+        return ["model: gpt has no tensor-parallel plan; use parallelism.tensor=1"] if tensor > 1 else []
 
     def network(self, seq_len: int) -> GPTNetwork:
         """The module; torch is imported here, so that a configuration is checked without it."""

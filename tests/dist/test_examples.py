@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.composed import SMALL
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.config.experiment import fit
+from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import compare, observe, relative
 
@@ -40,6 +42,13 @@ def test_the_own_model_under_every_kind_of_layout() -> None:
         for key in ("losses", "norms"):
             assert observed[key] == pytest.approx(expected[key], rel=1e-5), layout
     assert expected["losses"][-1] < expected["losses"][0]
+
+
+def test_the_own_model_says_what_it_cannot_do() -> None:
+    with pytest.raises(ConfigError, match=r"model: dim\(48\) is not a multiple of n_heads\(7\)"):
+        experiment(*MODEL, "model.n_heads=7")
+    with pytest.raises(Incompatible, match="no tensor-parallel plan"):
+        fit(experiment(*MODEL, "parallelism=tp", "parallelism.tensor=2"), 2)
 
 
 PARALLELISM = "--config-dir=examples/own_parallelism parallelism=averaged"

@@ -12,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import cli
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import check
@@ -19,7 +20,7 @@ from meshrunner.runner.launch.environment import resolved
 from meshrunner.runner.process import tree as processes
 from meshrunner.runner.rundir import sweep
 from meshrunner.runner.rundir.events import read_events
-from meshrunner.runner.rundir.files import write_json
+from meshrunner.runner.rundir.files import read_json, write_json
 from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
@@ -28,6 +29,7 @@ from meshrunner.runner.trackers.base import RunRecord, SweepRecord, Tracker, tra
 from meshrunner.runner.trackers.handle import Trackers
 from meshrunner.runner.trackers.process import RowBuffer, run_tracker
 from tests.composed import config, experiment, option
+from tests.e2e.command import TINY
 from tests.run_dirs import make_run
 
 
@@ -217,6 +219,17 @@ def test_several_trackers_are_a_list_of_options(typed: str) -> None:
         "wandb": ("wandb", "online"),
         "tensorboard": ("tensorboard", ""),
     }
+
+
+def test_several_trackers_in_a_sweep_are_recorded_as_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["place", "-m", *TINY, "tracker=[wandb,tensorboard]", "seed=1,2", f"hydra.sweep.dir={tmp_path / 's'}"]
+    assert cli._dispatch(command) == 0
+    assert [run.name for run in sorted((tmp_path / "s").glob("0*"))] == ["000_seed-1", "001_seed-2"]
+    found = read_json(tmp_path / "s" / "sweep.json")
+    assert found["varies"] == ["seed"]
+    for job in found["jobs"]:
+        assert "tracker=[wandb,tensorboard]" in job["overrides"] and "@" not in "".join(job["overrides"])
+        assert list(RunRecord.load(tmp_path / "s" / job["name"]).config["tracker"]["of"]) == ["wandb", "tensorboard"]
 
 
 def test_one_tracker_in_a_list_is_that_tracker() -> None:
