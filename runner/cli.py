@@ -26,6 +26,7 @@ usage: meshrunner VERB ...
   submit DIR                 submit again the unfinished runs of a run or sweep directory
   cancel DIR                 stop running and waiting runs
   place  [OVERRIDES] [-m]    write run directories, start nothing
+  sync DIR [--dry-run]       upload the W&B runs below a directory that were recorded offline
   doctor                     what this machine has, what is missing and why it matters
 
 OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists the options.
@@ -33,7 +34,7 @@ OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `mes
 exit status: 0 every run ended as asked; 1 a run failed; 2 the configuration is wrong, nothing was started;
              75 preempted, may be run again; 130 interrupted"""
 
-VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "doctor")
+VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "sync", "doctor")
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
 
 

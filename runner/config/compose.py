@@ -36,7 +36,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import FROM_ENVIRONMENT, WHERE, is_secret
 from meshrunner.runner.config.no_effect import refuse, without_effect
-from meshrunner.runner.config.overrides import check_number, prepared
+from meshrunner.runner.config.overrides import as_typed, check_number, prepared
 from meshrunner.runner.console import warn
 
 PRIMARY_CONFIG = "run"
@@ -252,8 +252,12 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
         config=plain(task),
         run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
         overrides={
-            "task": typed(config.hydra.overrides.task),
-            "choices": {group: choice for group, choice in choices.items() if not group.startswith("hydra/")},
+            "task": as_typed(typed(config.hydra.overrides.task)),
+            "choices": {
+                group: choice
+                for group, choice in choices.items()
+                if not group.startswith("hydra/") and "@" not in group
+            },
         },
         launcher=plain(config.hydra.launcher),
     )
