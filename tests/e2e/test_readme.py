@@ -73,3 +73,9 @@ def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
     assert program == "meshrunner"
     done = meshrunner(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_python_of_the_readme_works(folder: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
