@@ -23,6 +23,7 @@ class ToFile(Tracker):
         if self.trouble == "raise at open":
             raise ValueError("no account\nand a second line")
         if self.trouble == "hang at open":
+            print("hangs", flush=True)
             subprocess.Popen(["sleep", "300"], start_new_session=True)
             time.sleep(300)
         return FileSink(run.run_dir / "own_tracker.jsonl", self.trouble)
