@@ -131,6 +131,10 @@ class Rules(Wrap):
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
+    """The rules, in order: each is {match: PATTERN_OR_CLASS}, and where it is not the default, reshard_after_forward
+    (of parallelism: always, never, except_last, a number; null: as there) and wrap (false: no unit). For example
+    [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
+    that matches a module's name or class applies; modules that none matches stay in the unit around them."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         decided = self._first_matches(network)

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,6 +118,21 @@ class Composer:
         """Answer a query that Hydra answers itself (--help, --cfg, --info, tab completion); False when there is none."""
         with _faults_of_hydra():
             return self._answer()
+
+    def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """
+        The configuration that --help is to explain, resolved, and Hydra's section as it stands.
+
+        None without --help, and where `hydra.help` is the user's own.
+        """
+        if not self.args.help or self.args.hydra_help:
+            return None
+        mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
+        with _faults_of_hydra():
+            config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
+            hydra: Any = OmegaConf.to_container(config.hydra)
+            shipped = OmegaConf.create(files("hydra.conf").joinpath("hydra/help/default.yaml").read_text())
+            return (plain(_task(config)), hydra) if hydra["help"] == OmegaConf.to_container(shipped) else None
 
     def _answer(self) -> bool:
         args, hydra = self.args, self.hydra
@@ -241,9 +257,7 @@ def _pick(key: Any, table: DictConfig, default: Any = None) -> Any:
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     """Remove Hydra's section from a composed configuration and resolve the rest. run_dir None: `hydra.run.dir`."""
-    setup_globals()
-    HydraConfig.instance().set_config(config)
-    task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    task = _task(config)
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("These keys have no value yet (???): " + ", ".join(missing))
     _refuse_secrets(OmegaConf.to_container(task, resolve=False))
@@ -257,6 +271,13 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
         },
         launcher=plain(config.hydra.launcher),
     )
+
+
+def _task(config: DictConfig) -> DictConfig:
+    """A composed configuration without Hydra's section, to which it may refer nevertheless."""
+    setup_globals()
+    HydraConfig.instance().set_config(config)
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def _refuse_secrets(value: Any, key: str = "") -> None:
