@@ -121,9 +121,9 @@ class Rule(Section):
     match: str
     """A pattern for module names, matched part by part (`layers.*.attention`), or a class name (`Block`)."""
     reshard_after_forward: Reshard | None = None
-    """null: that of `parallelism`."""
+    """Of the unit, as parallelism.reshard_after_forward; null: the value there."""
     wrap: bool = True
-    """false: matching modules stay in the unit around them, even if a later rule matches."""
+    """true: a matching module is a unit; false: it stays in the unit around it, even if a later rule matches."""
 
 
 class Rules(Wrap):

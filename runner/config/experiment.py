@@ -61,7 +61,7 @@ class Launch(Section):
     """How the workers of a run are started."""
 
     nodes: Annotated[int, whole(at_most=2**17)]
-    """Machines."""
+    """Machines that a run is spread over."""
     workers: Annotated[int | Auto, whole("auto", at_most=1024)]
     """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
     threads: Annotated[int | Auto, whole("auto", at_most=4096)]
@@ -76,9 +76,9 @@ class Launch(Section):
     host_memory_gib: float | None = Field(gt=0)
     """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
     start_timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
-    """Until the first step is done, compilation included."""
+    """Minutes until the first step is done, compilation included; then the run ends in state `timeout`."""
     timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
-    """Without a completed step, after the first."""
+    """Minutes without a completed step, after the first; then the run ends in state `timeout`."""
 
 
 class Sweep(Section):

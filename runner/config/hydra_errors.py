@@ -111,7 +111,7 @@ def _nearest(name: str, siblings: list[str], node: Any) -> str:
 
     others = {key.name: key for key in every_key() if "[]" not in key.name}
     if same := [key for key in others.values() if key.leaf == name]:
-        options = [f"{key.name}, a key of {key.group}={','.join(key.defaults())}" for key in same]
+        options = [f"{key.name} (with {key.group}={','.join(key.defaults())})" for key in same]
         return f" Did you mean {' or '.join(options)}?"
     if hint := did_you_mean(name, siblings):
         return hint

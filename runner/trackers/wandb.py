@@ -31,7 +31,7 @@ class Wandb(Tracker):
     project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
     """The W&B project."""
     entity: str | None = None
-    """User or team; null: the account's default."""
+    """W&B's user or team; null: the account's default."""
     group: str | None = None
     """Group of runs; null: the sweep directory's name for a run of a sweep, else none."""
     job_type: str | None = "train"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.data.base import DataSpec
@@ -66,8 +69,7 @@ def measured(overrides: tuple[str, ...]) -> tuple[int, int, int]:
 def expected(overrides: tuple[str, ...], world: int) -> tuple[int, int, int]:
     recipe = experiment(*overrides)
     degrees = recipe.parallelism.degrees(1, world)
-    with torch.device("meta"):
-        network = recipe.model.build(recipe.seq_len)
+    network = recipe.model.on_meta(recipe.seq_len)
     units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor).values()
     held = [recipe.parallelism.held(unit, recipe.precision, degrees) for unit in units]
     tensors = sum(parameter.trained for unit in units for parameter in unit.parameters)
@@ -82,7 +84,37 @@ def test_what_a_device_holds(world: int, layout: str) -> None:
     weights, gradients, state = (max(each) for each in zip(*on_ranks(world, measured, overrides), strict=True))
     planned = expected(overrides, world)
     assert (weights, gradients) == planned[:2]
-    if "fsdp1" in layout:  # a bound: its ranks hold pieces of some parameters, and none of others
+    if "sdp1" in layout:  # a bound: its ranks hold pieces of some parameters, and none of others
         assert 0.9 * planned[2] < state <= planned[2]
     else:
         assert state == planned[2]
+
+
+def accumulated(overrides: tuple[str, ...]) -> int:
+    """Bytes of unsharded gradients on this rank between two micro batches."""
+    recipe = experiment(*overrides)
+    mesh = build_mesh("cpu", recipe.parallelism.degrees(1, dist.get_world_size()))
+    model, _, _ = assemble(recipe, mesh, torch.device("cpu"))
+    tokens = torch.zeros(recipe.micro_batch, recipe.seq_len, dtype=torch.long)
+    with recipe.parallelism.accumulating(model, last=False):
+        model(tokens, tokens).backward()
+    found: list[Tensor | None] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # torch has no public name for it
+            parameters: Any = module._get_fsdp_state()._fsdp_param_group.fsdp_params
+            own = [p.unsharded_accumulated_grad for p in parameters]
+            found += [p.unsharded_param.grad if g is None else g for p, g in zip(parameters, own, strict=True)]
+        elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            found.append(module._handle.flat_param.grad)
+    return nbytes([gradient for gradient in found if gradient is not None])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_what_accumulates_between_micro_batches(kind: str, precision: str) -> None:
+    overrides = (*SMALL, f"parallelism={kind}", f"precision={precision}", "global_batch=4")
+    recipe = experiment(*overrides)
+    degrees, network = recipe.parallelism.degrees(1, 2), recipe.model.on_meta(recipe.seq_len)
+    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor).values()
+    planned = sum(recipe.parallelism.accumulated(unit, recipe.precision, degrees) for unit in units)
+    assert on_ranks(2, accumulated, overrides) == [planned, planned]

@@ -173,7 +173,9 @@ def test_help_of_a_verb_lists_every_key_of_the_configuration(verb: str, capsys: 
     top = {key for key, value in plain.items() if not isinstance(value, dict)}
     for key in (inner | top | {"model.rope_scaling.factor", "hydra.run.dir"}) - {"experiment"}:
         assert re.search(rf"^ *{re.escape(key)} = ", said, re.MULTILINE), key
-    assert "optimizer.lr = 0.5" in said and re.search(r"Learning rate before the schedule.s factor. \[number above 0;\s+default 3e-4", said)
+    assert "optimizer.lr = 0.5" in said and re.search(
+        r"Learning rate before the schedule.s factor. \[number above 0;\s+default 3e-4", said
+    )
     assert ("hydra.launcher.partition = null" in said) == (verb == "submit")
     assert "model=llama3_8b" in said and "llama_tiny" in said
     assert len(said.splitlines()) < 300 and max(map(len, said.splitlines())) <= 120
@@ -218,8 +220,8 @@ def test_no_torch(arguments: list[str]) -> None:
         ("nodes=2", "nodes: unknown key. Did you mean launch.nodes?"),
         ("vocab_size=300", "Did you mean model.vocab_size or data.vocab_size?"),
         ("dir=x", "Did you mean hydra.run.dir or hydra.sweep.dir?"),
-        ("every=5", "checkpoint.every, a key of checkpoint=dcp,dcp_async"),
-        ("path=x", "Did you mean data.path, a key of data=jsonl,parquet?"),
+        ("every=5", "checkpoint.every (with checkpoint=dcp,dcp_async)"),
+        ("path=x", "Did you mean data.path (with data=jsonl,parquet)?"),
         ("n_layer=3", "Did you mean 'model.n_layers'?"),
         ("stepz=3", "stepz: unknown key. Did you mean 'steps'?"),
         ("optimizer.lrr=3", "optimizer.lrr: unknown key. Did you mean 'lr'?"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from meshrunner.runner import cli
@@ -78,3 +81,18 @@ def test_the_result_comes_first_and_the_configuration_only_on_demand(capsys: pyt
     assert "weight_decay" not in text and len(text.splitlines()) < 25
     more = shown(capsys, "launch.workers=2", "hardware=cpu", "--config")
     assert more.startswith(text.rstrip()) and "\n  weight_decay: 0.1\n" in more
+
+
+def test_neither_the_compiler_nor_dtensor_is_imported() -> None:
+    code = (
+        "import sys; from meshrunner.runner import cli; cli._dispatch(['show', 'hardware=cpu']); "
+        "sys.exit(' '.join({'torch._dynamo', 'torch.distributed.tensor', 'sympy'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_laptop_shows_what_a_node_of_the_named_hardware_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    """No GPU is needed: 8 devices are the hardware's."""
+    found = rows(shown(capsys, "hardware=h100_80gb", "launch.nodes=2", "parallelism=hsdp2"))
+    assert found["mesh"] == "replicate(2) x shard(8)"

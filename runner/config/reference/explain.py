@@ -81,7 +81,8 @@ def of_keys(keys: list[Key], every: list[Key]) -> str:
             continue
         rows = in_two_columns((each.name, _row(each)) for each in inner)
         texts.append(f"{of_key(key)}\n\n{rows}" if inner else of_key(key))
-    if others := [key.name for key in every if key not in keys and key.leaf == keys[0].leaf]:
+    others = [key.name for key in every if key not in keys and key.leaf == keys[0].name]
+    if others:
         texts.append(f"See also {', '.join(others)}.")
     return "\n\n".join(texts)
 
@@ -89,7 +90,7 @@ def of_keys(keys: list[Key], every: list[Key]) -> str:
 def default_of(key: Key, chosen: str | None = None) -> str:
     """The default of a key in words, in the chosen option or in all that have it."""
     alike: dict[str, list[str]] = {}
-    defaults = key.defaults()
+    defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
         alike.setdefault(value_text(value), []).append(option)
     if len(alike) < 2:

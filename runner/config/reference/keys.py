@@ -50,7 +50,7 @@ class Key(NamedTuple):
         found = []
         for owner in dict.fromkeys(self.owners.values()):
             if self.field == "kind" and issubclass(owner, Option):
-                return "a name of the group's options, or package.module:Class of your own"
+                return f"{', '.join(owner.kinds)} or package.module:Class of your own"
             schema = section_schema(owner)
             found.append(Words(schema.get("$defs", {})).of(schema["properties"][self.field], whole=whole))
         return "; or ".join(dict.fromkeys(found))

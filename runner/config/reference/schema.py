@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +31,8 @@ HYDRA = {
     "description": "Hydra's own settings: run.dir, sweep.dir, mode, sweeper.params (the grid of a sweep), launcher.",
 }
 DEFAULTS = {"type": "array", "description": "Hydra's defaults list: options and files that this one builds on."}
+PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
+"""Text that needs no quotes."""
 HUGE = 2**62
 """Limits from here on concern nobody."""
 LONG = 12
@@ -125,6 +128,11 @@ class _SectionGenerator(_Generator):
 class _WrittenGenerator(_Generator):
     """Of files that people write: keys may be left out or be interpolations, and a defaults list says what they build on."""
 
+    @classmethod
+    def of(cls, section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = _named(super().of(section, **more), INTERPOLATION, "Interpolation")
+        return found | {"$defs": found.get("$defs", {}) | {"Interpolation": INTERPOLATION}}
+
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
         found = super().model_schema(schema)
         found.pop("required", None)
@@ -153,17 +161,28 @@ class _WrittenGenerator(_Generator):
 
 
 def _or_interpolation(schema: JsonSchemaValue) -> JsonSchemaValue:
-    if schema == DEFAULTS:
+    if schema == DEFAULTS or any(
+        set(each) <= {"type", "description"} and each.get("type") == "string"
+        for each in (schema, *schema.get("anyOf", ()))
+    ):
         return schema
     described = {key: schema[key] for key in ("description", "default") if key in schema}
     return described | {"anyOf": [{key: each for key, each in schema.items() if key not in described}, INTERPOLATION]}
+
+
+def _named(schema: Any, part: dict[str, Any], name: str) -> Any:
+    """A schema with references to a definition in the place of a part."""
+    if schema == part:
+        return {"$ref": f"#/$defs/{name}"}
+    if isinstance(schema, dict):
+        return {key: _named(value, part, name) for key, value in schema.items()}
+    return [_named(each, part, name) for each in schema] if isinstance(schema, list) else schema
 
 
 class Words:
     """What a schema expects of a value, in words: `number above 0`, `whole number at least 1, or auto`."""
 
     names: ClassVar[dict[str, str]] = {
-        "boolean": "true or false",
         "null": "null",
         "string": "text",
         "integer": "whole number",
@@ -177,7 +196,7 @@ class Words:
         """The words. whole: all names there are to choose from, however many."""
         parts = list(dict.fromkeys(self._parts(schema, whole)))
         if "text" in parts:  # a number is as good as text where both are taken
-            parts = [part for part in parts if part not in self.names.values() or part in ("text", "null")]
+            parts = [part for part in parts if part in ("text", "null")]
         *others, last = sorted(parts, key="null".__eq__)
         return f"{', '.join(others)}{', or' if ' ' in others[-1] else ' or'} {last}" if others else last
 
@@ -191,6 +210,8 @@ class Words:
             known = [in_yaml(each) for each in schema.get("enum", [schema.get("const")])]
             return known if whole or len(known) <= LONG else [f"one of {len(known)} names"]
         kind = schema.get("type", "")
+        if kind == "boolean":
+            return ["true", "false"]
         if kind == "array":
             return [self._list(schema)]
         if kind == "object":
@@ -228,4 +249,4 @@ def in_yaml(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {in_yaml(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(in_yaml, value))}]"
-    return (value or "''") if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and PLAIN.fullmatch(value) else json.dumps(value)
