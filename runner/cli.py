@@ -33,11 +33,14 @@ usage: meshrunner VERB ...
 
 OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists groups and keys.
 
-exit status: 0 every run ended as asked; 1 a run failed; 2 the configuration is wrong, nothing was started;
+exit status: 0 every run ended as asked; 1 a run failed;
+             2 the configuration is wrong, nothing was started;
              75 preempted, may be run again; 130 interrupted"""
 
 VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "doctor", "help", "schema")
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
+HELP_COLUMN = 29
+"""Where the help text says what a verb does."""
 MODULES = {"schema": "help"}
 """Verbs in another's module."""
 WITHOUT_OPTIONS = ("resume", "status", "cancel", "doctor", "help", "schema")
@@ -92,19 +95,35 @@ def _dispatch(arguments: list[str]) -> int:
         print(_versions())
         return 0
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["help"]:
-        print(HELP)
+        print(_fitted(HELP))
         return 0 if arguments else 2
     if asked := _asked(arguments):
-        print("\n".join(line for line in HELP.splitlines() if line.startswith(f"  {asked} ")))
+        print(_fitted("\n".join(line for line in HELP.splitlines() if line.startswith(f"  {asked} "))))
         return 0
     if arguments[0] not in VERBS:
         from meshrunner.recipes.option import did_you_mean
         from meshrunner.runner.console import say
 
         hint = did_you_mean(arguments[0], VERBS)
-        say(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{HELP}", to_stderr=True)
+        say(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{_fitted(HELP)}", to_stderr=True)
         return 2
     return _run_verb(*arguments)
+
+
+def _fitted(text: str) -> str:
+    """The help text in a terminal that is narrower than its lines: what a verb does stays in its column."""
+    if not sys.stdout.isatty():
+        return text
+    from textwrap import wrap
+
+    from meshrunner.runner.console import columns
+
+    width, indent = columns(), " " * HELP_COLUMN
+    lines = [
+        wrap(line, width, subsequent_indent=indent if line.startswith("  ") else "", replace_whitespace=False) or [""]
+        for line in text.splitlines()
+    ]
+    return "\n".join(line for wrapped in lines for line in wrapped)
 
 
 def _versions() -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from rich.table import Table
-from rich.tree import Tree
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
@@ -61,8 +60,11 @@ def _show(arguments: list[str]) -> int:
     screen.print("a device holds, besides activations and gathered units:")
     screen.print(_memory(experiment, units, degrees, workers))
     screen.print()
-    screen.print(_plan_tree(experiment, network, plan, units, degrees))
-    screen.print(_recompute(experiment, len(network.block_names())))
+    screen.print(_plan(experiment, network, plan, units, degrees))
+    for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
+        screen.print(f"warning: {remark}", soft_wrap=False)
+    screen.print()
+    screen.print(_recompute(experiment, len(network.block_names())), soft_wrap=False)
     if CONFIG in arguments:
         screen.print()
         screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
@@ -145,31 +147,33 @@ def _of_memory(experiment: Experiment, total: int, workers: int) -> str:
     return f"{total / memory:.1%} of {_bytes(round(memory))} ({name})"
 
 
-def _plan_tree(
+def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
-) -> Tree:
-    """Units with their own parameters (those of no unit below), and the traffic of a device."""
+) -> Table:
+    """Units with their own parameters (those of no unit below), and the traffic of a device in a step."""
     from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
-    whole, texts, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
+    whole, rows, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
     for name, unit in units.items():
         traffic = experiment.parallelism.traffic(unit, experiment.precision, degrees, micro_batches)
         gathered, reduced = gathered + traffic.gathered, reduced + traffic.reduced
-        texts[name] = (
-            f"{sum(p.numel() for p in whole[name].values()):,} parameters, {_bytes(4 * (unit.trained + unit.frozen))} in "
-            f"fp32, {_reshard(unit.reshard_after_forward)}; per step gathers {_bytes(traffic.gathered)}, "
-            f"reduces {_bytes(traffic.reduced)}"
+        rows[name] = (
+            f"{sum(p.numel() for p in whole[name].values()):,}",
+            _bytes(4 * (unit.trained + unit.frozen)),
+            _reshard(unit.reshard_after_forward),
+            _bytes(traffic.gathered),
+            _bytes(traffic.reduced),
         )
-    tree = Tree(f"wrap plan: {len(plan)} units; a device's step gathers {_bytes(gathered)}, reduces {_bytes(reduced)}")
-    for text, alike in groupby(plan, key=texts.__getitem__):  # equal neighbours share a line
+    table = Table(box=None, pad_edge=False)
+    table.add_column("wrap plan", overflow="fold")
+    for title in ("parameters", "in fp32", "after forward", "gathers", "reduces"):
+        table.add_column(title, justify="right", no_wrap=title != "after forward")
+    for cells, alike in groupby(plan, key=rows.__getitem__):  # equal neighbours share a row
         names = [name or "root" for name in alike]
-        tree.add(
-            f"{names[0]}: {text}" if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each {text}"
-        )
-    for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
-        tree.add(f"warning: {remark}")
-    return tree
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
+    table.add_row(f"{len(plan)} units, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
+    return table
 
 
 def _recompute(experiment: Experiment, blocks: int) -> str:
@@ -200,5 +204,5 @@ def _bytes(count: int) -> str:
 
 def _reshard(reshard: bool | int) -> str:
     if isinstance(reshard, bool):
-        return "freed after forward" if reshard else "kept after forward"
-    return f"kept over {reshard} devices after forward"
+        return "freed" if reshard else "kept"
+    return f"kept over {reshard} devices"

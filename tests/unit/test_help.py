@@ -80,7 +80,7 @@ def test_every_key_of_hydra_is_explained(key: str) -> None:
         ("lr", ["3e-4 with model=llama2_7b,llama2_13b,llama3_8b", "else 1e-3"]),
         (
             "model.dim",
-            ["Width of the residual stream", "256 with model=llama_tiny", "4096 with model=llama2_7b,llama3_8b"],
+            ["Width of the residual stream", "default 256; ", "4096 with model=llama2_7b,llama3_8b"],
         ),
         ("micro_batch=8", ["micro_batch\n", "whole number from 1 to 65,536", "default   4"]),
         ("+global_batch", ["whole number at least 1, or null", "null"]),
@@ -146,6 +146,18 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert said.out == f"{cli.HELP}\n"
     assert said.err.count("usage: meshrunner help KEY") == 2 and "usage: meshrunner schema" in said.err
+
+
+def test_the_help_text_fits_into_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("meshrunner.runner.console.columns", lambda: 80)
+    assert cli._dispatch(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.split() == cli.HELP.split()
+    assert all(line.startswith((" " * cli.HELP_COLUMN, "  ")) for line in said.splitlines()[2:20] if line)
 
 
 def test_what_the_help_text_says_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:

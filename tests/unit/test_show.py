@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -81,6 +82,27 @@ def test_the_result_comes_first_and_the_configuration_only_on_demand(capsys: pyt
     assert "weight_decay" not in text and len(text.splitlines()) < 25
     more = shown(capsys, "launch.workers=2", "hardware=cpu", "--config")
     assert more.startswith(text.rstrip()) and "\n  weight_decay: 0.1\n" in more
+
+
+def test_everything_is_legible_in_a_small_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = shown(capsys, "model=llama3_405b", "hardware=h100_80gb", "launch.nodes=16", "activation_checkpoint=full")
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    for part in (
+        "layers.0 ...",
+        "layers.125: 126",
+        "3,187,703,808",
+        "kept",
+        "freed",
+        "recompute: full, 126 of 126 blocks;",
+    ):
+        assert part in words, text
 
 
 def test_neither_the_compiler_nor_dtensor_is_imported() -> None:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from meshrunner.runner.config.reference import shipped
 from meshrunner.runner.config.reference.docstrings import summary
 from meshrunner.runner.config.reference.keys import Key, plain, value_at
 from meshrunner.runner.config.reference.schema import in_yaml
+from meshrunner.runner.console import columns
 
-WIDEST, NARROWEST, PIPED = 120, 40, 100
-"""Columns of text: more are hard to read."""
 LEFT = 36
 """Columns before an explanation."""
 MANY = 4
 """Keys that are explained one by one."""
 LONG, LONGEST_DEFAULT = 60, 160
 """Characters of a value, and of the defaults of all options, in a list of keys."""
-
-
-def columns() -> int:
-    """Columns of the terminal, also where only the output goes to a pager."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
-    return PIPED
 
 
 def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
@@ -93,9 +81,11 @@ def default_of(key: Key, chosen: str | None = None) -> str:
     defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
         alike.setdefault(value_text(value), []).append(option)
-    if len(alike) < 2:
-        return next(iter(alike), "")
-    return "; ".join(f"{text} with {key.group}={','.join(options)}" for text, options in alike.items())
+    first = shipped.defaults().get(key.group)
+    return "; ".join(
+        text if len(alike) == 1 or first in options else f"{text} with {key.group}={','.join(options)}"
+        for text, options in alike.items()
+    )
 
 
 def value_text(value: Any) -> str:
