@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.processes import Cost, measure
+from bench.verdict import verdict
 from meshrunner.runner.config.devices import cores, cpu_name
 
 BIN = Path(sys.executable).parent
@@ -224,6 +225,7 @@ def main() -> None:
         "sweep": sweep,
         "compare": compare,
         "status": status,
+        "verdict": verdict,
     }
     chosen = sys.argv[1:] or list(known)
     print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)

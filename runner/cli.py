@@ -26,6 +26,7 @@ usage: meshrunner VERB ...
   submit DIR                 submit again the unfinished runs of a run or sweep directory
   cancel DIR                 stop running and waiting runs
   place  [OVERRIDES] [-m]    write run directories, start nothing
+  sync DIR [--dry-run]       upload the W&B runs below a directory that were recorded offline
   doctor                     what this machine has, what is missing and why it matters
   help   KEY                 what a key, group or option means, what it may be, its default: help lr, help wrap=rules
   schema [GROUP]             a JSON schema of config.yaml, or of the files of a group, for editors
@@ -37,7 +38,7 @@ exit status: 0 every run ended as asked; 1 a run failed;
              2 the configuration is wrong, nothing was started;
              75 preempted, may be run again; 130 interrupted"""
 
-VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "doctor", "help", "schema")
+VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "sync", "doctor", "help", "schema")
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
 HELP_COLUMN = 29
 """Where the help text says what a verb does."""

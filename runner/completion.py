@@ -32,6 +32,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "submit": ("-m", "--multirun", "--dry-run", *HYDRA_FLAGS),
     "show": ("--config", *HYDRA_FLAGS),
     "resume": ("--force",),
+    "sync": ("--dry-run",),
     "compare": ("--baseline", "--markdown", "--json", "--csv", "--html", "--help"),
 }
 """Verb -> its flags."""
@@ -39,7 +40,7 @@ WITH_VALUE = {"--config-dir", "--cfg", "-c", "--package", "-p", "--info", "-i", 
 """Flags whose value is the next word."""
 OVERRIDES = ("run", "place", "submit", "show")
 """Verbs that take Hydra's overrides."""
-FOLDERS = {"resume": 1, "cancel": 1, "submit": 1, "status": 99, "compare": 99}
+FOLDERS = {"resume": 1, "cancel": 1, "submit": 1, "status": 99, "compare": 99, "sync": 99}
 """Verb -> run and sweep directories that it takes."""
 SPECIAL = re.compile(r"([^\w@%+=:,./~-])")
 """Characters that a shell needs a backslash for."""

@@ -96,7 +96,7 @@ class Figure(NamedTuple):
 
 # fmt: off
 FIGURES: tuple[Figure, ...] = (
-    Figure("perf/wps", "tokens / (s x device)", "WPS per device", speed, "median p10 p90", "median min max",
+    Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (`perf/step_time_s` x devices)"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
            "tokens of the step / `perf/cpu_time_s`, where the device is a CPU: neighbours take time, and less of CPU time"),

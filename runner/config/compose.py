@@ -35,9 +35,9 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.secrets import FROM_ENVIRONMENT, WHERE, is_secret
+from meshrunner.recipes.secrets import refuse_secrets
 from meshrunner.runner.config.no_effect import refuse, without_effect
-from meshrunner.runner.config.overrides import check_number, prepared
+from meshrunner.runner.config.overrides import as_typed, check_number, prepared
 from meshrunner.runner.console import warn
 
 PRIMARY_CONFIG = "run"
@@ -187,8 +187,8 @@ class Composer:
         sections = OmegaConf.to_container(config, resolve=False)
         assert isinstance(sections, dict)
         hydra = sections.pop("hydra")
-        _refuse_secrets(sections)
-        _refuse_secrets({"hydra": hydra})
+        refuse_secrets(sections)
+        refuse_secrets({"hydra": hydra})
         if config.hydra.mode == RunMode.RUN:
             warn("-m makes it a sweep, whatever hydra.mode says")
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
@@ -260,14 +260,18 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     task = _task(config)
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("These keys have no value yet (???): " + ", ".join(missing))
-    _refuse_secrets(OmegaConf.to_container(task, resolve=False))
+    refuse_secrets(OmegaConf.to_container(task, resolve=False))
     choices = plain(config.hydra.runtime.choices)
     return Composed(
         config=plain(task),
         run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
         overrides={
-            "task": typed(config.hydra.overrides.task),
-            "choices": {group: choice for group, choice in choices.items() if not group.startswith("hydra/")},
+            "task": as_typed(typed(config.hydra.overrides.task)),
+            "choices": {
+                group: choice
+                for group, choice in choices.items()
+                if not group.startswith("hydra/") and "@" not in group
+            },
         },
         launcher=plain(config.hydra.launcher),
     )
@@ -278,16 +282,6 @@ def _task(config: DictConfig) -> DictConfig:
     setup_globals()
     HydraConfig.instance().set_config(config)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-
-
-def _refuse_secrets(value: Any, key: str = "") -> None:
-    """Raise ConfigError where a secret would be copied from the environment into the configuration."""
-    if isinstance(value, dict | list):
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
-            _refuse_secrets(each, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, str):
-        for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
-            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the value is secret, as the name says: {WHERE}")
 
 
 def typed(overrides: ListConfig) -> list[str]:

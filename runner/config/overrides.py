@@ -22,12 +22,15 @@ MAX_RUNS = 100_000
 """Runs of a sweep."""
 
 QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
+SEVERAL = re.compile(r"tracker=\[\s*([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*\]", re.ASCII)
+"""Several trackers, which Hydra would merge into one."""
+MEMBER = re.compile(r"\+tracker@tracker\.of\.(\w+)=(\w+)", re.ASCII)
 RULE_BEGINS = re.compile(r"\s*[\w./@-]+=")
 
 
 def prepared(overrides: Iterable[str]) -> list[str]:
     """The overrides of a command line as Hydra reads them; raises ConfigError with the key of one that nobody can mean."""
-    return [_unless_known(_quoted(_readable(override))) for override in overrides]
+    return [each for override in overrides for each in _several(_unless_known(_quoted(_readable(override))))]
 
 
 def key_of(override: str) -> str:
@@ -89,6 +92,26 @@ def _in_quotes(text: str) -> str:
 def _unless_known(override: str) -> str:
     """launch.env takes any variable: one that is not in the configuration yet needs no plus sign."""
     return f"++{override}" if override.startswith("launch.env.") else override
+
+
+def _several(override: str) -> list[str]:
+    """`tracker=[wandb,tensorboard]` as the option `several` and an option below `tracker.of` for each."""
+    found = SEVERAL.fullmatch(override)
+    if found is None:
+        return [override]
+    names = [name.strip() for name in found[1].split(",")]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"tracker: {override} names {twice} twice")
+    return ["tracker=several", *(f"+tracker@tracker.of.{name}={name}" for name in names)]
+
+
+def as_typed(overrides: Sequence[str]) -> list[str]:
+    """Overrides with the list of trackers as it was typed: the inverse of that part of `prepared`."""
+    names = [found[1] for override in overrides if (found := MEMBER.fullmatch(override)) and found[1] == found[2]]
+    if "tracker=several" not in overrides or not names:
+        return list(overrides)
+    rest = [override for override in overrides if not (found := MEMBER.fullmatch(override)) or found[1] != found[2]]
+    return [f"tracker=[{','.join(names)}]" if override == "tracker=several" else override for override in rest]
 
 
 def split_outside(text: str, separators: str) -> list[str]:

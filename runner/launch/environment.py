@@ -1,4 +1,4 @@
-"""environment.json: the versions, devices and environment variables of a run."""
+"""environment.json: the versions, devices and environment variables of a run, and what `auto` became."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.config.devices import NodeDevices
+from meshrunner.runner.config.experiment import Experiment
 
 PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
 RECORDED = ("NCCL_", "CUDA_", "TORCH", "PYTORCH_", "OMP_", "SLURM_")
@@ -36,6 +37,20 @@ def environment(devices: NodeDevices, launch_env: dict[str, str]) -> dict[str, A
             for name, value in sorted(os.environ.items())
             if name.startswith(RECORDED) and not is_secret(name)
         },
+    }
+
+
+def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
+    """Key -> value, for keys of the configuration whose `auto` or null stands for something that depends on the devices."""
+    degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
+    kind = experiment.hardware.kind
+    return {
+        "launch.workers": devices.workers,
+        "launch.threads": devices.threads,
+        "parallelism.shard": degrees.shard,
+        "parallelism.replicate": degrees.replicate,
+        "global_batch": experiment.accumulation(degrees.data)[0],
+        "hardware.kind": {"cpu": "cpu", "cuda": "gpu"}.get(devices.type, kind) if kind == "auto" else kind,
     }
 
 

@@ -17,7 +17,7 @@ from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say, warn
 from meshrunner.runner.launch.data import prepare_data, refuse_other_data
-from meshrunner.runner.launch.environment import environment
+from meshrunner.runner.launch.environment import environment, resolved
 from meshrunner.runner.launch.failure import write_error
 from meshrunner.runner.launch.nodes import Peers, this_node
 from meshrunner.runner.launch.outcome import Outcome
@@ -33,7 +33,7 @@ from meshrunner.runner.rundir.owner import claim, heartbeat
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.rundir.summary import write_summary
-from meshrunner.runner.trackers.handle import TrackerHandle
+from meshrunner.runner.trackers.handle import Trackers
 
 _executions = count()
 """Runs that this process has executed."""
@@ -68,10 +68,10 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
     if node.rank > 0:
         return Executed(run_dir, _execute_other_node(run_dir, experiment, node), {})
     devices = node_devices(experiment)
-    _, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
+    continued, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
     _print_remarks(experiment, devices, stored)
     status: dict[str, Any] | None = None
-    tracking: TrackerHandle | None = None
+    tracking: Trackers | None = None
     with ExitStack() as stack:
         location = stack.enter_context(Location(run_dir))
         stack.enter_context(interruptible())
@@ -87,12 +87,13 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
             elif status["attempt"] > 1:
                 say("begins again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
-            tracking = TrackerHandle.start(run_dir, experiment.tracker)
+            tracking = Trackers.start(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)
             with heartbeat(run_dir):
-                write_json(run_dir / ENVIRONMENT, environment(devices, experiment.launch.env))
-                continued = stored is not None and stored.path.parent == run_dir / FOLDER
-                return _prepare_and_launch(attempt, poll, same_data=continued and not force)
+                record = environment(devices, experiment.launch.env) | {"resolved": resolved(continued, devices)}
+                write_json(run_dir / ENVIRONMENT, record)
+                own = stored is not None and stored.path.parent == run_dir / FOLDER
+                return _prepare_and_launch(attempt, poll, same_data=own and not force)
 
         outcome, error = _outcome(run)
         if status is None:

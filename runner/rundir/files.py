@@ -26,16 +26,17 @@ LAYOUTS = "layouts.json"
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""The `run_id`, `phase` (opening, following, finishing, finished) and `warning` of a tracker."""
+"""The `run_id`, `phase` (opening, following, finishing, finished) and `warning` of a tracker; of several `tracking` has names."""
 LOGS = "logs"
 DATA_LOG = f"{LOGS}/data.log"
-TRACKER_LOG = f"{LOGS}/tracker.log"
 LAUNCHER_LOG = f"{LOGS}/launcher.log"
 """Output of a run's launcher, where several runs of a sweep are executed in parallel."""
 TRACES = "trace"
 TRACE_TABLE = f"{TRACES}/table.json"
 """Shares of compute, exposed communication and idle time of each profiled rank."""
 TENSORBOARD = "tensorboard"
+HPARAMS = f"{TENSORBOARD}/hparams"
+"""What TensorBoard's HParams tab shows of the run."""
 WANDB = "wandb"
 """Folder that the library of W&B creates."""
 STOP_REQUEST = "preempt"
@@ -49,7 +50,7 @@ SLURM_OUTPUT = "slurm-%j.out"
 SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
 """What a task of a sweep's array prints; SLURM replaces %A and %a by the numbers of array and task."""
 SWEEP = "sweep.json"
-"""{"command", "jobs"}; a folder that holds one is a sweep directory."""
+"""{"command", "created", "varies", "jobs"}; a folder that holds one is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
 """The run directories of a sweep, one per line, in the order of sweep.json: task N of a SLURM array runs line N."""
 MULTIRUN = "multirun.yaml"
@@ -72,6 +73,16 @@ def is_run(folder: Path) -> bool:
 def is_sweep(folder: Path) -> bool:
     """Whether a folder is a sweep directory, good or damaged."""
     return os.path.lexists(folder / SWEEP)
+
+
+def tracking(folder: Path, member: str = "") -> Path:
+    """`phase` and `warning` of a tracker; `member`: its name where there are several."""
+    return folder / (f"tracker-{member}.json" if member else TRACKING)
+
+
+def tracker_log(folder: Path, member: str = "") -> Path:
+    """Standard output and error of a tracker; `member`: its name where there are several."""
+    return folder / LOGS / (f"tracker-{member}.log" if member else "tracker.log")
 
 
 def rank_log(run_dir: Path, rank: int) -> Path:

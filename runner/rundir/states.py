@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from meshrunner.runner.figures import number
 from meshrunner.runner.rundir.files import STATUS, STATUS_LOCK, load_json, write_json
@@ -22,7 +22,7 @@ EXIT_STATUS = {"completed": 0, "interrupted": 130, "preempted": 75}
 """Exit status of a single run by its final state; every other state is 1."""
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     """Whether a value is a whole number from 0 on of a sensible size: a step, an attempt, a process id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 

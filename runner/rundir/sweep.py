@@ -7,8 +7,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from meshrunner.recipes.durable import replace_file
 from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, is_run, is_sweep, load_json, read_json, write_json
@@ -17,6 +18,8 @@ NUMBERED = re.compile(r"(\d+)(?:_|$)")
 """The name of a run directory begins with the number of its combination."""
 REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
 """And ends with what sets apart the runs of one combination."""
+IN_TITLE = 4
+"""Varying keys that the title of a sweep names."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
 """A value that says what it is without its key."""
 
@@ -79,11 +82,40 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     Args:
         added: (name of the run directory, its overrides), in order of execution.
     """
-    known = read_json(sweep_dir / SWEEP).get("jobs")
+    before = read_json(sweep_dir / SWEEP)
+    known = before.get("jobs")
     known = known if isinstance(known, list) else []
     jobs = [{"name": name, "overrides": overrides} for name, overrides in added]
-    write_json(sweep_dir / SWEEP, {"command": sys.argv, "jobs": known + [job for job in jobs if job not in known]})
+    created = before.get("created") or datetime.now().astimezone().isoformat(timespec="seconds")
+    varies = before.get("varies") or _varying_keys(added)  # of the first batch: what is named after them keeps its name
+    jobs = known + [job for job in jobs if job not in known]
+    write_json(sweep_dir / SWEEP, {"command": sys.argv, "created": created, "varies": varies, "jobs": jobs})
     write_run_list(sweep_dir)
+
+
+def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
+    """The keys that some runs differ in; of a single combination those that the sweeper chose."""
+    combinations = {tuple(overrides) for _, overrides in added}
+    shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
+    keys = [_key(override) for _, overrides in added for override in overrides if override not in shared]
+    seeds = {found["seed"] for name, _ in added if (found := REPEATED.search(name))}
+    keys += ["seed"] * (len(seeds) > 1)
+    return [key for key in dict.fromkeys(keys) if not key.startswith(("tracker", "sweep."))]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def sweep_title(sweep_dir: Path) -> str:
+    """`2026-01-31 14:05 parallelism x lr`: when a sweep was placed, and what varies in it; else its folder's name."""
+    found = read_json(sweep_dir / SWEEP)
+    created, varies = found.get("created"), found.get("varies")
+    if not isinstance(created, str) or not _is_texts(varies):
+        return sweep_dir.name
+    names = [key.rpartition(".")[2] for key in varies] or [sweep_dir.name]
+    more = f" and {len(names) - IN_TITLE} more" if len(names) > IN_TITLE else ""
+    return f"{created[:16].replace('T', ' ')} {' x '.join(names[:IN_TITLE])}{more}"
 
 
 def write_run_list(sweep_dir: Path) -> None:
@@ -109,7 +141,7 @@ def run_labels(sweep_dir: Path) -> dict[str, str]:
     return labels
 
 
-def _is_texts(value: object) -> bool:
+def _is_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 

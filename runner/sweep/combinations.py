@@ -18,7 +18,7 @@ from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
-from meshrunner.runner.config.overrides import MAX_RUNS
+from meshrunner.runner.config.overrides import MAX_RUNS, as_typed
 from meshrunner.runner.console import warn
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import is_run
@@ -106,7 +106,7 @@ class SweepBatch:
         """Write the run directories; returns them in order of execution."""
         for _, run in self.ordered:
             _place(run)
-        add_runs(self.sweep_dir, [(run.run_dir.name, job.overrides) for job, run in self.ordered])
+        add_runs(self.sweep_dir, [(run.run_dir.name, as_typed(job.overrides)) for job, run in self.ordered])
         return [run.run_dir for _, run in self.ordered]
 
 

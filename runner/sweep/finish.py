@@ -19,7 +19,7 @@ from meshrunner.runner.rundir.damage import find_obstacle
 from meshrunner.runner.rundir.files import REPORT
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.trackers.base import NoTracker
-from meshrunner.runner.trackers.handle import TrackerHandle
+from meshrunner.runner.trackers.handle import Trackers
 
 MAX_REASONS = 5
 
@@ -32,7 +32,7 @@ def finish_sweep(sweep_dir: Path) -> None:
         obstacle = find_obstacle(sweep_dir)
         if obstacle and tracker.compares:
             warn(f"the table is not tracked: {sweep_dir}: {obstacle}")
-        tracking = TrackerHandle.start(sweep_dir, NoTracker(kind="none") if obstacle else tracker)
+        tracking = Trackers.start(sweep_dir, NoTracker(kind="none") if obstacle else tracker)
         try:
             _compare(sweep_dir)
         finally:

@@ -14,9 +14,11 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, chosen
 from meshrunner.runner.rundir.damage import RUN_ID
 from meshrunner.runner.rundir.events import StepRow
-from meshrunner.runner.rundir.files import TRACKING, is_sweep, read_json, write_json
+from meshrunner.runner.rundir.files import is_sweep, read_json, tracking, write_json
 from meshrunner.runner.rundir.run import read_config, read_overrides
 from meshrunner.runner.rundir.states import read_status
+from meshrunner.runner.rundir.sweep import sweep_title
+from meshrunner.runner.trackers.facts import described, in_common, tags
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RunRecord:
     name: str
     """The run directory's name."""
     group: str | None
-    """The sweep directory's name; None for a single run."""
+    """When its sweep was placed and what varies in it, `2026-01-31 14:05 parallelism x lr`; None for a single run."""
     attempt: int
     """Counts from 1; above 1 the run is resumed."""
     run_id: str
@@ -46,15 +48,23 @@ class RunRecord:
             config=read_config(run_dir),
             choices=read_overrides(run_dir).choices,
             name=run_dir.name,
-            group=run_dir.parent.name if is_sweep(run_dir.parent) else None,
+            group=sweep_title(run_dir.parent) if is_sweep(run_dir.parent) else None,
             attempt=int(read_status(run_dir).get("attempt") or 1),
-            run_id=_run_id(run_dir),
+            run_id=ensure_run_id(run_dir),
         )
 
     @property
     def tags(self) -> list[str]:
-        """The chosen options as `group=option`, at most 64 characters each (W&B refuses longer ones)."""
-        return [f"{group}={option}"[:64] for group, option in self.choices.items()]
+        """The chosen options that are not the default, as `group=option`, at most 64 characters each."""
+        return tags(self.choices)
+
+    def describe(self) -> dict[str, Any]:
+        """
+        The configuration with what `auto` became, and `world_size`, `device`, `commit`, `versions` and the like beside it.
+
+        Complete from this attempt's first row on.
+        """
+        return described(self.config, self.choices, self.run_dir)
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,14 @@ class SweepRecord:
     """A sweep directory as a tracker sees it, at the end of the sweep."""
 
     sweep_dir: Path
+    group: str
+    """The group of its runs."""
     config: dict[str, Any]
     """The resolved configuration of the first run."""
+    shared: dict[str, Any]
+    """What `RunRecord.describe` says of all runs that began, with `varies`, `baseline`, and `runs`, the number of all."""
+    tags: list[str]
+    """The tags that all runs have."""
     rows: list[dict[str, Any]]
     """Rows of the table, as `meshrunner compare --json` prints them."""
     findings: list[str]
@@ -84,10 +100,24 @@ class SweepRecord:
         if not readable:
             raise ConfigError(f"{sweep_dir} holds no run that can be read")
         first = min(readable, key=lambda run: run.path)
-        return cls(sweep_dir, first.config, records(comparison), findings(comparison), _run_id(sweep_dir))
+        began = [run for run in readable if run.environment] or readable  # what was skipped resolved nothing
+        shared = in_common([described(run.config, run.choices, run.path) for run in began])
+        shared |= {"varies": comparison.keys, "runs": sum(len(row.runs) for row in comparison.rows)}
+        shared |= {"baseline": "=".join(comparison.baseline)} if comparison.baseline else {}
+        return cls(
+            sweep_dir=sweep_dir,
+            group=sweep_title(sweep_dir),
+            config=first.config,
+            shared=shared,
+            tags=[tag for tag in tags(first.choices) if all(tag in tags(run.choices) for run in readable)],
+            rows=records(comparison),
+            findings=findings(comparison),
+            run_id=ensure_run_id(sweep_dir),
+        )
 
 
-def _run_id(folder: Path) -> str:
+def ensure_run_id(folder: Path) -> str:
+    """The id of a run or of a sweep's table, from tracker.json; the first time it is written there."""
     run_id = read_tracking(folder).get("run_id")
     if not isinstance(run_id, str) or not RUN_ID.fullmatch(run_id):  # it becomes part of paths
         run_id = secrets.token_hex(4)
@@ -95,14 +125,14 @@ def _run_id(folder: Path) -> str:
     return run_id
 
 
-def read_tracking(run_dir: Path) -> dict[str, Any]:
-    """The content of tracker.json in a run or sweep directory; {} where there is none."""
-    return read_json(run_dir / TRACKING)
+def read_tracking(folder: Path, member: str = "") -> dict[str, Any]:
+    """The content of tracker.json in a run or sweep directory, or of that of one of several trackers; {} for none."""
+    return read_json(tracking(folder, member))
 
 
-def update_tracking(run_dir: Path, **changes: Any) -> None:
-    """Change some keys of tracker.json."""
-    write_json(run_dir / TRACKING, read_tracking(run_dir) | changes)
+def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
+    """Change some keys of tracker.json, or of that of one of several trackers."""
+    write_json(tracking(folder, member), read_tracking(folder, member) | changes)
 
 
 class Sink(Protocol):
@@ -128,11 +158,17 @@ class Tracker(Option):
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",
         "tensorboard": "meshrunner.runner.trackers.tensorboard:TensorBoard",
+        "several": "meshrunner.runner.trackers.several:Several",
         "none": "meshrunner.runner.trackers.base:NoTracker",
     }
 
     finish_timeout_s: float = Field(default=60, gt=0)
     """Seconds that the command waits for the tracker after the end of the run."""
+
+    @property
+    def members(self) -> dict[str, Tracker]:
+        """Name -> tracker, each in a process of its own; "" where there is one alone."""
+        return {"": self}
 
     @property
     def active(self) -> bool:

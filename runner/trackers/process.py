@@ -1,9 +1,9 @@
 """The tracker process: tail `events.jsonl` into the tracker until the run has ended.
 
-It needs only the directory, so it can also track a run or a sweep that has ended:
+It needs only the directory, so it can also track a run or a sweep that has ended; MEMBER: by one of several trackers.
 
-    python -m meshrunner.runner.trackers.process RUN_DIR
-    python -m meshrunner.runner.trackers.process SWEEP_DIR
+    python -m meshrunner.runner.trackers.process RUN_DIR [MEMBER]
+    python -m meshrunner.runner.trackers.process SWEEP_DIR [MEMBER]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir.events import StepRow, Tail
-from meshrunner.runner.rundir.files import EVENTS, SUMMARY, TRACKER_LOG, is_run, is_sweep, read_json
+from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, read_json, tracker_log
 from meshrunner.runner.rundir.states import FINAL, read_state, read_status
 from meshrunner.runner.trackers.base import RunRecord, SweepRecord, tracker_of, update_tracking
 
@@ -53,39 +53,41 @@ class RowBuffer:
         return [self._held.pop(step) for step in ready]
 
 
-def track_run(run_dir: Path, ended: Connection | None = None) -> None:
+def track_run(run_dir: Path, ended: Connection | None = None, member: str = "") -> None:
     """
     Feed a run's tracker; returns when the run has ended and the tracker has finished.
 
     Args:
         ended: becomes readable when the run directory is complete; None: wait for a final state instead.
 
+        member: its name where there are several.
+
     Raises:
         Exception: any exception of the tracker.
     """
-    update_tracking(run_dir, phase="opening", warning=None)
+    update_tracking(run_dir, member, phase="opening", warning=None)
     run = RunRecord.load(run_dir)
     rows = RowBuffer(run.run_dir, run.attempt)
-    sink = tracker_of(run).open(run)
-    update_tracking(run_dir, phase="following")
+    sink = tracker_of(run).members[member].open(run)
+    update_tracking(run_dir, member, phase="following")
     complete = False
     while not complete:
         complete = _wait(run_dir, ended)  # before the rows are read, so that none is missed
         for row in rows.read(final=complete):
             sink.log(row)
-    update_tracking(run_dir, phase="finishing")
+    update_tracking(run_dir, member, phase="finishing")
     status = read_status(run_dir)
     sink.finish(read_json(run_dir / SUMMARY), str(status.get("state")), str(status.get("reason") or ""))
-    update_tracking(run_dir, phase="finished")
+    update_tracking(run_dir, member, phase="finished")
 
 
-def track_sweep(sweep_dir: Path) -> None:
+def track_sweep(sweep_dir: Path, member: str = "") -> None:
     """Pass the table of a sweep to its tracker; raises any exception of the tracker."""
-    update_tracking(sweep_dir, phase="opening", warning=None)
+    update_tracking(sweep_dir, member, phase="opening", warning=None)
     sweep = SweepRecord.load(sweep_dir)
-    update_tracking(sweep_dir, phase="finishing")
-    tracker_of(sweep).compare(sweep)
-    update_tracking(sweep_dir, phase="finished")
+    update_tracking(sweep_dir, member, phase="finishing")
+    tracker_of(sweep).members[member].compare(sweep)
+    update_tracking(sweep_dir, member, phase="finished")
 
 
 def _wait(run_dir: Path, ended: Connection | None) -> bool:
@@ -98,17 +100,17 @@ def _wait(run_dir: Path, ended: Connection | None) -> bool:
     return False
 
 
-def main(folder: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
+def main(folder: str, member: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
     """Entry point of the process that `TrackerHandle.start` starts."""
-    forkserver.enter(Path(folder) / TRACKER_LOG, environment, path)
+    forkserver.enter(tracker_log(Path(folder), member), environment, path)
     os.nice(LOWEST_PRIORITY)  # the training is being measured
-    code = run_tracker(Path(folder), ended)
+    code = run_tracker(Path(folder), ended, member)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a tracker's threads and exit handlers must not delay the exit
 
 
-def run_tracker(folder: Path, ended: Connection | None = None) -> int:
+def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
     """
     Call `track_run` or `track_sweep`; an exception becomes a traceback on stderr and a line in tracker.json.
 
@@ -117,19 +119,25 @@ def run_tracker(folder: Path, ended: Connection | None = None) -> int:
     """
     try:
         if is_sweep(folder):
-            track_sweep(folder)
+            track_sweep(folder, member)
         else:
-            track_run(folder, ended)
+            track_run(folder, ended, member)
     except BaseException as error:  # SystemExit of a tracker, too
         traceback.print_exc()
         lines = str(error).strip().splitlines()
         with suppress(OSError):
-            update_tracking(folder, warning=": ".join([type(error).__name__, *lines[:1]]))
+            update_tracking(folder, member, warning=": ".join([type(error).__name__, *lines[:1]]))
         return 1
     return 0
 
 
+def track_again(folder: Path, *members: str) -> int:
+    """Track a run or a sweep that has ended once more, by all its trackers or by those named; returns the exit code."""
+    record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
+    return max(run_tracker(folder, member=member) for member in members or tracker_of(record).members)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not (is_run(Path(sys.argv[1])) or is_sweep(Path(sys.argv[1]))):
-        sys.exit("usage: python -m meshrunner.runner.trackers.process RUN_DIR or SWEEP_DIR")
-    sys.exit(run_tracker(Path(sys.argv[1])))
+    if len(sys.argv) not in (2, 3) or not (is_run(Path(sys.argv[1])) or is_sweep(Path(sys.argv[1]))):
+        sys.exit("usage: python -m meshrunner.runner.trackers.process RUN_DIR or SWEEP_DIR [MEMBER]")
+    sys.exit(track_again(Path(sys.argv[1]), *sys.argv[2:]))

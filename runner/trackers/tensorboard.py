@@ -9,49 +9,84 @@ from typing import Any
 
 import yaml
 
+from meshrunner.runner.figures import number, table_figures
 from meshrunner.runner.rundir.events import StepRow
-from meshrunner.runner.rundir.files import TENSORBOARD
+from meshrunner.runner.rundir.files import HPARAMS, TENSORBOARD
 from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
+from meshrunner.runner.trackers.facts import settings
 
 FLUSH_S = 5
 """Seconds between flushes: the delay of a row."""
+NO_CHART = ("step", "attempt", "time", "profiled")
+"""Keys of a row that are no curve; `time` is that of its events."""
 
 
 class TensorBoard(Tracker):
-    """Event files in the folder `tensorboard` of the run directory."""
+    """Event files in the folder `tensorboard` of the run directory, those for the HParams tab in one below it."""
 
     def open(self, run: RunRecord) -> Sink:
-        folder = run.run_dir / TENSORBOARD
         # Each attempt writes all rows: with a second file, repeated steps would be drawn twice.
-        for earlier in folder.glob("events.out.tfevents.*"):
+        for earlier in (run.run_dir / TENSORBOARD).rglob("events.out.tfevents.*"):
             earlier.unlink()
-        return EventFile(folder, run)
+        return TensorBoardRun(run)
+
+
+class TensorBoardRun:
+    """
+    The event files of a run.
+
+    `tensorboard` has scalars under the keys of events.jsonl and the texts `config`, `tags`, `summary`, `state`.
+    `tensorboard/hparams` is what the HParams tab reads, settings and final figures: it takes every scalar beside the settings
+    for a result, so the curves are elsewhere.
+    """
+
+    def __init__(self, run: RunRecord) -> None:
+        self._run = run
+        self._curves = EventFile(run.run_dir / TENSORBOARD)
+        self._hparams: EventFile | None = None
+        self._last_step = 0
+        self._curves.text("config", _as_code(yaml.safe_dump(run.config, sort_keys=False)))
+        self._curves.text("tags", ", ".join(run.tags))
+
+    def log(self, row: StepRow) -> None:
+        self._begin_hparams()
+        self._last_step = row["step"]
+        figures = {key: value for key, value in row.items() if key not in NO_CHART and number(value) is not None}
+        self._curves.scalars(figures, row["step"], row.get("time"))
+
+    def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
+        hparams = self._begin_hparams()  # of a run without a single step, too
+        results = {figure.summary_keys[0]: number(summary.get(figure.summary_keys[0])) for figure in table_figures()}
+        hparams.scalars({key: value for key, value in results.items() if value is not None}, self._last_step)
+        hparams.session_end(completed=state == "completed")
+        self._curves.text("summary", _as_code(json.dumps(summary, indent=2)), self._last_step)
+        self._curves.text("state", f"{state}: {reason}" if reason else state, self._last_step)
+        for file in (self._curves, hparams):
+            file.close()
+
+    def _begin_hparams(self) -> EventFile:
+        """Write the settings, once they are known: not before the first row."""
+        if self._hparams is None:
+            self._hparams = EventFile(self._run.run_dir / HPARAMS)
+            self._hparams.session_start(settings(self._run.describe()))
+        return self._hparams
 
 
 class EventFile:
-    """An event file: scalars under the keys of events.jsonl, texts `config`, `tags`, `summary`, `state`."""
+    """An event file in a folder, which TensorBoard calls a run."""
 
-    def __init__(self, folder: Path, run: RunRecord) -> None:
+    def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_S)
-        self._last_step = 0
-        self._text("config", _as_code(yaml.safe_dump(run.config, sort_keys=False)))
-        self._text("tags", ", ".join(run.tags))
 
-    def log(self, row: StepRow) -> None:
+    def scalars(self, figures: dict[str, Any], step: int, at: float | None = None) -> None:
+        """`at`: unix time; None: now."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._last_step = row["step"]
-        figures = {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
-        self._write(Summary(value=[Summary.Value(tag=key, simple_value=value) for key, value in figures.items()]))
+        self._write([Summary.Value(tag=key, simple_value=value) for key, value in figures.items()], step, at)
 
-    def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        self._text("summary", _as_code(json.dumps(summary, indent=2)))
-        self._text("state", f"{state}: {reason}" if reason else state)
-        self._writer.close()
-
-    def _text(self, tag: str, text: str) -> None:
+    def text(self, tag: str, text: str, step: int = 0) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -60,12 +95,44 @@ class EventFile:
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
         tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
         plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        self._write(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=plugin, tensor=tensor)]))
+        self._write([Summary.Value(tag=f"{tag}/text_summary", metadata=plugin, tensor=tensor)], step)
 
-    def _write(self, summary: Any) -> None:
+    def session_start(self, settings: dict[str, Any]) -> None:
+        """The beginning of a session of the HParams tab; what is no bool, number or text is shown as text."""
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+        info = SessionStartInfo(start_time_secs=time.time())
+        for key, value in settings.items():
+            if isinstance(value, bool):
+                info.hparams[key].bool_value = value
+            elif (known := number(value)) is not None:
+                info.hparams[key].number_value = known
+            else:
+                info.hparams[key].string_value = value if isinstance(value, str) else json.dumps(value, default=str)
+        self._hparams_event("session_start_info", HParamsPluginData(session_start_info=info))
+
+    def session_end(self, *, completed: bool) -> None:
+        from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+        info = SessionEndInfo(status=STATUS_SUCCESS if completed else STATUS_FAILURE, end_time_secs=time.time())
+        self._hparams_event("session_end_info", HParamsPluginData(session_end_info=info))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _hparams_event(self, name: str, content: Any) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import metadata
+
+        about = metadata.create_summary_metadata(content)
+        self._write([Summary.Value(tag=f"_hparams_/{name}", metadata=about, tensor=metadata.NULL_TENSOR)], 0)
+
+    def _write(self, values: list[Any], step: int, at: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._writer.add_event(Event(wall_time=time.time(), step=self._last_step, summary=summary))
+        self._writer.add_event(Event(wall_time=at or time.time(), step=step, summary=Summary(value=values)))
 
 
 def _as_code(text: str) -> str:

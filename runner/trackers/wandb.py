@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,12 @@ from meshrunner.runner.trackers.base import NullSink, RunRecord, Sink, SweepReco
 
 COMPARISON = "comparison"
 """Job type of the W&B run with a sweep's table, and the key of the table."""
+TOKENS = "train/tokens"
+"""The x axis of losses and the like, which compares runs of different batch sizes; any other can be chosen."""
+NO_CHART = (TOKENS, "step", "time", "attempt", "profiled")
+"""Keys of a row that W&B draws no chart of by itself."""
+GROUP_LENGTH = 128
+"""Characters; W&B refuses longer ones."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -27,17 +34,17 @@ class Wandb(Tracker):
     """A W&B run in `RUN_DIR/wandb`, with the same id for all attempts."""
 
     mode: Literal["offline", "online", "disabled"] = "offline"
-    """offline: `wandb sync RUN_DIR/wandb/offline-run-*` sends it; online: needs `wandb login` or WANDB_API_KEY."""
+    """offline: `meshrunner sync DIR` uploads it later; online: needs `wandb login` or WANDB_API_KEY."""
     project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
     """The W&B project."""
     entity: str | None = None
     """W&B's user or team; null: the account's default."""
     group: str | None = None
-    """Group of runs; null: the sweep directory's name for a run of a sweep, else none."""
+    """Group of runs; null: for a run of a sweep its date and what varies (`2026-01-31 14:05 parallelism x lr`), else none."""
     job_type: str | None = "train"
     """Job type of the run within its group."""
     tags: list[Tag] = []
-    """Tags in addition to the chosen options (`parallelism=fsdp2`, ...)."""
+    """Tags in addition to the chosen options that are not the default (`parallelism=fsdp1`, ...)."""
     name: str | None = None
     """Name of the W&B run; null: the run directory's."""
 
@@ -53,7 +60,7 @@ class Wandb(Tracker):
         """Raises wandb.errors.Error: no API key (there is no prompt), or no answer from the server within 90 s."""
         if not self.active:
             return NullSink()
-        return self._start(
+        started = self._start(
             run.run_dir,
             run.run_id,
             group=self.group or run.group,
@@ -62,24 +69,28 @@ class Wandb(Tracker):
             tags=list(dict.fromkeys([*run.tags, *self.tags])),
             config=run.config,
         )
+        _define_axes(started)
+        return WandbRun(started, run.describe)
 
     def compare(self, sweep: SweepRecord) -> None:
         """Raises the same errors as `open`."""
-        comparison = self._start(
+        group = self.group or sweep.group
+        started = self._start(
             sweep.sweep_dir,
             sweep.run_id,
-            group=self.group or sweep.sweep_dir.name,
+            group=group,
             job_type=COMPARISON,
-            name=f"{COMPARISON} {sweep.sweep_dir.name}",
-            tags=self.tags,
+            name=f"{COMPARISON} {group}",
+            tags=list(dict.fromkeys([*sweep.tags, *self.tags])),
             notes="\n".join(sweep.findings) or None,
-            config=sweep.config,
+            config=sweep.shared,
         )
+        comparison = WandbRun(started, lambda: sweep.shared)
         comparison.log_table(sweep.rows)
         comparison.finish({"findings": sweep.findings}, "completed", "")
 
-    def _start(self, folder: Path, run_id: str, **settings: Any) -> WandbRun:
-        """Start or resume the W&B run with this id, in a run or sweep directory."""
+    def _start(self, folder: Path, run_id: str, *, group: str | None, **settings: Any) -> Any:
+        """Start or resume the W&B run with this id, in a run or sweep directory; returns wandb's object."""
         if self.mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # for wandb-core, which would report its own crashes
         for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
@@ -93,13 +104,21 @@ class Wandb(Tracker):
             entity=self.entity,
             dir=folder,
             resume="allow" if self.mode == "online" else None,
+            group=group and group[:GROUP_LENGTH],
             **settings,
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
             ),
         )
         _remove_other_segments(folder, run_id, Path(started.dir).parent)
-        return WandbRun(started)
+        return started
+
+
+def _define_axes(run: Any) -> None:
+    """Charts of `train/` over tokens, all others over steps, and none of what is an axis."""
+    run.define_metric("train/*", step_metric=TOKENS)
+    for key in NO_CHART:
+        run.define_metric(key, hidden=True)
 
 
 def _remove_other_segments(folder: Path, run_id: str, current: Path) -> None:
@@ -116,8 +135,11 @@ class CoreEnded(Exception):
 class WandbRun:
     """An open W&B run."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, describe: Callable[[], dict[str, Any]]) -> None:
+        """`describe`: the run's configuration, which is complete from the first row on."""
         self._run = run
+        self._describe = describe
+        self._described = False
         self._core = [process for process in descendants(os.getpid()) if process_name(process).startswith("wandb-core")]
         self._last_step = run.starting_step - 1  # on the server, from earlier attempts; -1 for a new run
         if self._last_step >= 0:
@@ -128,7 +150,13 @@ class WandbRun:
             return  # W&B only appends: a row cannot be replaced
         self._last_step = row["step"]
         self._check()
+        if not self._described:
+            self._update_config()
         self._run.log({key: value for key, value in row.items() if value is not None}, step=row["step"])
+
+    def _update_config(self) -> None:
+        self._run.config.update(self._describe(), allow_val_change=True)
+        self._described = True
 
     def log_table(self, rows: list[dict[str, Any]]) -> None:
         """Log a W&B Table: a column for each key, with the names of the run directories under `runs`."""
@@ -143,6 +171,7 @@ class WandbRun:
         import wandb
 
         self._check()
+        self._update_config()
         known = {key: value for key, value in summary.items() if value is not None}
         self._run.summary.update(known | {"state": state, "reason": reason})
         if state == "preempted":

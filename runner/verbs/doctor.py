@@ -65,7 +65,7 @@ def _gpus(names: list[str]) -> Finding:
 
 def _wandb() -> Finding:
     key = bool(os.environ.get("WANDB_API_KEY")) or "api.wandb.ai" in _text(Path.home() / ".netrc")
-    why = "" if key else "tracker.mode=online needs one; offline runs can be synced later"
+    why = "" if key else "tracker.mode=online needs one; `meshrunner sync` uploads offline runs later"
     return "W&B login", "yes" if key else "no", why
 
 

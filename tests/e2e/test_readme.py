@@ -38,7 +38,7 @@ def meshrunner(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize("further", [["sweep.repeat=1"], pytest.param([], marks=pytest.mark.slow)])
 def test_the_demo_compares_four_combinations_and_names_their_page(further: list[str], folder: Path) -> None:
     (arguments,) = re.findall(r"^demo:.*\n\t\$\(BIN\)/meshrunner (.*)$", MAKEFILE, re.MULTILINE)
-    done = meshrunner(folder, *arguments.split(), "steps=5", "model.n_layers=2", *further)
+    done = meshrunner(folder, *arguments.split(), "steps=4", "seq_len=64", "model.n_layers=2", *further)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) < 60
@@ -73,3 +73,9 @@ def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
     assert program == "meshrunner"
     done = meshrunner(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_python_of_the_readme_works(folder: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meshrunner.runner.rundir.sweep import sweep_title
 from tests.e2e.command import TINY, meshrunner, read, status
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
 from tests.e2e.wandb_stub import serving
@@ -43,9 +45,16 @@ def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
     assert ended.code == 0 and "meshrunner:" not in ended.err, ended
     assert [status(run)["state"] for run in sorted((folder / "sweep").glob("0*"))] == ["oom", "skipped"]
     run, shown = offline(folder / "sweep" / "000_micro-batch-1"), offline(folder / "sweep")
-    assert (run.group, run.job_type, run.summary["state"]) == ("sweep", "train", "oom")
-    assert (shown.group, shown.job_type, shown.exit_code) == ("sweep", "comparison", 0)
-    assert shown.id != run.id
+    group = sweep_title(folder / "sweep")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d micro_batch", group)
+    assert (run.group, run.job_type, run.summary["state"]) == (group, "train", "oom")
+    assert (shown.group, shown.job_type, shown.exit_code) == (group, "comparison", 0)
+    assert shown.id != run.id and shown.notes == "\n".join(shown.summary["findings"])
+    assert sorted(run.tags) == sorted(shown.tags) == ["data=random", "hardware=cpu"]
+    assert run.config["launch"]["threads"] == 1 and run.config["parallelism"]["shard"] == 2, "what auto became"
+    assert run.config["hardware"]["kind"] == "cpu" and run.config["versions"]["torch"]
+    assert (shown.config["varies"], shown.config["runs"], shown.config["model"]["dim"]) == (["micro_batch"], 2, 32)
+    assert shown.config["world_size"] == 2, "that of the run that began"
     (files,) = (folder / "sweep").glob("wandb/offline-run-*/files")
     (line,) = shown.history
     rows = table(line, files)
@@ -54,7 +63,7 @@ def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
     assert not list((folder / "sweep" / "001_micro-batch-3").glob("wandb"))
 
     assert meshrunner(*sweep, *jobs, "sweep.rerun=[oom]", cwd=folder).code == 0
-    assert offline(folder / "sweep").id == shown.id
+    assert (offline(folder / "sweep").id, offline(folder / "sweep").group) == (shown.id, group)
     assert offline(folder / "sweep" / "000_micro-batch-1").id == run.id
 
 
@@ -68,18 +77,21 @@ def test_online_a_sweep_that_is_resumed_continues_its_runs(folder: Path) -> None
         assert ended.code == 1 and "tracker" not in ended.err, ended
         ids = {name: read(path / "tracker.json")["run_id"] for name, path in directories(folder).items()}
         assert sorted(stub.runs) == sorted(ids.values()) and len(ids) == 3
+        group = sweep_title(folder / "sweep")
         kinds = {name: (stub.runs[id].upsert["groupName"], stub.runs[id].upsert["jobType"]) for name, id in ids.items()}
         assert kinds == {
-            "000_step-2": ("sweep", "train"),
-            "001_step-9": ("sweep", "train"),
-            "sweep": ("sweep", "comparison"),
+            "000_step-2": (group, "train"),
+            "001_step-9": (group, "train"),
+            "sweep": (group, "comparison"),
         }
         assert [stub.runs[ids[name]].summary["state"] for name in ("000_step-2", "001_step-9")] == [
             "failed",
             "completed",
         ]
-        assert {"parallelism=fsdp2", "mine"} <= set(stub.runs[ids["000_step-2"]].upsert["tags"])
+        assert {"data=random", "mine"} <= set(stub.runs[ids["000_step-2"]].upsert["tags"])
+        assert stub.runs[ids["000_step-2"]].config["world_size"] == 2
         sent = stub.runs[ids["sweep"]]
+        assert sent.config["world_size"] == 2 and {"data=random", "mine"} <= set(sent.upsert["tags"])
         assert received(sent.summary["comparison"], stub.uploads) == compared(folder)
         assert [row["state"] for row in compared(folder)] == ["failed", "completed"]
 

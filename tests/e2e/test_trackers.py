@@ -24,8 +24,8 @@ from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.trackers.base import RunRecord, read_tracking, tracker_of
-from meshrunner.runner.trackers.handle import TrackerHandle
-from meshrunner.runner.trackers.process import run_tracker
+from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
+from meshrunner.runner.trackers.process import run_tracker, track_again
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
 from tests.e2e.wandb_stub import Stub, serving
 
@@ -42,9 +42,10 @@ class Run:
         config = {
             "model": {"kind": "llama", "dim": 256},
             "steps": 10,
+            "launch": {"workers": "auto"},
             "tracker": {"finish_timeout_s": BOUND_S} | tracker,
         }
-        place_run(config, run_dir, {"choices": {"parallelism": "fsdp2", "hydra/launcher": "local"}})
+        place_run(config, run_dir, {"choices": {"parallelism": "fsdp1", "hydra/launcher": "local"}})
         self.handle: TrackerHandle | None = None
 
     def begin(self) -> Run:
@@ -53,6 +54,10 @@ class Run:
         return self
 
     def train(self, first: int, last: int) -> Run:
+        """Rows of some steps, after what a run knows by its first."""
+        environment = {"resolved": {"launch.workers": 2}, "git_commit": "abc", "packages": {"torch": "2.13.0"}}
+        write_json(self.run_dir / "environment.json", environment)
+        write_json(self.run_dir / "summary.json", {"world_size": 2})
         with (self.run_dir / "events.jsonl").open("a") as file:
             for step in range(first, last + 1):
                 figures = {"train/loss": 3.0 / step, "train/tokens": 2048 * step, "perf/mfu": None}
@@ -152,8 +157,13 @@ def test_wandb_offline_holds_the_run_and_touches_no_network(
         tmp_path.name,
         "train",
     )
-    assert written.tags == ["parallelism=fsdp2", "mine"]
+    assert written.tags == ["parallelism=fsdp1", "mine"]
     assert written.config["model"] == {"kind": "llama", "dim": 256}
+    assert written.config["launch"] == {"workers": 2}, "what auto became"
+    assert (written.config["world_size"], written.config["commit"]) == (2, "abc")
+    assert written.config["options"] == {"parallelism": "fsdp1"}
+    assert written.axes == {"train/*": "train/tokens"}
+    assert {"step", "time", "attempt", "train/tokens"} <= written.hidden
     assert written.exit_code == 0
     assert stub.requests == []
 
@@ -307,13 +317,13 @@ def test_tensorboard_shows_the_run(tmp_path: Path) -> None:
         subprocess.check_output([sys.executable, "-c", READ_BACK, run.run_dir / "tensorboard"], text=True)
     )
     assert shown["files"] == 1
-    for key in ("train/loss", "train/tokens", "attempt"):
+    for key in ("train/loss", "train/tokens"):
         expected = [(row["step"], row[key]) for row in run.rows]
         assert [step for step, _ in shown["scalars"][key]] == [step for step, _ in expected]
         assert all(
             math.isclose(a, b, rel_tol=1e-7) for (_, a), (_, b) in zip(shown["scalars"][key], expected, strict=True)
         )
-    assert "perf/mfu" not in shown["scalars"]
+    assert not {"perf/mfu", "attempt", "step", "time"} & shown["scalars"].keys()
     assert "dim: 256" in shown["texts"]["config/text_summary"]
     assert "1234.5" in shown["texts"]["summary/text_summary"]
     assert shown["texts"]["state/text_summary"] == "completed"
@@ -325,12 +335,115 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0, "tensors": 0}).Reload()
 print(json.dumps({
-    "files": len(list(Path(sys.argv[1]).iterdir())),
+    "files": len(list(Path(sys.argv[1]).glob("events.*"))),
     "scalars": {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]},
     "texts": {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]},
 }))
 """
 """In a process of its own: TensorBoard's imports warn about what they use."""
+
+
+def test_tensorboards_hparams_tab_has_settings_and_results(tmp_path: Path) -> None:
+    """Two runs of a sweep, one of them resumed; what the tab shows is asked of TensorBoard itself."""
+    for name, state in (("000", "completed"), ("001", "oom")):
+        run = Run(tmp_path / name, kind="tensorboard").begin().train(1, 3)
+        assert run.end(state) is None
+    assert run.begin().train(1, 2).end("failed") is None
+    shown = json.loads(
+        subprocess.check_output([sys.executable, "-W", "ignore", "-c", READ_HPARAMS, tmp_path], text=True)
+    )
+    assert [session["name"] for session in shown] == ["000/tensorboard/hparams", "001/tensorboard/hparams"]
+    assert [session["status"] for session in shown] == ["STATUS_SUCCESS", "STATUS_FAILURE"]
+    for session in shown:
+        settings = {
+            "parallelism": "fsdp1",
+            "model.kind": "llama",
+            "model.dim": 256,
+            "steps": 10,
+            "launch.workers": 2,
+            "world_size": 2,
+            "torch": "2.13.0",
+            "commit": "abc",
+        }
+        assert session["hparams"] == settings
+        assert session["metrics"] == {"perf/wps_median": 1234.5, "train/final_loss": 2.25}, "and no curve"
+
+
+READ_HPARAMS = """
+import json, sys
+from google.protobuf.json_format import MessageToDict
+from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(sys.argv[1])
+multiplexer.Reload()
+provider = data_provider.MultiplexerDataProvider(multiplexer, sys.argv[1])
+context = backend_context.Context(base_plugin.TBContext(data_provider=provider, multiplexer=multiplexer))
+every = [api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE, api_pb2.STATUS_RUNNING]
+request = api_pb2.ListSessionGroupsRequest(allowed_statuses=every, slice_size=100)
+answer = list_session_groups.Handler(RequestContext(), context, "", request).run()
+print(json.dumps(sorted(({
+    "name": group.name,
+    "status": api_pb2.Status.Name(group.sessions[0].status),
+    "hparams": {key: MessageToDict(value) for key, value in group.hparams.items()},
+    "metrics": {each.name.tag: each.value for each in group.sessions[0].metric_values},
+} for group in answer.session_groups), key=lambda group: group["name"])))
+"""
+
+
+def test_several_trackers_each_show_the_run(tmp_path: Path) -> None:
+    run = Several(tmp_path / "run", wandb={"kind": "wandb"}, tensorboard={"kind": "tensorboard"}).begin().train(1, 3)
+    run.finish()
+    assert history(run.offline.history) == run.rows
+    assert list(run.run_dir.glob("tensorboard/events.*"))
+    assert read_tracking(run.run_dir)["run_id"] == run.offline.id
+
+
+@pytest.mark.parametrize("trouble", ["crash in log", "hang in finish"])
+def test_one_of_several_trackers_in_trouble_does_not_take_the_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trouble: str
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    bad = {"kind": "own_trackers:ToFile", "trouble": trouble, "finish_timeout_s": 3 if "hang" in trouble else BOUND_S}
+    run = Several(tmp_path / "run", bad=bad, tensorboard={"kind": "tensorboard"}).begin().train(1, 4)
+    run.finish()
+    out, err = capfd.readouterr()
+    (warning,) = err.splitlines()
+    assert "tracker own_trackers:ToFile" in warning and "logs/tracker-bad.log" in warning and not out
+    assert warning.endswith(f"meshrunner.runner.trackers.process {run.run_dir} bad)")
+    assert read_tracking(run.run_dir, "tensorboard")["phase"] == "finished"
+    (events,) = run.run_dir.glob("tensorboard/hparams/events.*")
+    assert b"session_end_info" in events.read_bytes()
+
+
+def test_several_trackers_are_fed_again_by_hand(tmp_path: Path) -> None:
+    both = {"first": {"kind": "tests.e2e.own_trackers:ToFile"}, "second": {"kind": "tensorboard"}}
+    run = Several(tmp_path / "run", **both).train(1, 2)
+    update_status(run.run_dir, state="completed")
+    assert track_again(run.run_dir, "second") == 0
+    assert not (run.run_dir / "own_tracker.jsonl").exists()
+    assert track_again(run.run_dir) == 0
+    assert len((run.run_dir / "own_tracker.jsonl").read_text().splitlines()) == 3
+
+
+class Several(Run):
+    """A run that several trackers follow."""
+
+    def __init__(self, run_dir: Path, **members: dict[str, Any]) -> None:
+        super().__init__(run_dir, kind="several", of={k: {"finish_timeout_s": BOUND_S} | v for k, v in members.items()})
+        self.attempt = 1
+
+    def begin(self) -> Several:
+        self.attempt = claim(self.run_dir)["attempt"]
+        self.trackers = Trackers.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
+        return self
+
+    def finish(self) -> None:
+        """The run's end; warnings of its trackers are printed."""
+        update_status(self.run_dir, state="completed")
+        write_json(self.run_dir / "summary.json", SUMMARY)
+        self.trackers.finish_or_warn("")
 
 
 def test_no_tracker_starts_no_process(tmp_path: Path) -> None:

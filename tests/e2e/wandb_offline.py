@@ -25,6 +25,11 @@ class OfflineRun:
     group: str = ""
     job_type: str = ""
     tags: list[str] = field(default_factory=list)
+    notes: str = ""
+    axes: dict[str, str] = field(default_factory=dict)
+    """Metric, or pattern of metrics -> the one over which it is drawn."""
+    hidden: set[str] = field(default_factory=set)
+    """Metrics without a chart."""
     config: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -45,6 +50,11 @@ def read_offline_run(path: Path) -> OfflineRun:
                 run.id, run.project, run.name = record.run.run_id, record.run.project, record.run.display_name
                 run.group, run.job_type, run.tags = record.run.run_group, record.run.job_type, list(record.run.tags)
                 run.config |= _items(record.run.config.update)
+                run.notes = record.run.notes
+            case "metric":
+                name = record.metric.name or record.metric.glob_name
+                run.axes |= {name: record.metric.step_metric} if record.metric.step_metric else {}
+                run.hidden |= {name} if record.metric.options.hidden else set()
             case "config":
                 run.config |= _items(record.config.update)
             case "history":

@@ -114,6 +114,7 @@ def test_every_key_of_hydra_is_explained(key: str) -> None:
         ("hydra.job.chdir", ["Refused: workers stay"]),
         ("hydra.verbose", ["Has no effect"]),
         ("hydra", ["hydra.sweeper.params"]),
+        ("tracker.of.wandb.mode", ["tracker.mode", "offline, online or disabled"]),
     ],
 )
 def test_what_help_answers(word: str, parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:

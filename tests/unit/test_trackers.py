@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,26 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import cli
+from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.devices import NodeDevices
+from meshrunner.runner.config.experiment import check
+from meshrunner.runner.launch.environment import resolved
 from meshrunner.runner.process import tree as processes
+from meshrunner.runner.rundir import sweep
 from meshrunner.runner.rundir.events import read_events
+from meshrunner.runner.rundir.files import read_json, write_json
 from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
-from meshrunner.runner.trackers.base import RunRecord, Tracker, tracker_of
+from meshrunner.runner.rundir.sweep import add_runs
+from meshrunner.runner.trackers.base import RunRecord, SweepRecord, Tracker, tracker_of
+from meshrunner.runner.trackers.handle import Trackers
 from meshrunner.runner.trackers.process import RowBuffer, run_tracker
-from tests.composed import option
+from tests.composed import config, experiment, option
+from tests.e2e.command import TINY
+from tests.run_dirs import make_run
 
 
 def append(run_dir: Path, attempt: int, *steps: int) -> None:
@@ -41,6 +54,12 @@ def test_the_yaml_lists_every_key_with_its_default(name: str) -> None:
     assert cls.model_validate(keys) == cls(kind=name)
 
 
+def test_several_yaml_lists_every_key() -> None:
+    keys = option("tracker", "several")
+    assert set(keys) == set(Tracker.resolve("several").model_fields)
+    assert (keys["kind"], keys["of"]) == ("several", {})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"mode": "on"}, {"project": "a/b"}, {"tags": ["t" * 65]}, {"finish_timeout_s": 0}, {"tag": ["a"]}],
@@ -59,13 +78,191 @@ def test_a_tracker_with_nothing_to_do_is_not_active(tmp_path: Path, tracker: dic
 
 
 def test_the_record_of_a_run_in_a_sweep(tmp_path: Path) -> None:
-    sweep = tmp_path / "sweep-1"
-    sweep.mkdir()
-    (sweep / "sweep.json").write_text("{}")
-    run = RunRecord.load(placed(sweep / "000_a"))
+    folder = tmp_path / "sweep-1"
+    folder.mkdir()
+    (folder / "sweep.json").write_text("{}")
+    run = RunRecord.load(placed(folder / "000_a"))
     assert (run.name, run.group, run.attempt) == ("000_a", "sweep-1", 1)
-    assert run.tags == ["parallelism=fsdp2", "model=" + "m" * 58]
+    assert run.tags == ["model=" + "m" * 58], "fsdp2 is the default, and a launcher is no setting"
     assert run.config["steps"] == 3
+
+
+def test_the_group_is_the_date_and_what_varies_and_stays_when_the_sweep_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [[f"parallelism=fsdp{i}", "steps=3", f"optimizer.lr={lr}"] for i in (1, 2) for lr in (0.1, 0.2)]
+    add_runs(tmp_path, [(f"{number:03}", overrides) for number, overrides in enumerate(jobs)])
+    group = RunRecord.load(placed(tmp_path / "000")).group
+    assert group is not None and re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d parallelism x lr", group)
+    monkeypatch.setattr(sweep, "datetime", None)  # it is not asked again
+    add_runs(tmp_path, [("004", ["parallelism=fsdp1", "steps=9", "optimizer.lr=0.1"])])
+    assert RunRecord.load(tmp_path / "000").group == group
+
+
+@pytest.mark.parametrize(
+    ("runs", "title"),
+    [
+        ([("000_seed-0", ["steps=3"]), ("000_seed-1", ["steps=3"])], "seed"),
+        ([("000", ["lr=0.1", "tracker=wandb"]), ("001", ["lr=0.1", "tracker=tensorboard"])], "sweep-2"),
+        ([("000", [f"{key}=1" for key in "abcdef"])], "a x b x c x d and 2 more"),
+        ([("000", ["steps=3", "+model.dim=64", "tracker=[wandb,tensorboard]"])], "dim"),
+    ],
+)
+def test_what_varies_is_what_the_sweeper_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[str, list[str]]], title: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["meshrunner", "run", "-m", "steps=3", "+model.dim=interval(1,9)"])
+    (folder := tmp_path / "sweep-2").mkdir()
+    add_runs(folder, runs)
+    assert sweep.sweep_title(folder)[len("2026-01-31 14:05 ") :] == title
+
+
+def test_a_description_says_what_auto_became(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    config = {
+        "launch": {"nodes": 3, "workers": "auto", "threads": "auto"},
+        "parallelism": {"kind": "fsdp2", "shard": "auto"},
+        "data": {"kind": "stdlib", "vocab_size": "auto"},
+        "global_batch": None,
+        "steps": 3,
+    }
+    place_run(config, run_dir, {"choices": {"parallelism": "hsdp2"}})
+    run = RunRecord.load(run_dir)
+    assert run.describe()["launch"] == config["launch"] and "world_size" not in run.describe()
+    resolved = {"launch.workers": 2, "launch.threads": 1, "parallelism.shard": 2, "global_batch": 8, "gone.key": 1}
+    packages = {"torch": "2.13.0", "torchao": None}
+    environment = {"resolved": resolved, "packages": packages, "python": "3.12.1", "git_commit": "abc", "host": "node1"}
+    write_json(run_dir / "environment.json", environment | {"device_type": "cpu"})
+    assert "world_size" not in run.describe()
+    write_json(run_dir / "environment.json", environment | {"device_type": "cpu", "workers": 2})
+    assert run.describe()["world_size"] == 6, "nodes x workers"
+    summary = {"world_size": 2, "device": "Xeon", "data": {"tokenizer_vocab": 4000}}
+    write_json(run_dir / "summary.json", summary)
+    told = run.describe()
+    assert told.pop("directory") == str(run_dir)
+    assert told == {
+        "launch": {"nodes": 3, "workers": 2, "threads": 1},
+        "parallelism": {"kind": "fsdp2", "shard": 2},
+        "data": {"kind": "stdlib", "vocab_size": 4000},
+        "global_batch": 8,
+        "steps": 3,
+        "options": {"parallelism": "hsdp2"},
+        "world_size": 2,
+        "device": "Xeon",
+        "device_type": "cpu",
+        "host": "node1",
+        "commit": "abc",
+        "versions": {"torch": "2.13.0", "python": "3.12.1"},
+    }
+    assert run.config == config, "what is on record stays"
+
+
+@pytest.mark.parametrize("written", ["[]", '{"resolved": 3, "packages": [1]}', '{"resolved": {"steps.x": 1}}'])
+def test_a_damaged_environment_is_no_reason_to_fail(tmp_path: Path, written: str) -> None:
+    run_dir = placed(tmp_path / "run")
+    (run_dir / "environment.json").write_text(written)
+    assert RunRecord.load(run_dir).describe()["steps"] == 3
+
+
+def test_a_resumed_run_records_the_batch_of_its_checkpoint() -> None:
+    """`resolved` is given the experiment as it continues, whose global batch no longer follows from the ranks."""
+    assert resolved(experiment("hardware=cpu"), NodeDevices("cpu", 2, 1)) == {
+        "launch.workers": 2,
+        "launch.threads": 1,
+        "parallelism.shard": 2,
+        "parallelism.replicate": 1,
+        "global_batch": 8,
+        "hardware.kind": "cpu",
+    }
+    continued = experiment("parallelism=ddp", "global_batch=24")
+    found = resolved(continued, NodeDevices("cuda", 3, 4))
+    assert (found["parallelism.replicate"], found["global_batch"], found["hardware.kind"]) == (3, 24, "gpu")
+
+
+def test_what_a_sweep_has_in_common(tmp_path: Path) -> None:
+    for number, parallelism in enumerate(("fsdp1", "fsdp2", "fsdp2")):
+        run_dir = make_run(
+            tmp_path / f"{number:03}",
+            f"parallelism={parallelism}",
+            "precision=bf16",
+            environment={"git_commit": "abc", "packages": {"torch": "2.13.0"}, "host": f"node{number}"},
+            summary={"world_size": 2},
+        )
+        assert RunRecord.load(run_dir).tags[-1] == "precision=bf16"
+    make_run(tmp_path / "003", "parallelism=fsdp1_tp", "precision=bf16", state="skipped")
+    jobs = [{"name": f"{number:03}", "overrides": []} for number in range(4)]
+    write_json(
+        tmp_path / "sweep.json", {"created": "2026-01-31T14:05:09+01:00", "varies": ["parallelism"], "jobs": jobs}
+    )
+    found = SweepRecord.load(tmp_path)
+    assert found.group == "2026-01-31 14:05 parallelism"
+    assert found.tags == ["data=random", "precision=bf16"]
+    shared = found.shared
+    assert (shared["varies"], shared["runs"], shared["world_size"], shared["commit"]) == (["parallelism"], 4, 2, "abc")
+    assert shared["versions"] == {"torch": "2.13.0"} and shared["options"]["precision"] == "bf16"
+    assert "host" not in shared and "kind" not in shared["parallelism"] and "parallelism" not in shared["options"]
+    assert shared["parallelism"]["tensor"] == 1 and shared["model"]["dim"] == 32
+
+
+SEVERAL = {"wandb": {"kind": "wandb"}, "tensorboard": {"kind": "tensorboard"}}
+
+
+@pytest.mark.parametrize("typed", ["tracker=[wandb,tensorboard]", "tracker=[ tensorboard , wandb ]"])
+def test_several_trackers_are_a_list_of_options(typed: str) -> None:
+    composed = Composer(parse("run", [typed, "tracker.of.wandb.mode=online", "steps=3"])).single_run()
+    assert composed is not None
+    assert composed.overrides["choices"]["tracker"] == "several"
+    assert not [group for group in composed.overrides["choices"] if "@" in group]
+    assert composed.overrides["task"] == [typed.replace(" ", ""), "tracker.of.wandb.mode=online", "steps=3"]
+    members = check(composed.config).tracker.members
+    assert {name: (tracker.kind, getattr(tracker, "mode", "")) for name, tracker in members.items()} == {
+        "wandb": ("wandb", "online"),
+        "tensorboard": ("tensorboard", ""),
+    }
+
+
+def test_several_trackers_in_a_sweep_are_recorded_as_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["place", "-m", *TINY, "tracker=[wandb,tensorboard]", "seed=1,2", f"hydra.sweep.dir={tmp_path / 's'}"]
+    assert cli._dispatch(command) == 0
+    assert [run.name for run in sorted((tmp_path / "s").glob("0*"))] == ["000_seed-1", "001_seed-2"]
+    found = read_json(tmp_path / "s" / "sweep.json")
+    assert found["varies"] == ["seed"]
+    for job in found["jobs"]:
+        assert "tracker=[wandb,tensorboard]" in job["overrides"] and "@" not in "".join(job["overrides"])
+        assert list(RunRecord.load(tmp_path / "s" / job["name"]).config["tracker"]["of"]) == ["wandb", "tensorboard"]
+
+
+def test_one_tracker_in_a_list_is_that_tracker() -> None:
+    assert config("tracker=[tensorboard]")["tracker"]["kind"] == "tensorboard"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (["tracker=[wandb,wandb]"], "names wandb twice"),
+        (["tracker=several"], "names no tracker"),
+        (["tracker=[wandb,several]"], "names no tracker"),
+        (["tracker=[wandb,tensorboard]", "tracker.of.tensorboard.kind=wandb"], "2 trackers of kind 'wandb'"),
+    ],
+)
+def test_several_trackers_that_cannot_be(overrides: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        experiment(*overrides)
+
+
+def test_the_name_of_a_tracker_becomes_part_of_file_names() -> None:
+    with pytest.raises(ValidationError, match=r"'\.\./b' is no name"):
+        TypeAdapter(Tracker.resolve("several")).validate_python({"kind": "several", "of": {"../b": {"kind": "none"}}})
+
+
+def test_several_trackers_are_active_where_one_is(tmp_path: Path) -> None:
+    tracker = tracker_of(RunRecord.load(placed(tmp_path / "run", kind="several", of=SEVERAL)))
+    assert tracker.active and tracker.compares
+    none = {"a": {"kind": "none"}, "b": {"kind": "wandb", "mode": "disabled"}}
+    tracker = tracker_of(RunRecord.load(placed(tmp_path / "other", kind="several", of=none)))
+    assert not tracker.active and not tracker.compares
+    assert Trackers.start(tmp_path / "other", tracker).finish_or_warn("") is None
+    assert not (tmp_path / "other" / "tracker-a.json").exists(), "no process was started"
 
 
 def test_a_single_run_has_no_group_and_keeps_its_id(tmp_path: Path) -> None:

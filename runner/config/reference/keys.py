@@ -17,6 +17,7 @@ from meshrunner.runner.config.reference.docstrings import documentation
 from meshrunner.runner.config.reference.schema import Words, is_group, section_schema
 
 INDEX = re.compile(r"\[\w*\]")
+MEMBER = re.compile(r"^tracker\.of\.\w+(?=\.)")
 
 
 class Key(NamedTuple):
@@ -90,7 +91,7 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
         yield Key(f"{prefix}.{field}", field, having)
         for kind, owner in having.items():
             inner, listed = _section_in(owner.model_fields[field].annotation)
-            if inner is not None:
+            if inner is not None and not is_group(inner):
                 yield from keys_of(f"{prefix}.{field}{'[]' if listed else ''}", {kind: inner})
                 break
 
@@ -104,8 +105,8 @@ def found(word: str, keys: list[Key]) -> list[Key]:
 
 
 def plain(name: str) -> str:
-    """The name of a key without the index of a list's entry: `wrap.rules[0].match` is wrap.rules.match."""
-    return INDEX.sub("", name)
+    """The name of a key: `wrap.rules[0].match` is wrap.rules.match, `tracker.of.wandb.mode` is tracker.mode."""
+    return MEMBER.sub("tracker", INDEX.sub("", name))
 
 
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:

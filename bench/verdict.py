@@ -1,0 +1,40 @@
+"""How often the demo's verdict calls two identical configurations different, on a machine with a neighbour."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.processes import measure
+
+MESHRUNNER = str(Path(sys.executable).with_name("meshrunner"))
+TRIES = 10
+TWINS = [
+    *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=12", "tracker=none"),
+    *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
+]
+"""The demo's layouts and repeats, but for a variable that nothing reads."""
+
+
+def verdict(folder: Path) -> None:
+    """Tries in which a busy loop shares the cores, and what each found between the twins."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    print(f"verdict: no difference between twins in {TRIES - wrong} of {TRIES} tries", flush=True)
+
+
+def _told_apart(sweep: Path) -> bool:
+    measure([MESHRUNNER, "run", "-m", *TWINS, f"hydra.sweep.dir={sweep}"], sweep.parent)
+    compared = [MESHRUNNER, "compare", str(sweep), "--baseline", "launch.env.TWIN=a", "--json"]
+    rows = json.loads(subprocess.run(compared, capture_output=True, check=True).stdout)
+    found = [row for row in rows if row["speed_vs_baseline_pct"] is not None]
+    assert found and all(row["within_noise"] is not None for row in found), "nothing was tested"
+    print(*(f"twin {row['speed_vs_baseline_pct']:+.1f}%{'' if row['within_noise'] else ' DIFFERENT'}" for row in found))
+    return not all(row["within_noise"] for row in found)

@@ -1,0 +1,69 @@
+"""The module of `gpt.GPT`. What makes it work under every layout are four methods: see `Network`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshrunner.recipes.model.network import Network
+
+if TYPE_CHECKING:
+    from examples.own_model.gpt import GPT
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, dim: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.attention_norm = nn.LayerNorm(dim, bias=False)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+        self.ffn_norm = nn.LayerNorm(dim, bias=False)
+        self.up = nn.Linear(dim, 4 * dim, bias=False)
+        self.down = nn.Linear(4 * dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (
+            t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(self.attention_norm(x)).chunk(3, -1)
+        )
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
+
+
+class GPTNetwork(Network):
+    """Token and position embeddings, blocks, norm, output projection."""
+
+    def __init__(self, config: GPT, seq_len: int) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = nn.Embedding(seq_len, config.dim)
+        self.blocks = nn.ModuleList(Block(config.dim, config.n_heads) for _ in range(config.n_layers))
+        self.norm = nn.LayerNorm(config.dim, bias=False)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits; with targets the loss, which is computed here because FSDP has gathered the projection's weight here."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        return self.output(x) if targets is None else self.loss(self.output, x, targets)
+
+    def block_names(self) -> list[str]:
+        """What is wrapped, recomputed and compiled one by one."""
+        return [f"blocks.{i}" for i in range(len(self.blocks))]
+
+    def initial_std(self, name: str) -> float | None:
+        """By name, so that every layout draws the same values; None: ones, for the norms."""
+        if name.endswith("norm.weight"):
+            return None
+        residual = name.endswith(("out.weight", "down.weight"))
+        return 0.02 / math.sqrt(2 * self.config.n_layers) if residual else 0.02

@@ -1,0 +1,70 @@
+"""A parallelism of one's own: data parallelism without a wrapper, every gradient averaged as soon as backward has it.
+
+    meshrunner run --config-dir examples/own_parallelism parallelism=averaged steps=5
+
+`parallelism/averaged.yaml` names this class by `kind: examples.own_parallelism.averaged:Averaged`; nothing registers it. What
+DDP has beyond this are buckets, so that many gradients share an all-reduce, and the overlap with backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.precision import Precision
+
+
+class Averaged(Parallelism):
+    """Every device holds a replica, and each gradient is averaged by a collective of its own."""
+
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """What gradients are communicated in; bf16 halves the traffic, and rounds."""
+
+    def degrees(self, nodes: int, workers: int) -> Degrees:
+        """All devices are replicas; what cannot work is said here, before anything starts."""
+        if self.tensor > 1 or self.shard not in ("auto", 1):
+            raise ConfigError("parallelism: averaged has replicas alone: tensor and shard must be 1")
+        return Degrees(replicate=nodes * workers, shard=1, tensor=1)
+
+    def apply(
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
+    ) -> nn.Module:
+        """Initialise the replica, the same on every device, and hook its gradients."""
+        if precision.param_dtype is not None:
+            raise ConfigError("parallelism: averaged computes in the parameters' own dtype; use precision=fp32")
+        initialiser.materialise(model)
+        average = self._average(mesh.get_group("replicate"), model) if mesh.size() > 1 else None
+        for parameter in model.parameters():
+            if average is not None and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(average)
+        return model
+
+    def _average(self, group: ProcessGroup, model: nn.Module) -> Callable[[Tensor], None]:
+        import torch
+        import torch.distributed as dist
+
+        def average(parameter: Tensor) -> None:
+            if getattr(model, "accumulates", False) or parameter.grad is None:
+                return
+            gradient = parameter.grad if self.reduce == "fp32" else parameter.grad.to(torch.bfloat16)
+            dist.all_reduce(gradient, group=group)
+            parameter.grad.copy_(gradient).div_(group.size())
+
+        return average
+
+    @contextmanager
+    def accumulating(self, model: nn.Module, last: bool) -> Iterator[None]:
+        """Around each micro batch of a step: gradients add up locally until the last one."""
+        model.accumulates = not last  # type: ignore[assignment]
+        yield

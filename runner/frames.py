@@ -1,0 +1,76 @@
+"""Runs as pandas DataFrames, for notebooks: `meshrunner.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.export import records
+from meshrunner.runner.compare.findings import findings
+from meshrunner.runner.compare.keys import text
+from meshrunner.runner.compare.rows import Comparison, compare_runs
+from meshrunner.runner.compare.runs import read_runs
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, repr=False)
+class Loaded:
+    """Some runs, compared: two tables, and the sentences that `meshrunner compare` begins with."""
+
+    rows: DataFrame
+    """
+    A row per combination, repeats merged, as `meshrunner compare --json` has it: the varying keys, `state`, `reason`, the
+    figures under their names in summary.json, those against the baseline, and in `runs` the list of the repeats.
+    """
+    events: DataFrame
+    """
+    A row per run and step: `run` (its directory), `state`, the varying keys, then the keys of events.jsonl. Of a step that was
+    repeated after a checkpoint, the last row.
+    """
+    keys: list[str] = field(default_factory=list)
+    """The varying keys: the first columns of `rows`. Lists among their values are text, `[0.9, 0.95]`."""
+    findings: list[str] = field(default_factory=list)
+    """Which row is the fastest and which the leanest, what the baseline's key gains, whether losses agree."""
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.findings, str(self.rows)])
+
+
+def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -> Loaded:
+    """The implementation of `meshrunner.load`."""
+    if not folders:
+        raise ConfigError("load: name at least one run or sweep directory")
+    comparison = compare_runs(read_runs([Path(folder) for folder in folders]), baseline)
+    frame = _pandas().DataFrame
+    rows = [record | _hashable(comparison.keys, record) for record in records(comparison)]
+    return Loaded(frame(rows), frame(_events(comparison)), comparison.keys, findings(comparison))
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("meshrunner.load needs pandas: pip install pandas") from error
+    return pandas
+
+
+def _events(comparison: Comparison) -> list[dict[str, Any]]:
+    found = []
+    for row in comparison.rows:
+        values = _hashable(comparison.keys, row.values)
+        for run in row.runs:
+            about = {"run": str(run.path), "state": run.state, **values}
+            found += [about | {"seed": run.seed} | event for event in run.events]
+    return found
+
+
+def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
+    """The varying keys with text for lists and mappings, which pandas cannot group by."""
+    found = {key: values.get(key) for key in keys}
+    return {key: text(value) if isinstance(value, list | dict) else value for key, value in found.items()}

@@ -1,0 +1,117 @@
+"""What trackers are told of a run beside its figures: the configuration as it was resolved, and what none says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, reduce
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, read_json
+from meshrunner.runner.rundir.plain_yaml import parse_yaml
+from meshrunner.runner.rundir.states import is_count
+
+TAG_LENGTH = 64
+"""W&B refuses longer tags."""
+
+
+def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
+    """
+    A run's configuration, nested, with what `auto` became in this attempt, and beside it what it does not say.
+
+    `options` (group -> chosen option), `world_size`, `device`, `device_type`, `host`, `commit`, `versions`, `directory`; only
+    what is known already: before the workers have started that is little.
+    """
+    environment, summary = read_json(run_dir / ENVIRONMENT), read_json(run_dir / SUMMARY)
+    versions = _object(environment, "packages") | {"python": environment.get("python")}
+    facts = {
+        "options": dict(choices),
+        "world_size": summary.get("world_size") or _devices(config, environment),
+        "device": summary.get("device"),
+        "device_type": environment.get("device_type"),
+        "host": environment.get("host"),
+        "commit": environment.get("git_commit"),
+        "versions": {package: version for package, version in versions.items() if version} or None,
+        "directory": str(run_dir),
+    }
+    resolved = _object(environment, "resolved")
+    if (vocabulary := _object(summary, "data").get("tokenizer_vocab")) is not None:
+        resolved["data.vocab_size"] = vocabulary
+    known = {key: value for key, value in facts.items() if value is not None}
+    return _with_values(config, resolved) | known
+
+
+def _devices(config: dict[str, Any], environment: dict[str, Any]) -> int | None:
+    """Nodes x workers: a run that ends before its workers are together has no `world_size` on record."""
+    nodes, workers = _object(config, "launch").get("nodes"), environment.get("workers")
+    return nodes * workers if is_count(nodes) and is_count(workers) else None
+
+
+def _object(found: dict[str, Any], key: str) -> dict[str, Any]:
+    value = found.get(key)
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _with_values(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a nested configuration with other values of some of its keys; keys that it does not have are left out."""
+    changed = dict(config)
+    for key, value in values.items():
+        first, _, rest = key.partition(".")
+        if first in config:
+            inside = changed[first]
+            changed[first] = (
+                (_with_values(inside, {rest: value}) if isinstance(inside, dict) else inside) if rest else value
+            )
+    return changed
+
+
+def in_common(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The keys, nested, that all runs have the same value of."""
+    return reduce(_same, descriptions) if descriptions else {}
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in one.items():
+        if isinstance(value, dict) and isinstance(other.get(key), dict):
+            found[key] = _same(value, other[key])
+        elif key in other and not differences(value, other[key]):
+            found[key] = value
+    return found
+
+
+def tags(choices: Mapping[str, str]) -> list[str]:
+    """The chosen options that are not the default, as `group=option`."""
+    usual = default_options()
+    own = {group: option for group, option in choices.items() if group != "tracker"}
+    return [f"{group}={option}"[:TAG_LENGTH] for group, option in own.items() if option != usual.get(group)]
+
+
+@cache
+def default_options() -> dict[str, str]:
+    """Group -> the option that conf/run.yaml chooses."""
+    shipped = parse_yaml(files("meshrunner.conf").joinpath("run.yaml").read_text())
+    return {
+        str(group): str(option)
+        for each in shipped["defaults"]
+        if isinstance(each, dict)
+        for group, option in each.items()
+    }
+
+
+OTHERS = (
+    "tracker", "sweep", "objective", "progress", "directory", "host", "options", "versions",
+    "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
+)  # fmt: skip
+"""Keys and sections of a description that are no settings of what is measured."""
+
+
+def settings(description: dict[str, Any]) -> dict[str, Any]:
+    """A description for a table: flat, an option by its name (`parallelism`, not `parallelism.kind`), without what is null."""
+    options, versions = _object(description, "options"), _object(description, "versions")
+    flat = flatten({key: value for key, value in description.items() if key not in OTHERS}) | options
+    flat |= {"torch": versions.get("torch"), "meshrunner": versions.get("meshrunner")}
+    kinds = {f"{group}.kind" for group in options}
+    return {key: value for key, value in flat.items() if value is not None and key not in kinds and key not in OTHERS}

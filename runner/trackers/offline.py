@@ -1,0 +1,122 @@
+"""W&B runs that were recorded offline: finding them below a directory, and uploading them by `wandb sync`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from meshrunner.runner.console import one_line
+from meshrunner.runner.process.tree import descendants, kill
+from meshrunner.runner.rundir.files import WANDB, is_run, is_sweep
+from meshrunner.runner.rundir.owner import owner_is_alive
+from meshrunner.runner.rundir.states import read_status
+
+ANSWER_S = 10
+"""Seconds to wait for the server's first answer."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """A run that W&B recorded offline."""
+
+    folder: Path
+    """The run or sweep directory."""
+    record: Path
+    """The `.wandb` file."""
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether W&B left its mark that the record was uploaded, and it was not written to since."""
+        try:
+            return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+
+    @property
+    def growing(self) -> bool:
+        """Whether the run is executed at this moment: its record is not complete."""
+        status = read_status(self.folder)
+        return status.get("state") == "running" and owner_is_alive(status)
+
+
+def find_offline_runs(folder: Path) -> list[OfflineRun]:
+    """The offline runs of the run and sweep directories at a folder and below it, by path; follows no links."""
+    found = []
+    for run_dir in _directories(folder):
+        for record in sorted((run_dir / WANDB).glob("offline-run-*/*.wandb")):
+            if record.is_file() and not record.is_symlink() and not record.parent.is_symlink():
+                found.append(OfflineRun(run_dir, record))
+    return found
+
+
+def _directories(folder: Path) -> Iterator[Path]:
+    for path, below, _ in os.walk(folder):
+        here = Path(path)
+        if is_run(here) or is_sweep(here):
+            yield here
+        # What lies in a run directory is no run: checkpoints may hold thousands of files.
+        below[:] = [] if is_run(here) else sorted(name for name in below if name != WANDB)
+
+
+def server() -> str:
+    """The address of the W&B server, from the environment or the settings of wandb."""
+    import wandb
+
+    return str(wandb.setup().settings.base_url)
+
+
+def silence(url: str) -> str:
+    """Why a server does not answer; empty where it does, whatever it says. Without this, wandb would try for hours."""
+    try:
+        urlopen(Request(url, method="HEAD"), timeout=ANSWER_S).close()
+    except HTTPError:
+        return ""
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", None) or error)
+    return ""
+
+
+def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> str:
+    """
+    Upload offline runs, by the library's own command; returns when it has ended.
+
+    Args:
+        done: called with each run when it is uploaded.
+
+    Returns:
+        What the command said last, for a user whose runs were not all uploaded.
+    """
+    command = [sys.executable, "-m", "wandb", "sync", *(str(run.record.parent) for run in runs)]
+    environment = os.environ | {"WANDB_ERROR_REPORTING": "false"}
+    left = list(runs)
+    with TemporaryFile() as said:
+        # No stdin: it would ask for a key.
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+        )
+        try:
+            over = False
+            while not over:
+                over = process.poll() is not None  # before the marks are read, so that none is missed
+                for run in [run for run in left if run.uploaded]:
+                    left.remove(run)
+                    done(run)
+                time.sleep(0 if over else POLL_S)
+        finally:
+            if process.poll() is None:
+                for child in descendants(process.pid):
+                    kill(child)
+                process.kill()
+            process.wait()
+        said.seek(0)
+        lines = [one_line(line) for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("wandb: ") if lines else f"`wandb sync` ended with exit status {process.returncode}"

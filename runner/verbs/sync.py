@@ -1,0 +1,79 @@
+"""`meshrunner sync`: upload the W&B runs that were recorded offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.console import say, shown, warn
+from meshrunner.runner.process.signals import interruptible
+from meshrunner.runner.trackers.offline import OfflineRun, find_offline_runs, server, silence, upload
+
+USAGE = "usage: meshrunner sync DIR [DIR...] [--dry-run]"
+
+
+def sync(arguments: list[str]) -> int:
+    """
+    Upload the offline W&B runs of directories and of all below them, but for those that were uploaded or are still executed.
+
+    Returns:
+        The exit status: 1 where a run could not be uploaded, or none because nobody is logged in or no server answers.
+
+    Raises:
+        ConfigError: wrong arguments, or a directory that does not exist.
+    """
+    dry_run, folders = "--dry-run" in arguments, [Path(each) for each in arguments if each != "--dry-run"]
+    if not folders or any(str(folder).startswith("-") for folder in folders):
+        raise ConfigError(USAGE)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}")
+    found = list(dict.fromkeys(run for folder in folders for run in find_offline_runs(folder.absolute())))
+    growing = [run for run in found if run.growing]
+    todo = [run for run in found if not run.uploaded and run not in growing]
+    for run in growing:
+        warn(f"{shown(run.folder)} is still being executed: its record is not complete")
+    if not todo:
+        say(f"nothing to upload: {_counted(found, growing)}")
+        return 0
+    with interruptible("; what was uploaded stays so, and the same command uploads the rest"):
+        return _dry_run(todo, found, growing) if dry_run else _upload(todo)
+
+
+def _counted(found: list[OfflineRun], growing: list[OfflineRun]) -> str:
+    uploaded = sum(run.uploaded for run in found if run not in growing)
+    known = {"uploaded already": uploaded, "still being executed": len(growing)}
+    return ", ".join(f"{number} {what}" for what, number in known.items() if number) or "no offline W&B run was found"
+
+
+def _dry_run(todo: list[OfflineRun], found: list[OfflineRun], growing: list[OfflineRun]) -> int:
+    say(f"would upload {_runs(len(todo))} to {server()}:")
+    for run in todo:
+        say(f"  {shown(run.folder)}")
+    if len(todo) < len(found):
+        say(_counted(found, growing))
+    return 0
+
+
+def _upload(todo: list[OfflineRun]) -> int:
+    url = server()
+    if why := silence(url):
+        warn(f"nothing was uploaded: {url} does not answer: {why}")
+        return 1
+    say(f"uploading {_runs(len(todo))} to {url} ...")
+    uploaded: list[OfflineRun] = []
+
+    def done(run: OfflineRun) -> None:
+        uploaded.append(run)
+        say(f"  {shown(run.folder)}")
+
+    last = upload(todo, done)
+    if len(uploaded) == len(todo):
+        say(f"uploaded {_runs(len(todo))}")
+        return 0
+    warn(f"uploaded {len(uploaded)} of {_runs(len(todo))}; wandb said: {last}")
+    return 1
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'s' * (number != 1)}"
