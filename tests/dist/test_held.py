@@ -31,6 +31,7 @@ LAYOUTS = [
     (4, "parallelism=fsdp2_tp micro_batch=3"),
     (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=6"),
     (3, "parallelism=fsdp1"),
+    (3, "parallelism=fsdp1 model.dim=30 model.n_heads=5 model.n_kv_heads=5"),  # parameters between which FSDP1 leaves gaps
     (2, f"parallelism=fsdp1 {FREEZE}"),
     (4, "parallelism=hsdp1"),
     (4, "parallelism=fsdp1_tp micro_batch=6"),
