@@ -61,6 +61,8 @@ def _show(arguments: list[str]) -> int:
     screen.print(_memory(experiment, units, degrees, workers))
     screen.print()
     screen.print(_plan(experiment, network, plan, units, degrees))
+    if not experiment.parallelism.wraps_units:
+        screen.print(f"parallelism={experiment.parallelism.kind} has no units; FSDP would have these", soft_wrap=False)
     for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         screen.print(f"warning: {remark}", soft_wrap=False)
     screen.print()
@@ -172,7 +174,7 @@ def _plan(
     for cells, alike in groupby(plan, key=rows.__getitem__):  # equal neighbours share a row
         names = [name or "root" for name in alike]
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
-    table.add_row(f"{len(plan)} units, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
+    table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
     return table
 
 

@@ -52,9 +52,11 @@ def test_bytes_of_an_8b_model_on_8_gpus(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_replicas_hold_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(shown(capsys, "parallelism=ddp", "launch.workers=4", "hardware=cpu"))
+    text = shown(capsys, "parallelism=ddp", "launch.workers=4", "hardware=cpu")
+    found = rows(text)
     assert found["weights"] == found["gradients"] == f"27.51 MiB {7_212_288 * 4:,} bytes"
     assert found["optimizer state"].endswith(f"{7_212_288 * 8 + 4 * 57:,} bytes")
+    assert "parallelism=ddp has no units" in text
 
 
 def test_what_is_frozen_has_no_gradient(capsys: pytest.CaptureFixture[str]) -> None:
