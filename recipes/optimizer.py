@@ -25,6 +25,10 @@ class Optimizer(Option):
     lr: float = Field(gt=0)
     """Learning rate before the schedule's factor."""
 
+    def state_bytes(self, elements: int, tensors: int) -> int | None:
+        """Bytes of the state for so many trained elements in so many parameters of a device; None: not known."""
+        return None
+
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of sharded, materialised parameters."""
@@ -41,6 +45,10 @@ class AdamW(Optimizer):
     """Decoupled weight decay, on every parameter."""
     implementation: Literal["fused", "foreach", "for_loop"]
     """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
+
+    def state_bytes(self, elements: int, tensors: int) -> int:
+        """Two fp32 moments, and for each parameter its fp32 count of steps."""
+        return 8 * elements + 4 * tensors
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         import torch

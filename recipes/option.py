@@ -13,15 +13,21 @@ import difflib
 import importlib
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -137,7 +143,21 @@ def chosen(base: type[Option]) -> BeforeValidator:
     return BeforeValidator(choose)
 
 
-def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> BeforeValidator:
+@dataclass(frozen=True)
+class WholeNumbers(BeforeValidator):
+    """The validator that `whole` returns; it knows what it accepts, for the JSON schema."""
+
+    words: tuple[str | None, ...] = ()
+    at_least: int = 1
+    at_most: int = INT64
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
+        number = {"type": "integer", "minimum": self.at_least, "maximum": self.at_most}
+        others = [{"type": "null"} if word is None else {"const": word} for word in self.words]
+        return {"anyOf": [number, *others]} if others else number
+
+
+def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeNumbers:
     """
     A validator of whole numbers and given words (None: null): `workers: Annotated[int | Auto, whole("auto")]`.
 
@@ -155,7 +175,7 @@ def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> Before
             raise PydanticCustomError("whole", f"{too_large}, got {shortened(value)}")
         return value
 
-    return BeforeValidator(check)
+    return WholeNumbers(check, words=words, at_least=at_least, at_most=at_most)
 
 
 Auto = Literal["auto"]

@@ -61,8 +61,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     No other order works: each step changes what the next one sees.
     """
     # 1. On meta, where no model is too large. Float8 replaces linear layers before anything refers to them.
-    with torch.device("meta"):
-        network = recipe.model.build(recipe.seq_len)
+    network = recipe.model.on_meta(recipe.seq_len)
     recipe.precision.convert(network)
     # 2. Tensor parallelism: its plan uses module names, which later wrappers change.
     layout = recipe.parallelism

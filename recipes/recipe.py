@@ -27,16 +27,27 @@ class Recipe(Section):
     """One training run."""
 
     model: Annotated[SerializeAsAny[Model], chosen(Model)]
+    """The network that is trained: its architecture and size."""
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]
+    """How the model is distributed over devices: FSDP1, FSDP2, DDP, tensor parallelism, and how many devices each takes."""
     wrap: Annotated[SerializeAsAny[Wrap], chosen(Wrap)]
+    """Which modules become units, whose parameters FSDP gathers and frees together."""
     activation_checkpoint: Annotated[SerializeAsAny[ActivationCheckpoint], chosen(ActivationCheckpoint)]
+    """What is computed again in backward, to save the memory of activations."""
     compile: Annotated[SerializeAsAny[Compile], chosen(Compile)]
+    """Which parts of the model torch.compile compiles."""
     precision: Annotated[SerializeAsAny[Precision], chosen(Precision)]
+    """The dtypes of compute and of the gradient reduction; master weights are fp32."""
     loss: Annotated[SerializeAsAny[Loss], chosen(Loss)]
+    """How the cross entropy is computed; every option gives the same value."""
     optimizer: Annotated[SerializeAsAny[Optimizer], chosen(Optimizer)]
+    """The optimizer, its learning rate and weight decay."""
     lr_schedule: Annotated[SerializeAsAny[LRSchedule], chosen(LRSchedule)]
+    """The factor on optimizer.lr in every step."""
     data: Annotated[SerializeAsAny[Data], chosen(Data)]
+    """The tokens that are trained on: which text, which tokenizer, in which order."""
     checkpoint: Annotated[SerializeAsAny[Checkpoint], chosen(Checkpoint)]
+    """Whether the run is saved, and what it continues from."""
 
     steps: Count
     """Optimizer steps."""

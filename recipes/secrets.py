@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+from meshrunner.recipes.errors import ConfigError
 
 SECRET = re.compile(r"(TOKEN|(?<!_P)KEY|SECRET|JWT|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,}\s]+)")
@@ -13,3 +16,13 @@ WHERE = "it would stand in config.yaml and go to the report page and the tracker
 def is_secret(name: str) -> bool:
     """Whether a variable's name says that its value is secret: HF_TOKEN, WANDB_API_KEY, SLURM_JWT; not NCCL_IB_PKEY."""
     return SECRET.search(name) is not None
+
+
+def refuse_secrets(value: Any, key: str = "") -> None:
+    """Raise ConfigError where a secret would be copied from the environment into the configuration."""
+    if isinstance(value, dict | list):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            refuse_secrets(each, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, str):
+        for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
+            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the value is secret, as the name says: {WHERE}")

@@ -19,7 +19,7 @@ usage: meshrunner VERB ...
 
   run    [OVERRIDES] [-m]    train; with -m, a sweep over every combination
   resume DIR [--force]       execute a run directory from its newest checkpoint, or the unfinished runs of a sweep directory
-  show   [OVERRIDES]         resolved configuration, mesh, wrap plan, parameters, FLOPs per token; starts nothing
+  show   [OVERRIDES]         parameters, FLOPs, mesh, memory per device, wrap plan; --config: the configuration; starts nothing
   compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
   status DIR [DIR...]        the progress of every run of a sweep, also while it is running
   submit [OVERRIDES] [-m]    write run directories and submit them to SLURM; --dry-run prints the script and does nothing
@@ -28,14 +28,24 @@ usage: meshrunner VERB ...
   place  [OVERRIDES] [-m]    write run directories, start nothing
   sync DIR [--dry-run]       upload the W&B runs below a directory that were recorded offline
   doctor                     what this machine has, what is missing and why it matters
+  help   KEY                 what a key, group or option means, what it may be, its default: help lr, help wrap=rules
+  schema [GROUP]             a JSON schema of config.yaml, or of the files of a group, for editors
+  --version                  versions of meshrunner, torch and Python
 
-OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists the options.
+OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists groups and keys.
 
-exit status: 0 every run ended as asked; 1 a run failed; 2 the configuration is wrong, nothing was started;
+exit status: 0 every run ended as asked; 1 a run failed;
+             2 the configuration is wrong, nothing was started;
              75 preempted, may be run again; 130 interrupted"""
 
-VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "sync", "doctor")
+VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "sync", "doctor", "help", "schema")
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
+HELP_COLUMN = 29
+"""Where the help text says what a verb does."""
+MODULES = {"schema": "help"}
+"""Verbs in another's module."""
+WITHOUT_OPTIONS = ("resume", "status", "cancel", "doctor", "help", "schema")
+"""Verbs of which the help text above says everything."""
 
 
 EXECUTING = ("run", "resume")
@@ -82,23 +92,65 @@ def _dispatch(arguments: list[str]) -> int:
         from meshrunner.runner.completion import answer
 
         return answer(arguments, VERBS)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP)
+    if "--version" in arguments:
+        print(_versions())
+        return 0
+    if not arguments or arguments[0] in ("-h", "--help") or arguments == ["help"]:
+        print(_fitted(HELP))
         return 0 if arguments else 2
+    if asked := _asked(arguments):
+        print(_fitted("\n".join(line for line in HELP.splitlines() if line.startswith(f"  {asked} "))))
+        return 0
     if arguments[0] not in VERBS:
         from meshrunner.recipes.option import did_you_mean
         from meshrunner.runner.console import say
 
         hint = did_you_mean(arguments[0], VERBS)
-        say(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{HELP}", to_stderr=True)
+        say(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{_fitted(HELP)}", to_stderr=True)
         return 2
     return _run_verb(*arguments)
+
+
+def _fitted(text: str) -> str:
+    """The help text in a terminal that is narrower than its lines: what a verb does stays in its column."""
+    if not sys.stdout.isatty():
+        return text
+    from textwrap import wrap
+
+    from meshrunner.runner.console import columns
+
+    width, indent = columns(), " " * HELP_COLUMN
+    lines = [
+        wrap(line, width, subsequent_indent=indent if line.startswith("  ") else "", replace_whitespace=False) or [""]
+        for line in text.splitlines()
+    ]
+    return "\n".join(line for wrapped in lines for line in wrapped)
+
+
+def _versions() -> str:
+    """Of meshrunner and of what its figures depend on; torch is not imported."""
+    import platform
+    from importlib.metadata import version
+
+    from meshrunner import __version__
+
+    return f"meshrunner {__version__}, torch {version('torch')}, Python {platform.python_version()}"
+
+
+def _asked(arguments: list[str]) -> str:
+    """The verb that is asked for, where the help text above has all that there is to say of it; else empty."""
+    if len(arguments) == 2 and arguments[0] == "help" and arguments[1] in VERBS:
+        return arguments[1]
+    if arguments[1:] in (["-h"], ["--help"]) and arguments[0] in WITHOUT_OPTIONS:
+        return arguments[0]
+    return ""
 
 
 def _run_verb(verb: str, *arguments: str) -> int:
     """Run a verb; turn the errors a user can cause into one screen and an exit status."""
     try:
-        function: Callable[[list[str]], int] = getattr(import_module(f"meshrunner.runner.verbs.{verb}"), verb)
+        module = import_module(f"meshrunner.runner.verbs.{MODULES.get(verb, verb)}")
+        function: Callable[[list[str]], int] = getattr(module, verb)
         return function(list(arguments))
     except (Exception, KeyboardInterrupt) as error:
         known = _explained(error, arguments)

@@ -30,7 +30,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "run": ("-m", "--multirun", *HYDRA_FLAGS),
     "place": ("-m", "--multirun", *HYDRA_FLAGS),
     "submit": ("-m", "--multirun", "--dry-run", *HYDRA_FLAGS),
-    "show": HYDRA_FLAGS,
+    "show": ("--config", *HYDRA_FLAGS),
     "resume": ("--force",),
     "sync": ("--dry-run",),
     "compare": ("--baseline", "--markdown", "--json", "--csv", "--html", "--help"),
@@ -106,6 +106,8 @@ def candidates(line: Line, verbs: Sequence[str]) -> list[str]:
     verb, rest = line.before[0], line.before[1:]
     if verb not in verbs:
         return []
+    if verb == "help":
+        return [] if rest else _explained(line.word)
     if rest and rest[-1] in WITH_VALUE:
         return _value(rest[-1], line.word)
     if line.word.startswith("-"):
@@ -148,6 +150,19 @@ def _entries(word: str) -> Iterator[tuple[str, Path]]:
         for path in Path(f"{parent}{slash}").expanduser().iterdir():
             if path.name.startswith(start) and (start or not path.name.startswith(".")):
                 yield f"{parent}{slash}{path.name}", path
+
+
+def _explained(word: str) -> list[str]:
+    """What `help` explains: groups and sections, once a word is begun also the keys in them, after an equals sign options."""
+    from meshrunner.runner.config.reference import shipped
+    from meshrunner.runner.verbs.help import every_key
+
+    group, equals, _ = word.partition("=")
+    if equals:
+        known = [f"{group}={option}" for option in shipped.options(group)] if group in shipped.groups() else []
+    else:
+        known = [*dict.fromkeys([*shipped.groups(), *(key.name for key in every_key() if word or "." not in key.name)])]
+    return [name for name in known if name.startswith(word)]
 
 
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:

@@ -6,8 +6,10 @@ Text from files, names and the environment is never markup, and what would steer
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 400
 """Width without a terminal, in columns: nothing is folded or cut."""
+WIDEST, NARROWEST, PAGED_WIDTH = 120, 40, 100
+"""Columns of running text: more are hard to read; and where nothing tells how many there are."""
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: terminal escapes begin with one
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these turn the direction of text around
@@ -54,6 +58,14 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     return Plain(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
+
+
+def columns() -> int:
+    """Columns for running text: those of the terminal, also where the output goes to a pager."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
+    return PAGED_WIDTH
 
 
 def warn(text: str) -> None:

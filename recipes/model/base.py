@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, whole
@@ -61,3 +61,18 @@ class Model(Option):
         if not any(parameter.requires_grad for parameter in parameters.values()):
             raise ConfigError("model.freeze: every parameter is frozen, nothing is left to train")
         return network
+
+    def on_meta(self, seq_len: int) -> Network:
+        """As `build`, on meta: there no model is too large, and no module has initial values."""
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        class NoInitialValues(TorchFunctionMode):
+            # On meta they are nothing, but to compute them torch imports its compiler: a second.
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if getattr(func, "__module__", "") == "torch.nn.init":
+                    return (kwargs or {}).get("tensor", next(iter(args), None))
+                return func(*args, **(kwargs or {}))
+
+        with torch.device("meta"), NoInitialValues():
+            return self.build(seq_len)

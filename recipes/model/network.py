@@ -6,9 +6,10 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ParallelStyle
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
     from meshrunner.recipes.loss import LossFunction
 
 
@@ -18,7 +19,16 @@ class Network(nn.Module):
     uses_rng: ClassVar[bool] = False
     """Whether forward uses random numbers, such as for dropout."""
     loss: LossFunction
-    """The loss that `forward` returns when it is given targets."""
+    """
+    `loss(output, hidden, targets)`, set before training by the option in group `loss`. `forward` calls it, with targets, in
+    place of its output projection:
+
+        output: the module of the output projection; it is passed on, not called, so that logits can be computed in chunks.
+        hidden: the last hidden state, after the final norm, [batch, seq, dim].
+        targets: the next tokens, [batch, seq], int64.
+
+    It returns the mean loss of the tokens, 0-d, fp32.
+    """
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:

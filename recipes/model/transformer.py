@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-)
 
 from meshrunner.recipes.model.network import Network
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
     from meshrunner.recipes.model.shape import DecoderShape, RopeScaling
 
 
@@ -134,6 +128,9 @@ class Transformer(Network):
 
         Without sequence parallelism the norms are plain tensors, so their gradients are the same on every rank.
         """
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+
         between = Shard(1) if sequence_parallel else Replicate()
         plan: dict[str, ParallelStyle] = {
             "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -151,6 +148,14 @@ class Transformer(Network):
 
     @staticmethod
     def _block_plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            PrepareModuleInput,
+            RowwiseParallel,
+            SequenceParallel,
+        )
+
         plan: dict[str, ParallelStyle] = {f"attention.w{name}": ColwiseParallel() for name in "qkv"}
         plan |= {f"feed_forward.w{number}": ColwiseParallel() for number in (1, 3)}
         between = Shard(1) if sequence_parallel else Replicate()

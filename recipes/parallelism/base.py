@@ -47,6 +47,15 @@ class Traffic(NamedTuple):
     reduced: int
 
 
+class Held(NamedTuple):
+    """Elements of one unit that a device holds from step to step; of devices with uneven shards the one with most."""
+
+    weights: int
+    gradients: int
+    trained: int
+    """Elements that the optimizer has a state for."""
+
+
 class Parallelism(Option):
     """A way to distribute a model over devices."""
 
@@ -128,6 +137,15 @@ class Parallelism(Option):
             return Traffic(0, reduced if degrees.replicate > 1 else 0)
         times = micro_batches * (2 if unit.reshard_after_forward else 1)
         return Traffic(times * precision.param_bytes * (unit.trained + unit.frozen), reduced)
+
+    def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
+        """What a device holds of one unit: whole parameters where there is one shard, else an even share of each."""
+        weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
+        return Held(weights, trained, trained)
+
+    def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
+        """Bytes of a unit's unsharded gradients, which a device holds between the micro batches of a step."""
+        return 0
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
         """

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from meshrunner.recipes.parallelism.base import Parallelism
+from meshrunner.recipes.parallelism.base import Degrees, Held, Parallelism
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.base import Groups
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
+
+
+ALIGNMENT = 16
+"""Bytes that FSDP1 aligns each parameter to in the flat one of its unit, in the dtype of compute."""
 
 
 class FSDP1(Parallelism):
@@ -76,3 +80,19 @@ class FSDP1(Parallelism):
 
         assert isinstance(model, FullyShardedDataParallel)
         return nullcontext() if last else model.no_sync()
+
+    def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
+        """
+        A unit's parameters are one flat parameter, padded to equal shards. It has a whole gradient if any of it is trained.
+
+        The optimizer's share is an upper bound where trained and frozen parameters are in one unit.
+        """
+        aligned = ALIGNMENT // precision.param_bytes
+        total = 0
+        for parameter in unit.parameters:
+            total += -total % aligned + parameter.numel
+        shard = -(-total // degrees.shard)
+        return Held(shard, shard if unit.trained else 0, min(shard, unit.trained))
+
+    def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
+        return precision.param_bytes * unit.trained if degrees.shard > 1 else 0

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from meshrunner.recipes.option import whole
-from meshrunner.recipes.parallelism.base import Parallelism
+from meshrunner.recipes.parallelism.base import Degrees, Held, Parallelism
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from meshrunner.recipes.init_weights import Initialiser
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
 
@@ -68,6 +68,15 @@ class FSDP2(Parallelism):
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(last)
         return nullcontext()
+
+    def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
+        """Every parameter is cut along its first dimension and padded to equal shards, and so is its gradient."""
+        shards = [(-(-p.shape[0] // degrees.shard) * p.numel // p.shape[0], p.trained) for p in unit.parameters]
+        trained = sum(numel for numel, is_trained in shards if is_trained)
+        return Held(sum(numel for numel, _ in shards), trained, trained)
+
+    def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
+        return precision.reduce_bytes * unit.trained if degrees.shard > 1 else 0
 
 
 def _prefetch(units: list[FSDPModule], depth: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.distributed.device_mesh import init_device_mesh
-
 from meshrunner.recipes.parallelism.base import Degrees
 
 if TYPE_CHECKING:
@@ -19,6 +17,8 @@ def mesh_dims(degrees: Degrees) -> dict[str, int]:
 
 def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
     """The mesh: `replicate` outermost (across nodes), `tensor` innermost (adjacent devices, the fastest links)."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     dims = mesh_dims(degrees)
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
 

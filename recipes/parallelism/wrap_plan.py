@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
@@ -79,24 +79,61 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
     return found
 
 
-class UnitParameters(NamedTuple):
-    """Number of a unit's parameters on one device after tensor parallelism, before sharding."""
+class LocalParameter(NamedTuple):
+    """A parameter on one device after tensor parallelism, before data parallelism; of uneven parts the largest."""
 
-    trained: int
-    frozen: int
+    shape: tuple[int, ...]
+    trained: bool
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class UnitParameters(NamedTuple):
+    """The parameters of a unit on one device after tensor parallelism, before data parallelism."""
+
+    parameters: tuple[LocalParameter, ...]
     reshard_after_forward: bool | int
     """False for the root."""
 
+    @property
+    def trained(self) -> int:
+        """Number of elements of the parameters that are trained."""
+        return sum(parameter.numel for parameter in self.parameters if parameter.trained)
+
+    @property
+    def frozen(self) -> int:
+        """Number of elements of the others."""
+        return sum(parameter.numel for parameter in self.parameters if not parameter.trained)
+
 
 def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str, UnitParameters]:
-    """Unit -> its parameters on one device after tensor parallelism, before sharding."""
-    styles = network.tensor_plan(sequence_parallel=True, loss_parallel=False) if tensor > 1 else {}
-    split = {name for name, style in styles.items() if isinstance(style, ColwiseParallel | RowwiseParallel)}
+    """Unit -> its parameters on one device after tensor parallelism, before data parallelism."""
+    split = _split_dims(network) if tensor > 1 else {}
     found = {}
     for unit, parameters in unit_parameters(network, plan).items():
-        counts = {True: 0, False: 0}
+        local = []
         for name, parameter in parameters.items():
-            parts = tensor if name.rpartition(".")[0] in split else 1
-            counts[parameter.requires_grad] += -(-parameter.numel() // parts)
-        found[unit] = UnitParameters(counts[True], counts[False], plan[unit].reshard_after_forward)
+            shape = list(parameter.shape)
+            if (dim := split.get(name)) is not None:
+                shape[dim] = -(-shape[dim] // tensor)
+            local.append(LocalParameter(tuple(shape), parameter.requires_grad))
+        found[unit] = UnitParameters(tuple(local), plan[unit].reshard_after_forward)
+    return found
+
+
+def _split_dims(network: Network) -> dict[str, int]:
+    """Parameter -> the dimension that tensor parallelism splits. An embedding's table is [rows, width], a weight [out, in]."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    found = {}
+    for module, style in network.tensor_plan(sequence_parallel=True, loss_parallel=False).items():
+        if not isinstance(style, ColwiseParallel | RowwiseParallel):
+            continue
+        dim = int(isinstance(style, RowwiseParallel) != isinstance(network.get_submodule(module), nn.Embedding))
+        for name, parameter in network.get_submodule(module).named_parameters(module, recurse=False):
+            if dim < parameter.dim():  # the bias of a row-wise product is whole on every device
+                found[name] = dim
     return found

@@ -121,9 +121,9 @@ class Rule(Section):
     match: str
     """A pattern for module names, matched part by part (`layers.*.attention`), or a class name (`Block`)."""
     reshard_after_forward: Reshard | None = None
-    """null: that of `parallelism`."""
+    """Of the unit, as parallelism.reshard_after_forward; null: the value there."""
     wrap: bool = True
-    """false: matching modules stay in the unit around them, even if a later rule matches."""
+    """true: a matching module is a unit; false: it stays in the unit around it, even if a later rule matches."""
 
 
 class Rules(Wrap):
@@ -131,6 +131,10 @@ class Rules(Wrap):
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
+    """The rules, in order: each is {match: PATTERN_OR_CLASS}, and where it is not the default, reshard_after_forward
+    (of parallelism: always, never, except_last, a number; null: as there) and wrap (false: no unit). For example
+    [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
+    that matches a module's name or class applies; modules that none matches stay in the unit around them."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         decided = self._first_matches(network)

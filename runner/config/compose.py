@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.secrets import FROM_ENVIRONMENT, WHERE, is_secret
+from meshrunner.recipes.secrets import refuse_secrets
 from meshrunner.runner.config.no_effect import refuse, without_effect
 from meshrunner.runner.config.overrides import as_typed, check_number, prepared
 from meshrunner.runner.console import warn
@@ -118,6 +119,21 @@ class Composer:
         with _faults_of_hydra():
             return self._answer()
 
+    def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """
+        The configuration that --help is to explain, resolved, and Hydra's section as it stands.
+
+        None without --help, and where `hydra.help` is the user's own.
+        """
+        if not self.args.help or self.args.hydra_help:
+            return None
+        mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
+        with _faults_of_hydra():
+            config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
+            hydra: Any = OmegaConf.to_container(config.hydra)
+            shipped = OmegaConf.create(files("hydra.conf").joinpath("hydra/help/default.yaml").read_text())
+            return (plain(_task(config)), hydra) if hydra["help"] == OmegaConf.to_container(shipped) else None
+
     def _answer(self) -> bool:
         args, hydra = self.args, self.hydra
         if args.help or args.hydra_help:
@@ -171,8 +187,8 @@ class Composer:
         sections = OmegaConf.to_container(config, resolve=False)
         assert isinstance(sections, dict)
         hydra = sections.pop("hydra")
-        _refuse_secrets(sections)
-        _refuse_secrets({"hydra": hydra})
+        refuse_secrets(sections)
+        refuse_secrets({"hydra": hydra})
         if config.hydra.mode == RunMode.RUN:
             warn("-m makes it a sweep, whatever hydra.mode says")
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
@@ -241,12 +257,10 @@ def _pick(key: Any, table: DictConfig, default: Any = None) -> Any:
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     """Remove Hydra's section from a composed configuration and resolve the rest. run_dir None: `hydra.run.dir`."""
-    setup_globals()
-    HydraConfig.instance().set_config(config)
-    task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    task = _task(config)
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("These keys have no value yet (???): " + ", ".join(missing))
-    _refuse_secrets(OmegaConf.to_container(task, resolve=False))
+    refuse_secrets(OmegaConf.to_container(task, resolve=False))
     choices = plain(config.hydra.runtime.choices)
     return Composed(
         config=plain(task),
@@ -263,14 +277,11 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     )
 
 
-def _refuse_secrets(value: Any, key: str = "") -> None:
-    """Raise ConfigError where a secret would be copied from the environment into the configuration."""
-    if isinstance(value, dict | list):
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
-            _refuse_secrets(each, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, str):
-        for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
-            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the value is secret, as the name says: {WHERE}")
+def _task(config: DictConfig) -> DictConfig:
+    """A composed configuration without Hydra's section, to which it may refer nevertheless."""
+    setup_globals()
+    HydraConfig.instance().set_config(config)
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def typed(overrides: ListConfig) -> list[str]:

@@ -14,9 +14,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes import compatibility
+from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.recipes.option import Auto, AutoCount, Count, Option, Section, chosen, did_you_mean, whole
 from meshrunner.recipes.recipe import Recipe
@@ -38,6 +40,10 @@ def _known_figure(key: str) -> str:
     return key
 
 
+def _figures(schema: JsonDict) -> None:
+    schema["enum"] = [*summary_keys()]
+
+
 def _as_text(value: Any) -> Any:
     """What YAML reads as a number or a bool was meant as text: the environment knows nothing else."""
     return json.dumps(value) if isinstance(value, int | float) else value
@@ -55,21 +61,24 @@ class Launch(Section):
     """How the workers of a run are started."""
 
     nodes: Annotated[int, whole(at_most=2**17)]
-    """Machines."""
+    """Machines that a run is spread over."""
     workers: Annotated[int | Auto, whole("auto", at_most=1024)]
     """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
     threads: Annotated[int | Auto, whole("auto", at_most=4096)]
     """Threads of a worker's CPU operations; auto: the node's cores / workers."""
-    env: Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], AfterValidator(_not_secret)]
+    env: Annotated[
+        dict[str, Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]],
+        AfterValidator(_not_secret),
+    ]
     """Environment variables of the workers: allocator, NCCL, CUDA settings."""
     port: Annotated[int | None, whole(None, at_most=65535)]
     """TCP port of the rendezvous on the first node; null: one that is free."""
     host_memory_gib: float | None = Field(gt=0)
     """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
     start_timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
-    """Until the first step is done, compilation included."""
+    """Minutes until the first step is done, compilation included; then the run ends in state `timeout`."""
     timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
-    """Without a completed step, after the first."""
+    """Minutes without a completed step, after the first; then the run ends in state `timeout`."""
 
 
 class Sweep(Section):
@@ -105,17 +114,22 @@ class Experiment(Recipe):
     """A recipe and everything around it: one run, or one row of a sweep."""
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
+    """The device that MFU and memory percentages refer to: peak FLOP/s, memory, bandwidths."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
+    """Where figures go in addition to the run directory, such as Weights & Biases."""
     profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
+    """What is recorded of some steps in detail: a trace, or what holds memory."""
     launch: Launch
+    """How the workers of a run are started: nodes, workers, threads, environment, time limits."""
     sweep: Sweep
+    """How the runs of a sweep are treated: what is left out, repeated, tried again."""
     progress: Literal["auto", "steps", "runs"] = "auto"
     """What is shown meanwhile; auto: on a terminal a line or a sweep's table, else the steps of a run and the runs of a sweep."""
     log_every: Count
     """Steps between two read-outs. Every step has its row; reading out synchronises the device and gathers from all ranks."""
     measure_after: Annotated[int, whole(at_least=0)]
     """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
-    objective: Annotated[str, AfterValidator(_known_figure)]
+    objective: Annotated[str, AfterValidator(_known_figure), Field(json_schema_extra=_figures)]
     """The key of summary.json that a sweeper optimises."""
 
     @property
@@ -134,7 +148,7 @@ def check(config: dict[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:
-        raise invalid(error, lambda path: _fields_at(path, config)) from None
+        raise invalid(error, lambda path: _fields_at(path, config), keys=flatten(config)) from None
 
 
 def fit(experiment: Experiment, workers: int) -> None:
@@ -184,10 +198,7 @@ def remarks(experiment: Experiment) -> list[str]:
         found += [f"{key} has no effect: {experiment.parallelism.kind} has no units" for key in idle if idle[key]]
     if not (experiment.model.freeze or experiment.wrap.needs_network):
         return found
-    import torch
-
-    with torch.device("meta"):
-        network = experiment.model.build(experiment.seq_len)
+    network = experiment.model.on_meta(experiment.seq_len)
     units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
     return found + experiment.wrap.remarks(network, units, experiment.parallelism.kind)
 

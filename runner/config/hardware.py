@@ -15,9 +15,13 @@ class PeakFlops(Section):
     """Dense matrix-product rates in TFLOP/s, without structured sparsity; null: unknown or not supported."""
 
     fp32: float | None = Field(gt=0)
+    """True fp32, precision.matmul=highest, in TFLOP/s; null: unknown or not supported."""
     tf32: float | None = Field(gt=0)
+    """fp32 tensors multiplied as TF32, precision.matmul=high, in TFLOP/s."""
     bf16: float | None = Field(gt=0)
+    """bf16 (and fp16) tensor cores, in TFLOP/s."""
     fp8: float | None = Field(gt=0)
+    """float8 tensor cores, in TFLOP/s."""
 
 
 class Hardware(Option):
@@ -48,6 +52,7 @@ class GPU(Hardware):
     memory_gib: float = Field(gt=0)
     """Device memory in GiB, as torch reports it or the data sheet's GB converted."""
     peak: PeakFlops
+    """Dense matrix-product rates in TFLOP/s by dtype, without structured sparsity: what MFU is a percentage of."""
     memory_bandwidth: float = Field(gt=0)
     """Bandwidth of device memory in GB/s."""
     link_bandwidth: float = Field(gt=0)
@@ -55,6 +60,7 @@ class GPU(Hardware):
     network_bandwidth: float = Field(gt=0)
     """Bandwidth of a device to other nodes in GB/s, one direction."""
     devices_per_node: Count
+    """Devices of a node: the workers that `submit` requests where launch.workers is auto."""
 
     def peak_tflops(self, rate: str) -> float | None:
         value = getattr(self.peak, rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
@@ -11,8 +12,9 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.option import did_you_mean
-from meshrunner.runner.config.validation import listed
+from meshrunner.runner.config.validation import did_you_mean_key, listed
 from meshrunner.runner.console import printable
 
 NOISE = ("full_key:", "object_type=", "reference_type=")
@@ -84,9 +86,47 @@ def _missing_key(key: str, error: BaseException) -> str:
     parent, _, name = key.rpartition(".")
     node = getattr(cause, "parent_node", None) if isinstance(cause, OmegaConfBaseException) else None
     known = [str(k) for k in node] if isinstance(node, DictConfig) and not OmegaConf.is_missing(node, "") else []
-    reason = f"{key}: unknown key.{did_you_mean(name, known)}"
+    reason = f"{key}: unknown key.{_nearest(name, known, node)}"
     if known:
         reason += f" Keys of {parent or 'the configuration'}: {', '.join(sorted(k for k in known if k != 'hydra'))}"
     elif cause is not None:
         reason += f" {str(cause).splitlines()[0]}"
     return reason
+
+
+HYDRAS_OWN = ("run.dir", "sweep.dir", "sweeper.", "launcher.")
+"""Beginnings of keys below `hydra` that a person may mean by their last part alone."""
+CLOSE = 0.75
+"""Likeness of words, of which one is a typing mistake."""
+
+
+def _nearest(name: str, siblings: list[str], node: Any) -> str:
+    """What was meant: a key beside it, a key of the same name in another place, also of an option that is not chosen."""
+    if get_close_matches(name, siblings, 1, CLOSE):
+        return did_you_mean(name, siblings)
+    hint = did_you_mean_key(name, [], _keys(node))
+    if hint:
+        return hint
+    from meshrunner.runner.config.reference.keys import every_key  # imports every option
+
+    others = {key.name: key for key in every_key() if "[]" not in key.name}
+    if same := [key for key in others.values() if key.leaf == name]:
+        options = [f"{key.name} (with {key.group}={','.join(key.defaults())})" for key in same]
+        return f" Did you mean {' or '.join(options)}?"
+    if hint := did_you_mean(name, siblings):
+        return hint
+    leaves = {key.leaf: key.name for key in others.values()}
+    near = get_close_matches(name, leaves, 1, CLOSE)
+    return f" Did you mean '{leaves[near[0]]}'?" if near else ""
+
+
+def _keys(node: Any) -> list[str]:
+    """All keys of the configuration that a node is part of, of Hydra's own those that are not set by Hydra itself."""
+    root = node._get_root() if isinstance(node, DictConfig) else None
+    if not isinstance(root, DictConfig):
+        return []
+    sections = OmegaConf.to_container(root, resolve=False)
+    assert isinstance(sections, dict)
+    hydra = flatten(sections.pop("hydra", None) or {})
+    own = [f"hydra.{key}" for key in hydra if key.startswith(HYDRAS_OWN)]
+    return [*flatten({str(key): value for key, value in sections.items()}), *own]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -14,9 +14,9 @@ Known = Callable[[tuple[int | str, ...]], Iterable[str]]
 """The keys that exist at a configuration path."""
 
 
-def invalid(error: ValidationError, known: Known, prefix: str = "") -> ConfigError:
-    """One ConfigError that lists every problem; `prefix` is put before each key."""
-    lines = sorted(set(_lines(error.errors(include_url=False), known, prefix)))
+def invalid(error: ValidationError, known: Known, prefix: str = "", keys: Collection[str] = ()) -> ConfigError:
+    """One ConfigError that lists every problem. prefix: put before each key; keys: all there are, with their groups."""
+    lines = sorted(set(_lines(error.errors(include_url=False), known, prefix, keys)))
     return ConfigError(listed("The configuration is wrong:", lines))
 
 
@@ -25,12 +25,19 @@ def listed(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
-def _lines(errors: list[ErrorDetails], known: Known, prefix: str) -> Iterator[str]:
+def did_you_mean_key(name: str, siblings: Iterable[str], keys: Iterable[str]) -> str:
+    """As did_you_mean; but a key of the same name in another place comes first: ` Did you mean optimizer.lr?`"""
+    same = [key for key in keys if key == name or key.endswith(f".{name}")]
+    return f" Did you mean {' or '.join(same)}?" if same else did_you_mean(name, siblings)
+
+
+def _lines(errors: list[ErrorDetails], known: Known, prefix: str, keys: Collection[str]) -> Iterator[str]:
     for error in errors:
         path = [str(part) for part in error["loc"]]
         where = ".".join([*([prefix] if prefix else []), *path]) or "(whole configuration)"
         if error["type"] == "extra_forbidden":
-            yield f"{where}: unknown key.{did_you_mean(path[-1], known(error['loc'][:-1]))}"
+            others = [key for key in keys if key != where]
+            yield f"{where}: unknown key.{did_you_mean_key(path[-1], known(error['loc'][:-1]), others)}"
         elif error["type"] == "missing":
             yield f"{where}: this key is missing"
         else:

@@ -106,7 +106,7 @@ class Windowed(Profiler):
     start: Annotated[int, whole(at_least=0)]
     """Number of measured steps before the window."""
     steps: Count
-    """Length of the window."""
+    """Length of the window: steps that are profiled."""
     ranks: Annotated[list[int] | Literal["all"], BeforeValidator(_ranks)]
     """Profiled ranks: a list, or all."""
 

@@ -57,25 +57,42 @@ Line = Annotated[str, BeforeValidator(_one_line)]
 
 
 class Slurm(Section):
-    """Where and how SLURM runs the jobs. The keys are explained in conf/hydra/launcher/slurm.yaml."""
+    """Where and how SLURM runs the jobs."""
 
     partition: Line | None
+    """Partition of the jobs; null: the cluster's default, and so for account, qos and constraint."""
     account: Line | None
+    """Account that the jobs are charged to."""
     qos: Line | None
+    """Quality of service."""
     constraint: Line | None
+    """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
+    """Nodes of a run; null: its launch.nodes."""
     gpus_per_node: CountOrNull
+    """GPUs that a run requests on each node; null: launch.workers (auto: the hardware's), where `hardware` names a GPU."""
     cpus_per_task: CountOrNull
+    """CPUs of the one task on a node, which starts all its workers; null: the cluster's default."""
     time: Annotated[Line | None, BeforeValidator(_time)]
+    """Limit of a job as quoted text, '12:00:00' or '2-00:00:00': YAML would read 12:00:00 as a number; null: the partition's."""
     max_parallel: CountOrNull
+    """Tasks of a sweep's array that run at once; null: as many as fit."""
     max_requeues: Annotated[int, whole(at_least=0)]
+    """How often a job that was preempted, reached its limit or lost a node is started again; it continues from its checkpoint."""
     notice_s: int = Field(ge=0, le=65535)
+    """Seconds before the time limit at which a job is told to stop: time for a checkpoint."""
     extra: list[Line]
+    """More lines for sbatch: ['--exclusive', '--mail-type=END']."""
     srun: list[Line]
+    """More arguments of srun: ['--container-image=image.sqsh']."""
     preamble: str
+    """Shell lines before srun: modules to load, NCCL variables."""
     command: Line | None
+    """What starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: this installation."""
     wait: bool
+    """Return when all jobs have ended, with the table."""
     dry_run: bool
+    """Print the script and do nothing, as --dry-run."""
 
     @model_validator(mode="after")
     def _check_notice(self) -> Slurm:

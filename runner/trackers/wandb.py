@@ -38,7 +38,7 @@ class Wandb(Tracker):
     project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
     """The W&B project."""
     entity: str | None = None
-    """User or team; null: the account's default."""
+    """W&B's user or team; null: the account's default."""
     group: str | None = None
     """Group of runs; null: for a run of a sweep its date and what varies (`2026-01-31 14:05 parallelism x lr`), else none."""
     job_type: str | None = "train"

@@ -9,12 +9,13 @@ from meshrunner.runner.console import say
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.sweep.combinations import ConfiguredTarget
 from meshrunner.runner.sweep.launcher import run_sweep
+from meshrunner.runner.verbs.help import answered
 
 
 def place(arguments: list[str]) -> int:
     """Place a run or a sweep; raises ConfigError as `run` does."""
     composer = Composer(parse("place", [*arguments, "hydra/launcher=place"]))
-    if composer.answer_query():
+    if answered(composer):
         return 0
     composed = composer.single_run()
     return run_sweep(composer) if composed is None else _place_one(composed)

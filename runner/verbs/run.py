@@ -17,10 +17,11 @@ def run(arguments: list[str]) -> int:
         warm()  # first: the forkserver imports torch while Hydra composes here
         hold_stop_requests()
     from meshrunner.runner.config.compose import Composer, parse
+    from meshrunner.runner.verbs.help import answered
 
     gc.disable()  # imports create little garbage, and compete with the forkserver for cores
     composer = Composer(parse("run", arguments))
-    if composer.answer_query():
+    if answered(composer):
         return 0
     composed = composer.single_run()
     if composed is None:

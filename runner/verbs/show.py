@@ -1,53 +1,86 @@
-"""`meshrunner show`: the resolved configuration of a run, its mesh, wrap plan and arithmetic; starts nothing."""
+"""`meshrunner show`: a run's parameters, FLOPs, mesh, memory per device and wrap plan; starts nothing."""
 
 from __future__ import annotations
 
+import gc
+import os
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from rich.table import Table
-from rich.tree import Tree
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
-from meshrunner.runner.config.devices import node_devices
+from meshrunner.runner.config.devices import gpu_count, node_devices
 from meshrunner.runner.config.experiment import Experiment, check, fit
+from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import console
+from meshrunner.runner.verbs.help import answered
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.base import Degrees
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+
+CONFIG = "--config"
+"""The flag for the resolved configuration."""
 
 
 def show(arguments: list[str]) -> int:
     """Explain one run; raises ConfigError as `run` does."""
-    composer = Composer(parse("show", arguments))
-    if composer.answer_query():
+    collects = gc.isenabled()
+    gc.disable()  # imports create little garbage; without looking for it they are a fifth faster
+    try:
+        return _show(arguments)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _show(arguments: list[str]) -> int:
+    composer = Composer(parse("show", [argument for argument in arguments if argument != CONFIG]))
+    if answered(composer):
         return 0
     composed = composer.single_run()
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
     experiment = check(composed.config)
-    given = experiment.launch.workers
-    # Only `auto` depends on this node, so a laptop can show a cluster's run.
-    workers = node_devices(experiment).workers if given == "auto" else given
+    workers = _workers(experiment)
     fit(experiment, workers)
-    import torch
+    network = experiment.model.on_meta(experiment.seq_len)
+    from meshrunner.recipes.parallelism.wrap_plan import local_parameters
 
-    with torch.device("meta"):
-        network = experiment.model.build(experiment.seq_len)
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
     plan = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
+    units = local_parameters(network, plan, degrees.tensor)
     screen = console()
-    screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
-    screen.print()
     screen.print(_facts(experiment, network, degrees))
-    micro_batches = experiment.accumulation(degrees.data)[1]
-    screen.print(_plan_tree(experiment, network, plan, degrees, micro_batches))
-    screen.print(_recompute(experiment, len(network.block_names())))
+    screen.print()
+    screen.print("a device holds, besides activations and gathered units:")
+    screen.print(_memory(experiment, units, degrees, workers))
+    screen.print()
+    screen.print(_plan(experiment, network, plan, units, degrees))
+    if not experiment.parallelism.wraps_units:
+        screen.print(f"parallelism={experiment.parallelism.kind} has no units; FSDP would have these", soft_wrap=False)
+    for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
+        screen.print(f"warning: {remark}", soft_wrap=False)
+    screen.print()
+    screen.print(_recompute(experiment, len(network.block_names())), soft_wrap=False)
+    if CONFIG in arguments:
+        screen.print()
+        screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
     return 0
+
+
+def _workers(experiment: Experiment) -> int:
+    """Workers of a node; auto: as many as the named hardware has devices, so that a laptop can show a cluster's run."""
+    given, hardware = experiment.launch.workers, experiment.hardware
+    if given != "auto":
+        return given
+    if isinstance(hardware, GPU) and not gpu_count():
+        return hardware.devices_per_node
+    return node_devices(experiment).workers
 
 
 def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
@@ -57,42 +90,92 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     flops = experiment.model.flops_per_token(experiment.seq_len)
     global_batch, micro_batches = experiment.accumulation(degrees.data)
+    return _two_columns(
+        {
+            "parameters": f"{parameters:,}" + (f", {trained:,} trained" if trained != parameters else ""),
+            "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
+            "mesh": " x ".join(f"{name}({size})" for name, size in mesh_dims(degrees).items()),
+            "data-parallel ranks": f"{degrees.data}",
+            "global batch": f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens, "
+            f"{micro_batches} micro batch{'es' * (micro_batches > 1)} per rank",
+        }
+    )
+
+
+def _two_columns(rows: dict[str, str]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
-    rows = {
-        "mesh": " x ".join(f"{name}({size})" for name, size in mesh_dims(degrees).items()),
-        "data-parallel ranks": f"{degrees.data}",
-        "global batch": f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens, "
-        f"{micro_batches} micro batch{'es' * (micro_batches > 1)} per rank",
-        "parameters": f"{parameters:,}" + (f", {trained:,} trained" if trained != parameters else ""),
-        "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
-    }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
-def _plan_tree(experiment: Experiment, network: Network, plan: WrapPlan, degrees: Degrees, micro_batches: int) -> Tree:
-    """Units with their own parameters (those of no unit below), and the traffic of a device."""
-    from meshrunner.recipes.parallelism.wrap_plan import local_parameters, unit_parameters
+def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, workers: int) -> Table:
+    """What a device holds from step to step, in bytes, and how much of its memory that is."""
+    layout, precision = experiment.parallelism, experiment.precision
+    held = [layout.held(unit, precision, degrees) for unit in units.values()]
+    tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
+    sizes = {
+        "weights": 4 * sum(unit.weights for unit in held),
+        "gradients": 4 * sum(unit.gradients for unit in held),
+        "optimizer state": experiment.optimizer.state_bytes(sum(unit.trained for unit in held), tensors),
+    }
+    if experiment.accumulation(degrees.data)[1] > 1 and (
+        kept := sum(layout.accumulated(unit, precision, degrees) for unit in units.values())
+    ):
+        sizes["gradients between micro batches"] = kept
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, size in sizes.items():
+        table.add_row(name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes")))
+    total = sum(size for size in sizes.values() if size is not None)
+    offloaded = bool(getattr(layout, "cpu_offload", False))
+    where = "in host memory (cpu_offload)" if offloaded else _of_memory(experiment, total, workers)
+    table.add_row("together", _bytes(total), where)
+    return table
 
-    whole, texts, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
-    for name, unit in local_parameters(network, plan, degrees.tensor).items():
+
+def _of_memory(experiment: Experiment, total: int, workers: int) -> str:
+    """`18.9% of 79.11 GiB (H100 80GB)`."""
+    hardware = experiment.hardware
+    if isinstance(hardware, GPU):
+        memory, name = hardware.memory_gib * 2**30, hardware.name
+    elif hardware.kind != "cpu" and gpu_count():
+        import torch
+
+        device = torch.cuda.get_device_properties(0)
+        memory, name = device.total_memory, device.name
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
+        name = "this machine's memory" + (f" / {workers} workers" if workers > 1 else "")
+    return f"{total / memory:.1%} of {_bytes(round(memory))} ({name})"
+
+
+def _plan(
+    experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
+) -> Table:
+    """Units with their own parameters (those of no unit below), and the traffic of a device in a step."""
+    from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
+
+    micro_batches = experiment.accumulation(degrees.data)[1]
+    whole, rows, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
+    for name, unit in units.items():
         traffic = experiment.parallelism.traffic(unit, experiment.precision, degrees, micro_batches)
         gathered, reduced = gathered + traffic.gathered, reduced + traffic.reduced
-        texts[name] = (
-            f"{sum(p.numel() for p in whole[name].values()):,} parameters, {_bytes(4 * (unit.trained + unit.frozen))} in "
-            f"fp32, {_reshard(unit.reshard_after_forward)}; per step gathers {_bytes(traffic.gathered)}, "
-            f"reduces {_bytes(traffic.reduced)}"
+        rows[name] = (
+            f"{sum(p.numel() for p in whole[name].values()):,}",
+            _bytes(4 * (unit.trained + unit.frozen)),
+            _reshard(unit.reshard_after_forward),
+            _bytes(traffic.gathered),
+            _bytes(traffic.reduced),
         )
-    tree = Tree(f"wrap plan: {len(plan)} units; a device's step gathers {_bytes(gathered)}, reduces {_bytes(reduced)}")
-    for text, alike in groupby(plan, key=texts.__getitem__):  # equal neighbours share a line
+    table = Table(box=None, pad_edge=False)
+    table.add_column("wrap plan", overflow="fold")
+    for title in ("parameters", "in fp32", "after forward", "gathers", "reduces"):
+        table.add_column(title, justify="right", no_wrap=title != "after forward")
+    for cells, alike in groupby(plan, key=rows.__getitem__):  # equal neighbours share a row
         names = [name or "root" for name in alike]
-        tree.add(
-            f"{names[0]}: {text}" if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each {text}"
-        )
-    for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
-        tree.add(f"warning: {remark}")
-    return tree
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
+    table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
+    return table
 
 
 def _recompute(experiment: Experiment, blocks: int) -> str:
@@ -123,5 +206,5 @@ def _bytes(count: int) -> str:
 
 def _reshard(reshard: bool | int) -> str:
     if isinstance(reshard, bool):
-        return "freed after forward" if reshard else "kept after forward"
-    return f"kept over {reshard} devices after forward"
+        return "freed" if reshard else "kept"
+    return f"kept over {reshard} devices"

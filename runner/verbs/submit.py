@@ -21,6 +21,7 @@ from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
 from meshrunner.runner.sweep.finish import finish_sweep
 from meshrunner.runner.sweep.launcher import run_sweep
+from meshrunner.runner.verbs.help import answered
 
 USAGE = "usage: meshrunner submit [OVERRIDES] [-m] or submit DIR [hydra.launcher.KEY=VALUE]"
 
@@ -45,7 +46,7 @@ def submit(arguments: list[str]) -> int:
     if not any(argument.startswith("hydra/launcher=") for argument in arguments):
         arguments = [*arguments, "hydra/launcher=slurm"]
     composer = Composer(parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))
-    if composer.answer_query():
+    if answered(composer):
         return 0
     composed = composer.single_run()
     return run_sweep(composer) if composed is None else submit_one(composed)

@@ -63,6 +63,15 @@ def test_what_submitting_a_folder_again_takes() -> None:
     assert after("submit x_run step") == []
 
 
+def test_what_help_explains() -> None:
+    assert {"optimizer", "launch", "steps", "hydra/launcher"} <= set(after("help "))
+    assert not [each for each in after("help ") if "." in each], "keys only once a word is begun"
+    assert {"optimizer", "optimizer.lr", "optimizer.betas", "objective"} <= set(after("help o"))
+    assert after("help hydra.launcher.part") == ["hydra.launcher.partition"]
+    assert set(after("help loss=")) == {"loss=plain", "loss=chunked"}
+    assert after("help nonsense=") == after("help lr ") == after("schema ") == []
+
+
 def test_flags() -> None:
     assert after("resume --") == ["--force"]
     assert after("submit --d") == ["--dry-run"]

@@ -17,6 +17,7 @@ from meshrunner.runner import cli, figures
 from meshrunner.runner.config.experiment import fit, remarks
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.launcher import _check_direction
+from meshrunner.runner.verbs import help
 from tests.composed import config, experiment
 from tests.e2e.command import TINY
 
@@ -131,6 +132,14 @@ def test_every_key_of_hydra_is_listed() -> None:
 def test_every_flag_of_hydra_is_listed() -> None:
     actions = [each for each in get_args_parser()._actions if not isinstance(each, argparse._HelpAction)]
     assert {each.option_strings[0] for each in actions if each.option_strings} == set(FLAGS)
+
+
+def test_help_names_every_flag_that_works() -> None:
+    assert [flag for flag, verdict in FLAGS.items() if verdict.startswith("works") and flag not in help.FLAGS] == [
+        "--help",
+        "--version",
+        "--shell-completion",
+    ]
 
 
 def test_every_key_of_ours_is_listed() -> None:

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from meshrunner.runner.cli import VERBS
+from meshrunner.runner.cli import MODULES, VERBS
 from meshrunner.runner.process.forkserver import PRELOAD
 from tests.composed import CONF
 from tests.unit.test_experiment import GROUPS
@@ -45,7 +45,7 @@ def test_every_kind_is_a_class_of_its_group(group: str, kind: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_a_function_of_its_module(verb: str) -> None:
-    assert callable(getattr(import_module(f"meshrunner.runner.verbs.{verb}"), verb))
+    assert callable(getattr(import_module(f"meshrunner.runner.verbs.{MODULES.get(verb, verb)}"), verb))
 
 
 def test_folders_at_the_top_are_imported_as_parts_of_the_package() -> None:

@@ -1,0 +1,129 @@
+"""Every key of a configuration: where it is, what it means, what it may be, and its defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticCustomError
+
+from meshrunner.recipes.option import Option, Section
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.reference import shipped
+from meshrunner.runner.config.reference.docstrings import documentation
+from meshrunner.runner.config.reference.schema import Words, is_group, section_schema
+
+INDEX = re.compile(r"\[\w*\]")
+MEMBER = re.compile(r"^tracker\.of\.\w+(?=\.)")
+
+
+class Key(NamedTuple):
+    """A key that a configuration can hold."""
+
+    name: str
+    """As it is given on the command line; `wrap.rules[].match` is a key of every entry of a list."""
+    field: str
+    owners: Mapping[str, type[Section]]
+    """Kind -> the class with the field; the kind is empty outside of groups."""
+
+    @property
+    def group(self) -> str:
+        """The group whose options have it; for a key of no group the first part of its name."""
+        return shipped.LAUNCHER if self.name.startswith("hydra.launcher") else self.name.partition(".")[0]
+
+    @property
+    def leaf(self) -> str:
+        """The last part of its name."""
+        return self.name.rpartition(".")[2]
+
+    def documentation(self) -> dict[str, list[str]]:
+        """What it means -> the kinds in which it means that."""
+        found: dict[str, list[str]] = {}
+        for kind, owner in self.owners.items():
+            found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
+        return found
+
+    def expected(self, *, whole: bool = False) -> str:
+        """Its type and the values it may have, in words. whole: however many."""
+        found = []
+        for owner in dict.fromkeys(self.owners.values()):
+            if self.field == "kind" and issubclass(owner, Option):
+                return f"{', '.join(owner.kinds)} or package.module:Class of your own"
+            schema = section_schema(owner)
+            found.append(Words(schema.get("$defs", {})).of(schema["properties"][self.field], whole=whole))
+        return "; or ".join(dict.fromkeys(found))
+
+    def defaults(self) -> dict[str, Any]:
+        """Option -> its value, where the option has it; of a key of no group one value, of the option ``."""
+        if self.group not in shipped.groups():
+            found = value_at(shipped.top_level(), self.name)
+            return {} if found is ... else {"": found}
+        inside = self.name.removeprefix(self.group.replace("/", ".")).lstrip(".")
+        values = {
+            option: value_at(shipped.values(self.group, option), inside) for option in shipped.options(self.group)
+        }
+        return {option: value for option, value in values.items() if value is not ...}
+
+
+def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
+    """The keys of all options, groups and sections themselves included; config: only of the options that it has chosen."""
+    for name, field in Experiment.model_fields.items():
+        section = field.annotation
+        yield Key(name, name, {"": Experiment})
+        if isinstance(section, type) and issubclass(section, Option) and is_group(section):
+            kinds = section.kinds if config is None else [value_at(config, f"{name}.kind")]
+            with suppress(PydanticCustomError):  # a kind that does not exist has no keys
+                yield from keys_of(name, {kind: section.resolve(kind) for kind in kinds})
+        elif isinstance(section, type) and issubclass(section, Section):
+            yield from keys_of(name, {"": section})
+
+
+def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
+    """The keys of some classes below a name, those of sections in them included."""
+    fields: dict[str, dict[str, type[Section]]] = {}
+    for kind, owner in owners.items():
+        for field in owner.model_fields:
+            fields.setdefault(field, {})[kind] = owner
+    for field, having in fields.items():
+        yield Key(f"{prefix}.{field}", field, having)
+        for kind, owner in having.items():
+            inner, listed = _section_in(owner.model_fields[field].annotation)
+            if inner is not None and not is_group(inner):
+                yield from keys_of(f"{prefix}.{field}{'[]' if listed else ''}", {kind: inner})
+                break
+
+
+def found(word: str, keys: list[Key]) -> list[Key]:
+    """The key of that name, or all whose names end with it: `lr` is optimizer.lr."""
+    name = plain(word)
+    return [key for key in keys if plain(key.name) == name] or [
+        key for key in keys if plain(key.name).endswith(f".{name}")
+    ]
+
+
+def plain(name: str) -> str:
+    """The name of a key: `wrap.rules[0].match` is wrap.rules.match, `tracker.of.wandb.mode` is tracker.mode."""
+    return MEMBER.sub("tracker", INDEX.sub("", name))
+
+
+def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
+    """The section that a field holds, and whether it holds a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return (annotation, False) if issubclass(annotation, Section) else (None, False)
+    for part in get_args(annotation):
+        inner, listed = _section_in(part)
+        if inner is not None:
+            return inner, listed or get_origin(annotation) is list
+    return None, False
+
+
+def value_at(values: Any, path: str) -> Any:
+    """The value at a path; `...` where there is none."""
+    for part in path.split(".") if path else ():
+        if not isinstance(values, dict) or part not in values:
+            return ...
+        values = values[part]
+    return values

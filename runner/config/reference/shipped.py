@@ -1,0 +1,114 @@
+"""The options in conf/: what each is, and the values of its keys, without composing anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from meshrunner.runner.rundir.plain_yaml import parse_yaml
+
+LAUNCHERS = {"local": "Runs on this machine"}
+"""Launchers that are no file."""
+EXPERIMENT, LAUNCHER = "experiment", "hydra/launcher"
+"""Groups without kinds."""
+PACKAGE = "@package"
+
+
+def groups() -> list[str]:
+    """The groups, in the order of the defaults list of run.yaml."""
+    return [*(group for group in defaults() if "/" not in group), LAUNCHER]
+
+
+@cache
+def defaults() -> dict[str, str | None]:
+    """Group -> the option that is taken where none is given."""
+    entries = [entry for entry in _parsed(_text("run.yaml"))["defaults"] if isinstance(entry, dict)]
+    return {group.removeprefix("override "): option for entry in entries for group, option in entry.items()}
+
+
+def options(group: str) -> dict[str, str]:
+    """Option -> what it is: the comment at the top of its file, to the end of the first line. The default comes first."""
+    names = [*_files(group), *(LAUNCHERS if group == LAUNCHER else ())]
+    found = {name: about(group, name).split("\n")[0] for name in names}
+    first = defaults().get(group)
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != first, name))}
+
+
+def about(group: str, option: str) -> str:
+    """The comment at the top of an option's file."""
+    if option not in _files(group):
+        return LAUNCHERS[option]
+    lines = []
+    for line in file_text(group, option).splitlines():
+        if not line.startswith("#"):
+            break
+        if PACKAGE not in line:
+            lines.append(line.removeprefix("#").strip())
+    return "\n".join(lines)
+
+
+def file_text(group: str, option: str) -> str:
+    """An option's file."""
+    return _files(group)[option].read_text() if option in _files(group) else ""
+
+
+@cache
+def values(group: str, option: str) -> dict[str, Any]:
+    """The keys of an option and of those it builds on; `???` and interpolations as they stand."""
+    found: dict[str, Any] = {}
+    own = _parsed(file_text(group, option))
+    for base in own.pop("defaults", []):
+        found = _merged(found, own if base == "_self_" else values(group, base))
+    return _merged(found, own)
+
+
+@cache
+def top_level() -> dict[str, Any]:
+    """The keys of run.yaml."""
+    return {key: value for key, value in _parsed(_text("run.yaml")).items() if key != "defaults"}
+
+
+def _text(name: str) -> str:
+    return files("meshrunner.conf").joinpath(name).read_text()
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    found = parse_yaml(text)
+    return found if isinstance(found, dict) else {}
+
+
+@cache
+def _files(group: str) -> dict[str, Traversable]:
+    folder = files("meshrunner.conf").joinpath(group)
+    return {path.name.removesuffix(".yaml"): path for path in folder.iterdir() if path.name.endswith(".yaml")}
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """As Hydra merges: mappings key by key, anything else as a whole."""
+    both = {
+        key: _merged(below[key], above[key])
+        for key in below.keys() & above.keys()
+        if isinstance(below[key], dict) and isinstance(above[key], dict)
+    }
+    return below | above | both
+
+
+PICK = re.compile(r"\$\{pick:\$\{(?:hydra:runtime\.choices\.)?(?P<key>[^}]+)\},\{(?P<table>[^}]*)\},(?P<other>[^}]*)\}")
+
+
+def picked(value: Any) -> Iterator[tuple[str, str]]:
+    """(condition, value) of an interpolation that depends on another key; nothing for any other value."""
+    found = PICK.fullmatch(" ".join(value.split())) if isinstance(value, str) else None
+    if found is None:
+        return
+    alike: dict[str, list[str]] = {}
+    for entry in found["table"].split(","):
+        name, _, each = entry.partition(":")
+        alike.setdefault(each.strip(), []).append(name.strip())
+    for each, names in alike.items():
+        yield f"{found['key']}={','.join(names)}", each
+    yield "", found["other"].strip()

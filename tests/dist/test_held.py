@@ -1,0 +1,121 @@
+"""What `show` says that a device holds, against the tensors of real ranks after a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.wrap_plan import local_parameters
+from meshrunner.recipes.pretrain import assemble, backward
+from tests.composed import SMALL, experiment
+from tests.dist.ranks import on_ranks
+
+FREEZE = "model.freeze=[tok_embeddings.*,layers.1.*]"
+LAYOUTS = [
+    (1, "parallelism=single"),
+    (2, "parallelism=ddp"),
+    (2, f"parallelism=ddp {FREEZE}"),
+    (3, "parallelism=fsdp2"),
+    (2, f"parallelism=fsdp2 {FREEZE}"),
+    (2, "parallelism=fsdp2 model.tie_embeddings=true"),
+    (4, "parallelism=hsdp2"),
+    (4, "parallelism=fsdp2_tp micro_batch=3"),
+    (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=6"),
+    (3, "parallelism=fsdp1"),
+    (3, "parallelism=fsdp1 model.dim=30 model.n_heads=5 model.n_kv_heads=5"),  # parameters between which FSDP1 leaves gaps
+    (2, f"parallelism=fsdp1 {FREEZE}"),
+    (4, "parallelism=hsdp1"),
+    (4, "parallelism=fsdp1_tp micro_batch=6"),
+]
+
+
+def nbytes(tensors: list[Tensor]) -> int:
+    """Bytes of the memory behind some tensors, which several may share."""
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in local}.values())
+
+
+def measured(overrides: tuple[str, ...]) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer state on this rank."""
+    recipe = experiment(*overrides)
+    degrees = recipe.parallelism.degrees(1, dist.get_world_size())
+    mesh = build_mesh("cpu", degrees)
+    model, trained, _ = assemble(recipe, mesh, torch.device("cpu"))
+    optimizer = recipe.optimizer.build([each.parameter for each in trained])
+    loader = Loader(
+        recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        global_batch=recipe.accumulation(degrees.data)[0],
+        micro_batch=recipe.micro_batch,
+        rank=data_rank(mesh),
+        ranks=degrees.data,
+        device=torch.device("cpu"),
+    )
+    backward(recipe, model, loader.next())
+    loader.close()
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    parameters = list(model.parameters())
+    return nbytes(parameters), nbytes([p.grad for p in parameters if p.grad is not None]), nbytes(states)
+
+
+def expected(overrides: tuple[str, ...], world: int) -> tuple[int, int, int]:
+    recipe = experiment(*overrides)
+    degrees = recipe.parallelism.degrees(1, world)
+    network = recipe.model.on_meta(recipe.seq_len)
+    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor).values()
+    held = [recipe.parallelism.held(unit, recipe.precision, degrees) for unit in units]
+    tensors = sum(parameter.trained for unit in units for parameter in unit.parameters)
+    state = recipe.optimizer.state_bytes(sum(unit.trained for unit in held), tensors)
+    assert state is not None
+    return 4 * sum(unit.weights for unit in held), 4 * sum(unit.gradients for unit in held), state
+
+
+@pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=[f"{world}x {layout}" for world, layout in LAYOUTS])
+def test_what_a_device_holds(world: int, layout: str) -> None:
+    overrides = (*SMALL, *layout.split())
+    weights, gradients, state = (max(each) for each in zip(*on_ranks(world, measured, overrides), strict=True))
+    planned = expected(overrides, world)
+    assert (weights, gradients) == planned[:2]
+    if "sdp1" in layout:  # a bound: its ranks hold pieces of some parameters, and none of others
+        assert 0.9 * planned[2] < state <= planned[2]
+    else:
+        assert state == planned[2]
+
+
+def accumulated(overrides: tuple[str, ...]) -> int:
+    """Bytes of unsharded gradients on this rank between two micro batches."""
+    recipe = experiment(*overrides)
+    mesh = build_mesh("cpu", recipe.parallelism.degrees(1, dist.get_world_size()))
+    model, _, _ = assemble(recipe, mesh, torch.device("cpu"))
+    tokens = torch.zeros(recipe.micro_batch, recipe.seq_len, dtype=torch.long)
+    with recipe.parallelism.accumulating(model, last=False):
+        model(tokens, tokens).backward()
+    found: list[Tensor | None] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # torch has no public name for it
+            parameters: Any = module._get_fsdp_state()._fsdp_param_group.fsdp_params
+            own = [p.unsharded_accumulated_grad for p in parameters]
+            found += [p.unsharded_param.grad if g is None else g for p, g in zip(parameters, own, strict=True)]
+        elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            found.append(module._handle.flat_param.grad)
+    return nbytes([gradient for gradient in found if gradient is not None])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_what_accumulates_between_micro_batches(kind: str, precision: str) -> None:
+    overrides = (*SMALL, f"parallelism={kind}", f"precision={precision}", "global_batch=4")
+    recipe = experiment(*overrides)
+    degrees, network = recipe.parallelism.degrees(1, 2), recipe.model.on_meta(recipe.seq_len)
+    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor).values()
+    planned = sum(recipe.parallelism.accumulated(unit, recipe.precision, degrees) for unit in units)
+    assert on_ranks(2, accumulated, overrides) == [planned, planned]
