@@ -1,70 +1,113 @@
-"""How a run shows itself while it trains: one live line on a terminal, plain lines when piped."""
+"""How a run shows itself: one live line on a terminal, plain lines when piped, and what a sweep shows of several."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
+from rich import box
 from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
-from meshrunner.runner.console import console, duration
+from meshrunner.runner.compare.table import BETWEEN
+from meshrunner.runner.console import Slow, console, duration, one_line, say
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
-from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir.events import StepRow, Tail
+from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.rundir.states import is_count
 
 SPEED = figure_of("perf/wps")
-PROGRESS = ("state", "step", "WPS of the last step", "memory", "left")
-"""Columns of a run that may be going on; the figure that runs are compared by has its own title."""
+PROGRESS = ("state", "step", "last WPS", "memory", "left")
+"""Columns of a run that may be going on: the speed is that of its last step."""
+YIELDING = ("last WPS", "memory")
+"""Columns that a narrow terminal does without."""
+SHORTEST_NAME = 8
+"""Characters of a run's name that are always shown."""
 RECENT = 20
 """Last steps that the time left is judged by."""
 LINE_EVERY_S = 1.0
 """Least time between two plain lines; the first and the last step always have theirs."""
 
 
-class ProgressLine:
-    """Shows the newest row. Use as a context manager."""
+class Display(Protocol):
+    """Where a run that is executed is shown."""
 
-    def __init__(self, steps: int) -> None:
+    def whose(self, run_dir: Path) -> str:
+        """What a remark about the run begins with; empty where only one is executed."""
+
+    def refresh(self, phase: str) -> None:
+        """
+        Show how far the run is. Called a few times a second, and before what may take long.
+
+        Args:
+            phase: what takes place outside of steps (`recipes.meter.Phase`, or what the launcher does); empty in steps.
+        """
+
+
+class ProgressLine:
+    """The Display of a single run: its newest row, or what happens meanwhile. A context manager."""
+
+    def __init__(self, steps: int, run_dir: Path) -> None:
+        """Rows that exist already are of earlier attempts."""
         self.steps = steps
+        self.tail = Tail(run_dir / EVENTS)
+        self.tail.read()
+        self.slow = Slow()
         self.console = console()
         to_screen = sys.stderr.isatty()  # else stderr goes to a file, and there it is to stay
         live = Live(console=self.console, refresh_per_second=5, transient=True, redirect_stderr=to_screen)
         self.live = live if self.console.is_terminal else None
         self.printed = 0.0
+        self.line = ""
+        """Of the newest row."""
+        self.shown = ""
+        """What stands on the terminal."""
         self.waiting: str | None = None
         self.recent: list[float] = []
+        self.stack = ExitStack()
 
     def __enter__(self) -> ProgressLine:
-        if self.live:
-            self.live.start()
-            self.live.update(Text("starting the workers"))
+        self.stack.enter_context(self.live or self.slow)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
+        self.stack.close()
         if self.waiting is not None:
-            print(self.waiting, flush=True)
+            say(self.waiting)
 
-    def show(self, rows: list[StepRow]) -> None:
-        """Show rows that are new since the last call."""
-        if not rows:
-            return
-        self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-RECENT:]
-        line = self._line(rows[-1])
+    def whose(self, run_dir: Path) -> str:
+        return ""
+
+    def refresh(self, phase: str) -> None:
+        self.show(self.tail.read(), phase)
+
+    def show(self, rows: list[StepRow], phase: str = "") -> None:
+        """Show rows that are new since the last call, and what happens outside of steps."""
+        if rows:
+            self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-RECENT:]
+            self.line = self._line(rows[-1])
         if self.live:
-            self.live.update(Text(line))
+            self._update(self.live, "  ".join(filter(None, [self.line, phase])), turning=bool(phase))
             return
+        self.slow.doing(phase)
         now = time.monotonic()
-        if now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps:
-            print(line, flush=True)
+        if rows and (now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps):
+            say(self.line)
             self.printed, self.waiting = now, None
-        else:
-            self.waiting = line
+        elif rows:
+            self.waiting = self.line
+
+    def _update(self, live: Live, line: str, *, turning: bool) -> None:
+        if line != self.shown:  # a spinner begins anew with each update
+            live.update(Spinner("line", Text(line)) if turning else Text(line))
+            self.shown = line
 
     def _line(self, row: StepRow) -> str:
         left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])
@@ -90,6 +133,36 @@ def memory_text(row: StepRow) -> str:
 def _titled(key: str, row: StepRow) -> str:
     figure = figure_of(key)
     return f"{figure.title} {figure.text(row[key], 'unknown')}"
+
+
+def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
+    """
+    A table of runs for a terminal, a line each. The first column, their names, yields to the others, which are never cut.
+
+    Where even that does not do, those of YIELDING are left out, the last first.
+    """
+    columns = list(zip(titles, *(map(one_line, row) for row in rows), strict=True))
+    for title in [None, *reversed(YIELDING)]:
+        columns = [column for column in columns if column[0] != title]
+        room = width - sum(max(map(len, column)) + BETWEEN for column in columns[1:])
+        if room >= SHORTEST_NAME:
+            break
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    names, *others = columns
+    table.add_column(names[0], max_width=max(room, SHORTEST_NAME), no_wrap=True)
+    for column in others:
+        table.add_column(column[0], width=max(map(len, column)), no_wrap=True)
+    for name, *cells in list(zip(*columns, strict=True))[1:]:
+        table.add_row(*map(Text, (fitted(name, max(room, SHORTEST_NAME)), *cells)))
+    return table
+
+
+def fitted(text: str, width: int) -> str:
+    """Text cut in its middle: both ends of a run's name tell it from others."""
+    if len(text) <= width:
+        return text
+    end = width // 3
+    return f"{text[: width - end - 1]}…{text[len(text) - end :]}"
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:

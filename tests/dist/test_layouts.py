@@ -104,6 +104,9 @@ class Recorder:
     def resumed(self, step: int, tokens: int) -> None:
         pass
 
+    def doing(self, phase: str) -> None:
+        pass
+
     def waiting_for_data(self) -> AbstractContextManager[None]:
         return nullcontext()
 
