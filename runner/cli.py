@@ -20,7 +20,8 @@ usage: meshrunner VERB ...
   run    [OVERRIDES] [-m]    train; with -m, a sweep over every combination
   resume DIR [--force]       execute a run directory from its newest checkpoint, or the unfinished runs of a sweep directory
   show   [OVERRIDES]         resolved configuration, mesh, wrap plan, parameters, FLOPs per token; starts nothing
-  compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
+  compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; --sort, --where, --top; -h: more
+  ls     [DIR...]            runs and sweeps below a folder, newest first; --where state=oom, --limit N, --json
   status DIR [DIR...]        the progress of every run of a sweep, also while it is running
   submit [OVERRIDES] [-m]    write run directories and submit them to SLURM; --dry-run prints the script and does nothing
   submit DIR                 submit again the unfinished runs of a run or sweep directory
@@ -33,7 +34,7 @@ OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `mes
 exit status: 0 every run ended as asked; 1 a run failed; 2 the configuration is wrong, nothing was started;
              75 preempted, may be run again; 130 interrupted"""
 
-VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "doctor")
+VERBS = ("run", "resume", "show", "compare", "ls", "status", "submit", "cancel", "place", "doctor")
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
 
 

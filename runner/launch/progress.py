@@ -16,7 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from meshrunner.runner.compare.table import BETWEEN
+from meshrunner.runner.compare.table import BETWEEN, fitted
 from meshrunner.runner.console import Slow, console, duration, one_line, say
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
 from meshrunner.runner.rundir.events import StepRow, Tail
@@ -155,14 +155,6 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
     for name, *cells in list(zip(*columns, strict=True))[1:]:
         table.add_row(*map(Text, (fitted(name, max(room, SHORTEST_NAME)), *cells)))
     return table
-
-
-def fitted(text: str, width: int) -> str:
-    """Text cut in its middle: both ends of a run's name tell it from others."""
-    if len(text) <= width:
-        return text
-    end = width // 3
-    return f"{text[: width - end - 1]}…{text[len(text) - end :]}"
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
