@@ -20,7 +20,7 @@ usage: meshrunner VERB ...
   run    [OVERRIDES] [-m]    train; with -m, a sweep over every combination
   resume DIR [--force]       execute a run directory from its newest checkpoint, or the unfinished runs of a sweep directory
   show   [OVERRIDES]         resolved configuration, mesh, wrap plan, parameters, FLOPs per token; starts nothing
-  compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; --sort, --where, --top; -h: more
+  compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
   ls     [DIR...]            runs and sweeps below a folder, newest first; --where state=oom, --limit N, --json
   status DIR [DIR...]        the progress of every run of a sweep, also while it is running
   submit [OVERRIDES] [-m]    write run directories and submit them to SLURM; --dry-run prints the script and does nothing

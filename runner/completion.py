@@ -36,7 +36,21 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "ls": ("--where", "--limit", "--json", "--help"),
 }
 """Verb -> its flags."""
-WITH_VALUE = {"--config-dir", "--cfg", "-c", "--package", "-p", "--info", "-i", "--baseline", "--html", "--where", "--sort", "--top", "--limit"}
+WITH_VALUE = {
+    "--config-dir",
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+    "--baseline",
+    "--html",
+    "--where",
+    "--sort",
+    "--top",
+    "--limit",
+}
 """Flags whose value is the next word."""
 OVERRIDES = ("run", "place", "submit", "show")
 """Verbs that take Hydra's overrides."""
