@@ -64,7 +64,7 @@ def print_table(comparison: Comparison) -> None:
             screen.print(one_line(line), soft_wrap=False)  # folded between words
 
     sentences(found := findings(comparison))
-    names = [fitted(row_name(row.values, comparison.keys), screen.width // 3) for row in comparison.rows]
+    names = [fitted(row_name(row.values, comparison.keys), screen.width * 2 // 5) for row in comparison.rows]
     tables = parts(columns(comparison), screen.width, Column("row", names), max(len(comparison.keys), 1))
     for table in tables:
         screen.print(_drawn(table, screen.width))
@@ -99,7 +99,7 @@ def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> 
     Cut a table into tables no wider than the terminal. Of several, each begins with the number and the name of a row.
 
     Args:
-        label: the names of the rows, for where the columns that name a row take more than half of the width.
+        label: the names of the rows, for where the columns that name one would take most of the width.
         keys: how many columns name a row. They are repeated.
     """
     if sum(narrowest(column) + BETWEEN for column in table) <= width:
@@ -110,12 +110,12 @@ def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> 
         return sum(narrowest(column) + BETWEEN for column in columns)
 
     names = [numbers, *table[:keys]]
-    if needed(names) > width // 2:
+    if needed(names) > width * 3 // 5:
         names = [numbers, label]
     found = [[numbers]]
     for i, column in enumerate(table):
-        room = width - needed(found[-1])
-        if needed([column]) > room:
+        unnamed = i == keys and len(found) > 1  # what names a row fills more than one table
+        if unnamed or needed([*found[-1], column]) > width:
             repeated = names if i >= keys and needed([*names, column]) <= width else [numbers]
             found.append(list(repeated))
         found[-1].append(column)

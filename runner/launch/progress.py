@@ -26,10 +26,10 @@ from meshrunner.runner.rundir.states import is_count
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", "last WPS", "memory", "left")
 """Columns of a run that may be going on: the speed is that of its last step."""
-YIELDING = ("last WPS", "memory")
-"""Columns that a narrow terminal does without."""
-SHORTEST_NAME = 8
-"""Characters of a run's name that are always shown."""
+YIELDING = ("last WPS", "median WPS", "memory")
+"""Columns that a narrow terminal does without, the last first."""
+NAME_ROOM, SHORTEST_NAME = 20, 8
+"""Characters of a run's name: for so many other columns make room, and so many are shown in any case."""
 RECENT = 20
 """Last steps that the time left is judged by."""
 LINE_EVERY_S = 1.0
@@ -139,22 +139,33 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
     """
     A table of runs for a terminal, a line each. The first column, their names, yields to the others, which are never cut.
 
-    Where even that does not do, those of YIELDING are left out, the last first.
+    Where a name would have too little room, the columns of YIELDING lose what stands in parentheses, then their places.
     """
     columns = list(zip(titles, *(map(one_line, row) for row in rows), strict=True))
-    for title in [None, *reversed(YIELDING)]:
-        columns = [column for column in columns if column[0] != title]
-        room = width - sum(max(map(len, column)) + BETWEEN for column in columns[1:])
-        if room >= SHORTEST_NAME:
-            break
+    wanted = min(NAME_ROOM, max(map(len, columns[0])))
+
+    def room() -> int:
+        return width - sum(max(map(len, column)) + BETWEEN for column in columns[1:])
+
+    if room() < wanted:
+        columns = [tuple(map(_brief, column)) if column[0] in YIELDING else column for column in columns]
+    for title in reversed(YIELDING):
+        if room() < wanted:
+            columns = [column for column in columns if column[0] != title]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     names, *others = columns
-    table.add_column(names[0], max_width=max(room, SHORTEST_NAME), no_wrap=True)
+    longest = max(room(), SHORTEST_NAME)
+    table.add_column(names[0], max_width=longest, no_wrap=True)
     for column in others:
         table.add_column(column[0], width=max(map(len, column)), no_wrap=True)
     for name, *cells in list(zip(*columns, strict=True))[1:]:
-        table.add_row(*map(Text, (fitted(name, max(room, SHORTEST_NAME)), *cells)))
+        table.add_row(*map(Text, (fitted(name, longest), *cells)))
     return table
+
+
+def _brief(cell: str) -> str:
+    """`32.14 GiB` of `32.14 GiB (33.82%)`."""
+    return cell.partition(" (")[0]
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:

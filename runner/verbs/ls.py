@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.cells import Column
 from meshrunner.runner.compare.runs import read_run
-from meshrunner.runner.compare.select import Field, condition, meeting
+from meshrunner.runner.compare.select import Field, condition, last_part, meeting
 from meshrunner.runner.compare.table import BETWEEN, fitted, lines_of
 from meshrunner.runner.console import console, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
@@ -28,6 +28,9 @@ from meshrunner.runner.rundir.plain_yaml import parse_yaml
 from meshrunner.runner.rundir.run import read_overrides
 from meshrunner.runner.rundir.states import load_status
 from meshrunner.runner.rundir.sweep import run_names, varying_overrides
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WPS = figure_of("perf/wps")
 LIMIT = 20
@@ -56,12 +59,12 @@ class Entry:
 
     @cached_property
     def what(self) -> str:
-        """`parallelism, micro_batch: 12 runs`, or what was typed for a single run."""
+        """`12 runs: parallelism, micro_batch`, or what was typed for a single run."""
         if not self.is_sweep:
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
-        keys = dict.fromkeys(_key(each) for own in varying_overrides(self.path).values() for each in own)
-        return f"{', '.join(keys) or 'repeats'}: {count} run{'s' * (count != 1)}"
+        keys = dict.fromkeys(last_part(_key(each)) for own in varying_overrides(self.path).values() for each in own)
+        return f"{count} run{'s' * (count != 1)}" + (f": {', '.join(keys)}" if keys else "")
 
     @property
     def state(self) -> str:
@@ -225,31 +228,29 @@ def _print(entries: Sequence[Entry]) -> None:
         say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
 
 
-def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Any) -> None:
+def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Console) -> None:
     """A line each; where the terminal is too narrow, the path below what was run, and never cut."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    began, what, state, wps, path = map(list, zip(titles, *rows, strict=True))
+    room = screen.width - _needed(began, state, wps, path)
+    if room >= SHORTEST_WHAT:
+        columns = [began, [fitted(each, room) for each in what], state, wps, path]
+    else:
+        began = [titles[0], *(each.partition("-")[2] for each in began[1:])]
+        state = [each.replace(", ", "\n") for each in state]
+        room = max(screen.width - _needed(began, state, wps), *map(len, path))
+        columns = [began, [f"{fitted(w, 2 * room)}\n{p}" for w, p in zip(what, path, strict=True)], state, wps]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    columns = list(zip(titles, *rows, strict=True))
-    room = screen.width - sum(max(map(len, column)) + BETWEEN for column in columns if column[0] != "what")
-    if room < SHORTEST_WHAT:
-        titles = ("began", "what, path", "state", "best WPS")
-        rows = [
-            [began[5:], f"{what}\n{path}", state.replace(", ", "\n"), wps] for began, what, state, wps, path in rows
-        ]
-        columns = [
-            tuple(line for cell in column for line in cell.split("\n")) for column in zip(titles, *rows, strict=True)
-        ]
-        paths = max(len(row[1].split("\n")[1]) for row in rows)
-        room = max(
-            paths,
-            screen.width - sum(max(map(len, column)) + BETWEEN for column in columns if column[0] != "what, path"),
-        )
-    for title in titles:
-        table.add_column(title, no_wrap=True, justify="right" if title == "best WPS" else "left")
-    for began, what, *rest in rows:
-        first, *path = what.split("\n")
-        table.add_row(began, Text("\n".join([fitted(first, room), *path])), *rest)
+    for i, column in enumerate(columns):
+        table.add_column(Text(column[0]), max_width=room if i == 1 else None, no_wrap=i != 1)
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*map(Text, row))
     screen.print(table)
+
+
+def _needed(*columns: Sequence[str]) -> int:
+    """Characters that some columns take of a line."""
+    return sum(max(len(line) for cell in column for line in cell.split("\n")) + BETWEEN for column in columns)

@@ -69,11 +69,11 @@ class Terminal:
 
     @property
     def page(self) -> list[str]:
-        """Every line that the command left, those that have scrolled off the screen included."""
+        """Every line that the command left, those that have scrolled off the screen included; without empty ones at the end."""
         screen = pyte.HistoryScreen(self.columns, self.lines, history=100_000)
         pyte.ByteStream(screen).feed(self._seen)
         above = ["".join(line[i].data for i in range(self.columns)).rstrip() for line in screen.history.top]
-        return [*above, *(line.rstrip() for line in screen.display)]
+        return "\n".join([*above, *(line.rstrip() for line in screen.display)]).rstrip().split("\n")
 
     @property
     def screens(self) -> list[list[str]]:

@@ -58,7 +58,7 @@ def test_newest_first_with_what_was_run_and_what_became_of_it(tree: Path, capsys
     ]
     assert (c["type"], c["what"], c["states"], c["best_wps"]) == (
         "sweep",
-        "parallelism, steps: 4 runs",
+        "4 runs: parallelism, steps",
         {"completed": 3, "oom": 1},
         102.0,
     )

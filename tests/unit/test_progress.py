@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,7 +139,7 @@ def test_the_name_yields_and_state_step_and_time_left_do_not(width: int) -> None
     from rich.console import Console
 
     titles = ("run", "state", "step", "last WPS", "memory", "left")
-    screen = Console(width=width, file=open("/dev/null", "w"))  # noqa: SIM115
+    screen = Console(width=width, file=io.StringIO())
     with screen.capture() as capture:
         screen.print(run_table(titles, [[name, *CELLS] for name in NAMES], width))
     head, _, *rows = [line.rstrip() for line in capture.get().splitlines()]

