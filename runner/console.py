@@ -54,11 +54,16 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
-    """A context for work of this process that a person waits for: on a terminal it is named at once, in a line that is wiped."""
+def naming(what: str, *, to_stderr: bool = False) -> Iterator[None]:
+    """
+    A context for work of this process that a person waits for: on a terminal it is named at once, in a line that is wiped.
+
+    Args:
+        to_stderr: where stdout is for what the command is asked for; else a line goes to stdout, as those of steps do.
+    """
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
-        with Slow() as slow:
+        with Slow(to_stderr=to_stderr) as slow:
             slow.doing(what)
             yield
         return
@@ -82,9 +87,10 @@ def _wipe() -> None:
 class Slow:
     """Work that is named in a line of its own once it has lasted SILENT_S, as most takes less. A context manager."""
 
-    def __init__(self, whose: str = "") -> None:
+    def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
         """whose: what the lines begin with."""
         self.whose = whose
+        self._to_stderr = to_stderr
         self._what = ""
         self._timer: threading.Timer | None = None
 
@@ -97,7 +103,8 @@ class Slow:
             self._timer.cancel()
             self._timer = None
         if what:
-            self._timer = threading.Timer(SILENT_S, say, [f"{self.whose}{what} ..."])
+            line = f"{self.whose}{what} ..."
+            self._timer = threading.Timer(SILENT_S, say, [line], {"to_stderr": self._to_stderr})
             self._timer.daemon = True
             self._timer.start()
 

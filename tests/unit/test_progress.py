@@ -49,6 +49,12 @@ def test_what_takes_long_is_named_once_in_a_line(capsys: pytest.CaptureFixture[s
         assert until_said("first", capsys) == "#3 fsdp2: the first step ...\n"
     with naming("composing the configuration"):
         assert until_said("composing", capsys) == "composing the configuration ...\n"
+    with Slow(to_stderr=True) as slow:
+        slow.doing("composing")
+        deadline = time.monotonic() + BOUND_S
+        while not (said := capsys.readouterr()).err:
+            assert time.monotonic() < deadline and not said.out
+        assert said.err == "composing ...\n"
 
 
 def test_what_is_short_is_not_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +152,8 @@ def test_the_name_yields_and_state_step_and_time_left_do_not(width: int) -> None
     assert len(rows) == 2 and max(map(len, (head, *rows))) <= width
     for name, line in zip(NAMES, rows, strict=True):
         assert all(cell in line for cell in (CELLS[0], CELLS[1], CELLS[4])), line
-        assert line[:3] == name[:3] and ((CELLS[3] in line) == (width >= 80))
+        assert line[:3] == name[:3] and ((CELLS[3] in line) == (width == 120))
+        assert ("32.14 GiB" in line) == (width >= 80), "memory is short before it is left out"
         assert name in line or "…" in line
     assert (NAMES[1] in rows[1]) == (width == 120)
 

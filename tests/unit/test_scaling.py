@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from meshrunner.runner import cli
 from meshrunner.runner.compare.cells import columns, legend
 from meshrunner.runner.compare.export import as_json
 from meshrunner.runner.compare.rows import Comparison, compare_runs
@@ -91,3 +93,20 @@ def test_the_experiment_is_weak_scaling_on_this_machine_or_on_nodes() -> None:
     assert (here.launch.threads, here.micro_batch, here.global_batch) == (1, 4, None)
     submitted = experiment("experiment=scaling", "hydra.mode=RUN", "hydra/launcher=slurm")
     assert submitted.launch.threads == "auto"
+
+
+def test_its_grid_is_workers_here_and_nodes_under_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli._dispatch(["place", "experiment=scaling", "hydra.sweep.dir=here"]) == 0
+    jobs = json.loads(Path("here/sweep.json").read_text())["jobs"]
+    assert [job["name"] for job in jobs] == [f"00{i}_workers-{i + 1}_repeat-{n}" for n in (1, 2, 3) for i in (0, 1)]
+    assert cli._dispatch(["place", "-m", "experiment=scaling", "launch.workers=1,2,4", "hydra.sweep.dir=own"]) == 0
+    assert len(json.loads(Path("own/sweep.json").read_text())["jobs"]) == 9, "what is typed replaces the grid"
+    capsys.readouterr()
+    assert cli._dispatch(["submit", "experiment=scaling", "hydra.sweep.dir=nodes", "--dry-run"]) == 0
+    scripts = capsys.readouterr().out
+    assert re.findall(r"^#SBATCH --nodes=(.*)", scripts, re.MULTILINE) == ["1", "2", "4", "8"]
+    assert re.findall(r"^#SBATCH --array=(.*)", scripts, re.MULTILINE)[0] == "0,4,8", "three repeats of each"
+    assert not Path("nodes").exists()
