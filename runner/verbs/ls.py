@@ -124,7 +124,8 @@ def ls(arguments: list[str]) -> int:
     chosen = meeting(entries, given.where, _fields(entries, given.where)) if entries else []
     listed = chosen[: given.limit or None]
     if given.json:
-        print(json.dumps([_record(entry) for entry in listed], indent=2, default=str))
+        found = json.dumps([_record(entry) for entry in listed], indent=2, default=str)
+        print(found.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
     elif listed:
         _print(listed)
     if not entries:
@@ -166,7 +167,8 @@ def _read(path: Path) -> Entry:
 
 def _glance(run_dir: Path) -> tuple[str, float | None, float | None]:
     """State, start and, of a completed run, WPS. Two small files are read: there may be thousands of runs."""
-    if not is_run(run_dir):
+    link = run_dir.is_symlink() and is_sweep(run_dir.parent)  # the runs of a sweep are folders in it
+    if link or not is_run(run_dir):
         return "damaged" if run_dir.is_dir() else "missing", None, None
     try:
         status = load_status(run_dir)

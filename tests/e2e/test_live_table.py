@@ -43,7 +43,9 @@ def test_all_runs_in_one_table_one_by_one(folder: Path) -> None:
     assert running, terminal.frames
     steps = set(re.findall(r"#1 seed=2 +running +(\d+)/40", "\n".join(terminal.frames)))
     assert len(steps) > 1, steps
-    assert not any(len(re.findall("^#0 seed=1 ", frame, re.MULTILINE)) > 1 for frame in terminal.frames), "two tables at once"
+    assert not any(len(re.findall("^#0 seed=1 ", frame, re.MULTILINE)) > 1 for frame in terminal.frames), (
+        "two tables at once"
+    )
     assert not terminal.frame("grad norm"), "the line of a single run would fight with the table"
     last = terminal.frames[-1]
     assert "report page: sweep/report.html" in last and "pending" not in last, last
