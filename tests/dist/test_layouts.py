@@ -97,6 +97,7 @@ class Recorder:
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.norms: list[float] = []
+        self.phases: list[str] = []
 
     def started(self, **figures: Any) -> None:
         pass
@@ -105,7 +106,7 @@ class Recorder:
         pass
 
     def doing(self, phase: str) -> None:
-        pass
+        self.phases.append(phase)
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -150,7 +150,8 @@ def test_the_table_of_a_sweep_that_runs(columns: int, lines: int, folder: Path) 
     assert any(re.search(best, screen) and "1 completed, 1 running, 2 pending" in screen for screen in middle), middle[
         0
     ]
-    assert any("#1 none lr=0.002: starting the workers" in " ".join(screen) for screen in tables)
+    for phase in ("preparing the data", "starting the workers", "the first step"):
+        assert any(re.search(rf"#\d \w+ lr=0\.00\d: {phase}", " ".join(screen)) for screen in tables), phase
     assert not any(line.startswith("run ") for line in terminal.screens[-1])
 
 

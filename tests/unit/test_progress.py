@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from meshrunner.recipes.meter import PHASES
 from meshrunner.runner import console
 from meshrunner.runner.console import Slow, naming
 from meshrunner.runner.launch.progress import ProgressLine, run_table
+from meshrunner.runner.measure import meter as meter_module
+from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.worker_context import Node, WorkerContext
 from meshrunner.runner.sweep.run_lines import RunLines
@@ -95,6 +98,24 @@ def test_the_first_worker_speaks_for_all() -> None:
     assert PHASES[phase[0]] == "starting the workers"
     context(0, phase).doing("saving a checkpoint")
     assert PHASES[phase[0]] == "saving a checkpoint"
+
+
+def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {}))
+    said: list[str] = []
+    meter: Any = RunMeter.__new__(RunMeter)
+    meter.context = SimpleNamespace(doing=said.append, rank=1, world_size=2, threads=1)
+    meter.profiler = SimpleNamespace(pause=lambda: None, step_begins=lambda: None, started=lambda *_: None)
+    meter.pending, meter.events, meter.resumed_at = [], None, 0
+    meter.device = torch.device("cpu")
+    with meter.saving():
+        assert said == ["saving a checkpoint"]
+    assert said == ["saving a checkpoint", ""]
+    facts: Any = dict.fromkeys(("params", "flops_per_token", "attention_flops_per_token"), 1)
+    for compiles, phase in ((True, "compiling, in the first step"), (False, "the first step")):
+        meter.experiment = SimpleNamespace(compile=SimpleNamespace(compiles=compiles))
+        meter.started(device=meter.device, describe_data=dict, **facts)
+        assert said[-1] == phase
 
 
 def test_measuring_the_peak_is_named_only_where_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
