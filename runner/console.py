@@ -54,16 +54,15 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 
 @contextmanager
-def naming(what: str, *, to_stderr: bool = False) -> Iterator[None]:
+def naming(what: str) -> Iterator[None]:
     """
     A context for work of this process that a person waits for: on a terminal it is named at once, in a line that is wiped.
 
-    Args:
-        to_stderr: where stdout is for what the command is asked for; else a line goes to stdout, as those of steps do.
+    On stderr: what is printed to stdout may be a script, or nothing, if the configuration is wrong.
     """
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
-        with Slow(to_stderr=to_stderr) as slow:
+        with Slow(to_stderr=True) as slow:
             slow.doing(what)
             yield
         return

@@ -37,9 +37,6 @@ MAX_LISTED = 5
 class ConfiguredTarget:
     """The hardware that the configuration names; this machine may have no GPU."""
 
-    dry_run = False
-    """Whether a script is printed, and nothing else."""
-
     def apply_to(self, composed: Composed) -> Composed:
         """The configuration with the target's own settings applied; raises ConfigError."""
         return composed
@@ -123,7 +120,7 @@ def check_batch(
     wrong: dict[str, list[str]] = {}
     runs = 0
     varying = _varying(job_overrides) - set(typed(config.hydra.overrides.task))
-    with naming(f"composing and checking {len(job_overrides):,} combinations", to_stderr=target.dry_run):
+    with naming(f"composing and checking {len(job_overrides):,} combinations"):
         for number, overrides in enumerate(job_overrides, first):
             named = [override for override in overrides if override in varying]
             try:

@@ -135,7 +135,10 @@ def test_damage_is_a_state(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
     (Path("runs/h")).symlink_to(Path("runs").absolute())
     (Path("sweeps/i")).mkdir()
     (Path("sweeps/i/sweep.json")).write_text("[")
-    found = {Path(each["path"]).name: each["states"] for each in listed(capsys, "--limit", "0")}
+    make_run(Path("runs/.trash/j"))
+    entries = listed(capsys, "--limit", "0")
+    assert not [each["path"] for each in entries if "/h/" in each["path"] or "trash" in each["path"]]
+    found = {Path(each["path"]).name: each["states"] for each in entries}
     assert found["damaged"] == {"damaged": 4, "completed": 1, "stale": 1, "missing": 1}
     assert found["f"] == found["g"] == {"damaged": 1} and found["i"] == {} and "h" not in found
     assert ls(["--limit", "0"]) == 0
