@@ -30,6 +30,10 @@ YIELDING = ("last WPS", "median WPS", "memory")
 """Columns that a narrow terminal does without, the last first."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
 """Characters of a run's name: for so many other columns make room, and so many are shown in any case."""
+LEAVING = ("norm", "mfu", "memory", "loss")
+"""Parts of a run's live line that a narrow terminal does without, the first first."""
+SPINNER = 2
+"""Characters before a line in which something takes long."""
 RECENT = 20
 """Last steps that the time left is judged by."""
 LINE_EVERY_S = 1.0
@@ -65,8 +69,8 @@ class ProgressLine:
         live = Live(console=self.console, refresh_per_second=5, transient=True, redirect_stderr=to_screen)
         self.live = live if self.console.is_terminal else None
         self.printed = 0.0
-        self.line = ""
-        """Of the newest row."""
+        self.parts: dict[str, str] = {}
+        """Of the newest row's line."""
         self.shown = ""
         """What stands on the terminal."""
         self.waiting: str | None = None
@@ -92,35 +96,41 @@ class ProgressLine:
         """Show rows that are new since the last call, and what happens outside of steps."""
         if rows:
             self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-RECENT:]
-            self.line = self._line(rows[-1])
+            self.parts = self._parts(rows[-1])
         if self.live:
-            self._update(self.live, "  ".join(filter(None, [self.line, phase])), turning=bool(phase))
+            self._update(self.live, phase)
             return
         self.slow.doing(phase)
         now = time.monotonic()
         if rows and (now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps):
-            say(self.line)
+            say("  ".join(self.parts.values()))
             self.printed, self.waiting = now, None
         elif rows:
-            self.waiting = self.line
+            self.waiting = "  ".join(self.parts.values())
 
-    def _update(self, live: Live, line: str, *, turning: bool) -> None:
+    def _update(self, live: Live, phase: str) -> None:
+        """Show what fits on one line of the terminal: step, speed, time left and the phase in any case."""
+        parts = self.parts | ({"phase": phase} if phase else {})
+        for name in ("", *LEAVING):
+            parts.pop(name, "")
+            line = "  ".join(parts.values())
+            if len(line) <= self.console.width - SPINNER:
+                break
         if line != self.shown:  # a spinner begins anew with each update
-            live.update(Spinner("line", Text(line)) if turning else Text(line))
+            live.update(Spinner("line", Text(line)) if phase else Text(line))
             self.shown = line
 
-    def _line(self, row: StepRow) -> str:
+    def _parts(self, row: StepRow) -> dict[str, str]:
         left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])
-        parts = [
-            f"step {row['step']}/{self.steps}",
-            _titled("train/loss", row),
-            _titled("train/grad_norm", row),
-            f"{SPEED.text(row['perf/wps'])} WPS",
-            _titled("perf/mfu", row),
-            memory_text(row),
-            f"{duration(left)} left" if row["step"] < self.steps else "done",
-        ]
-        return "  ".join(parts)
+        return {
+            "step": f"step {row['step']}/{self.steps}",
+            "loss": _titled("train/loss", row),
+            "norm": _titled("train/grad_norm", row),
+            "wps": f"{SPEED.text(row['perf/wps'])} WPS",
+            "mfu": _titled("perf/mfu", row),
+            "memory": memory_text(row),
+            "left": f"{duration(left)} left" if row["step"] < self.steps else "done",
+        }
 
 
 def memory_text(row: StepRow) -> str:

@@ -155,6 +155,18 @@ def test_the_table_of_a_sweep_that_runs(columns: int, lines: int, folder: Path) 
     assert not any(line.startswith("run ") for line in terminal.screens[-1])
 
 
+@sizes
+def test_the_line_of_a_single_run_fits(columns: int, lines: int, folder: Path) -> None:
+    slow = ("optimizer.kind=faulty:SlowAdamW", "steps=20", "hydra.run.dir=out")
+    terminal = Terminal("run", *TINY, *slow, cwd=folder, columns=columns, lines=lines)
+    assert terminal.wait() == 0, terminal.page
+    shown = [[line for line in screen if line] for screen in terminal.screens]
+    going = [screen for screen in shown if screen[-1].startswith("step ")]
+    norm = r"  grad norm \d\.\d{3}" if columns == 120 else ""
+    line = rf"step \d+/20  loss \d\.\d{{4}}{norm}  [\d.,]+ WPS  MFU \d+\.\d%  \d\.\d\d GiB host  (\ds left|done)$"
+    assert going and all(len(screen) == 2 and re.match(line, screen[-1]) for screen in going), going
+
+
 def test_a_single_run_says_where_it_is_and_what_it_does(folder: Path) -> None:
     terminal = Terminal("run", *TINY, "hydra.run.dir=out", "checkpoint=dcp", cwd=folder, columns=80, lines=24)
     assert terminal.wait() == 0, terminal.page
