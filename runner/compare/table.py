@@ -74,9 +74,8 @@ def print_table(comparison: Comparison) -> None:
     if comparison.baseline is None and comparison.keys:
         sentences(["--baseline KEY=VALUE adds how each row compares with another"])
     if len(tables) * len(comparison.rows) > screen.height:
-        hint = (
-            f"{len(comparison.rows)} rows: --top N shows the fastest, --where KEY=VALUE some, --sort KEY another order"
-        )
+        count = len(comparison.rows)
+        hint = f"{count} rows: `meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE some; --sort KEY"
         sentences(["", *found, hint])  # once more: the first lines have left the screen
 
 

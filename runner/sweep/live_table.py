@@ -127,13 +127,12 @@ class LiveTable:
         self._drawn = time.monotonic()
         live = {run_dir: running.cells() for run_dir, running in self._running.items()}
         states = self._states | {run_dir: cells[0] for run_dir, cells in live.items()}
-        below = [Text(line) for line in self._below(states)]
         width = self._screen.width
-        taken = sum(len(line.wrap(self._screen, width)) for line in below[1:])
+        below = [part for line in self._below(states) for part in Text(line).wrap(self._screen, width)]
         titles = ("run", *PROGRESS)
         unknown = [UNKNOWN] * (len(PROGRESS) - 1)
         rows = []
-        for run_dir in self._visible(taken):
+        for run_dir in self._visible(len(below) - 1):
             cells = live.get(run_dir) or self._ended.get(run_dir) or [states[run_dir], *unknown]
             rows.append([self._label(run_dir), *cells])
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)

@@ -14,6 +14,7 @@ from tests.e2e.command import TINY
 from tests.e2e.terminal import Terminal
 from tests.run_dirs import make_run, write
 
+TIME = r"(\d+m)?\d+s"
 SIZES = ((80, 24), (120, 40))
 sizes = pytest.mark.parametrize(("columns", "lines"), SIZES)
 
@@ -97,7 +98,7 @@ def test_compare_of_sixty_runs(columns: int, lines: int, sixty: Path) -> None:
     text = " ".join(" ".join(page).split())
     for figure in ("6,259 (6,159-6,359)", "23.58 GiB (24.81%)", "32.14 GiB (33.82%)", "3.1415"):
         assert figure in text
-    assert "60 rows: --top N shows the fastest" in " ".join(" ".join(page[-lines:]).split())
+    assert "60 rows: `meshrunner compare DIR --top N` shows the fastest" in " ".join(" ".join(page[-lines:]).split())
     assert "2 oom: activation_checkpoint=none with" in " ".join(page[-lines:]), "the verdict is on the last screen, too"
     whole = markdown(compare_runs(read_runs([sixty]), "parallelism=fsdp1")).splitlines()
     sentences = {word for line in whole if not line.startswith("|") for word in line.removeprefix("- ").split()}
@@ -141,12 +142,12 @@ def test_the_table_of_a_sweep_that_runs(columns: int, lines: int, folder: Path) 
         for screen in tables
         if any(re.match(r"#0 none lr=0.001 +completed +12/12 +[\d,]+ +\d\.\d\d GiB host +-$", line) for line in screen)
         and any(
-            re.match(r"#1 none lr=0.002 +running +\d+/12 +[\d,]+ +\d\.\d\d GiB host +\ds$", line) for line in screen
+            re.match(rf"#1 none lr=0.002 +running +\d+/12 +[\d,]+ +\d\.\d\d GiB host +{TIME}$", line) for line in screen
         )
         and any(re.match(r"#3 full lr=0.002 +pending +- +- +- +-$", line) for line in screen)
     ]
     assert middle, tables
-    best = r"1/4 done, about \d+s left, best so far: #0 none lr=0.001 [\d,]+ tokens per CPU-second"
+    best = rf"1/4 done, about {TIME} left, best so far: #0 none lr=0.001 [\d,]+ tokens per CPU-second"
     assert any(re.search(best, screen) and "1 completed, 1 running, 2 pending" in screen for screen in middle), middle[
         0
     ]
@@ -163,7 +164,7 @@ def test_the_line_of_a_single_run_fits(columns: int, lines: int, folder: Path) -
     shown = [[line for line in screen if line] for screen in terminal.screens]
     going = [screen for screen in shown if screen[-1].startswith("step ")]
     norm = r"  grad norm \d\.\d{3}" if columns == 120 else ""
-    line = rf"step \d+/20  loss \d\.\d{{4}}{norm}  [\d.,]+ WPS  MFU \d+\.\d%  \d\.\d\d GiB host  (\ds left|done)$"
+    line = rf"step \d+/20  loss \d\.\d{{4}}{norm}  [\d.,]+ WPS  MFU \d+\.\d%  \d\.\d\d GiB host  ({TIME} left|done)$"
     assert going and all(len(screen) == 2 and re.match(line, screen[-1]) for screen in going), going
 
 
