@@ -24,6 +24,15 @@ def outside(flat: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     }
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two settings are the same: 1 and 1.0 are, 1 and true or '1' are not."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(value, other[key]) for key, value in one.items())
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
     """(key, old value, new value) of every key that differs; `...` stands for a missing key."""
     if isinstance(old, dict) and isinstance(new, dict):

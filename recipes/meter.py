@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
+Phase = Literal[
+    "starting the workers",
+    "building the model",
+    "loading the checkpoint",
+    "opening the data",
+    "measuring the peak of this CPU",
+    "the first step",
+    "compiling, in the first step",
+    "saving a checkpoint",
+    "",
+]
+"""What takes place outside of steps, as it is shown to a person who waits; empty while steps follow each other."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
 
 class Meter(Protocol):
     """Every rank calls these methods in the same order: a read-out is a collective."""
+
+    def doing(self, phase: Phase) -> None:
+        """Something begins that may take long. Not a collective."""
 
     def started(
         self,

@@ -171,6 +171,7 @@ def train(
         NotSaved: a checkpoint could not be written.
         FloatingPointError: from the meter, when a loss or gradient was not finite.
     """
+    meter.doing("building the model")
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
     as_configured = recipe
@@ -184,6 +185,7 @@ def train(
     if stored is not None:
         from meshrunner.recipes.checkpoint.restore import restore
 
+        meter.doing("loading the checkpoint")
         restore(stored, model, optimizer)
         done, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
         meter.resumed(done, consumed.tokens)
@@ -192,6 +194,7 @@ def train(
         config = as_configured.model_dump(mode="json")
         training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
         saver = recipe.checkpoint.saver(checkpoints, training)
+    meter.doing("opening the data")
     sequences = recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed))
     loader = Loader(
         sequences,
@@ -230,6 +233,7 @@ def train(
             if stopping:
                 break
         if saver is not None:
+            meter.doing("saving a checkpoint")  # one that is written in the background
             saver.close()
     finally:
         gc.enable()

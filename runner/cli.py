@@ -21,6 +21,7 @@ usage: meshrunner VERB ...
   resume DIR [--force]       execute a run directory from its newest checkpoint, or the unfinished runs of a sweep directory
   show   [OVERRIDES]         parameters, FLOPs, mesh, memory per device, wrap plan; --config: the configuration; starts nothing
   compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
+  ls     [DIR...]            runs and sweeps below a folder, newest first; --where state=oom, --limit N, --json
   status DIR [DIR...]        the progress of every run of a sweep, also while it is running
   submit [OVERRIDES] [-m]    write run directories and submit them to SLURM; --dry-run prints the script and does nothing
   submit DIR                 submit again the unfinished runs of a run or sweep directory
@@ -38,7 +39,21 @@ exit status: 0 every run ended as asked; 1 a run failed;
              2 the configuration is wrong, nothing was started;
              75 preempted, may be run again; 130 interrupted"""
 
-VERBS = ("run", "resume", "show", "compare", "status", "submit", "cancel", "place", "sync", "doctor", "help", "schema")
+VERBS = (
+    "run",
+    "resume",
+    "show",
+    "compare",
+    "ls",
+    "status",
+    "submit",
+    "cancel",
+    "place",
+    "sync",
+    "doctor",
+    "help",
+    "schema",
+)
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
 HELP_COLUMN = 29
 """Where the help text says what a verb does."""

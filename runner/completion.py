@@ -33,14 +33,29 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "show": ("--config", *HYDRA_FLAGS),
     "resume": ("--force",),
     "sync": ("--dry-run",),
-    "compare": ("--baseline", "--markdown", "--json", "--csv", "--html", "--help"),
+    "compare": ("--baseline", "--where", "--sort", "--top", "--markdown", "--json", "--csv", "--html", "--help"),
+    "ls": ("--where", "--limit", "--json", "--help"),
 }
 """Verb -> its flags."""
-WITH_VALUE = {"--config-dir", "--cfg", "-c", "--package", "-p", "--info", "-i", "--baseline", "--html"}
+WITH_VALUE = {
+    "--config-dir",
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+    "--baseline",
+    "--html",
+    "--where",
+    "--sort",
+    "--top",
+    "--limit",
+}
 """Flags whose value is the next word."""
 OVERRIDES = ("run", "place", "submit", "show")
 """Verbs that take Hydra's overrides."""
-FOLDERS = {"resume": 1, "cancel": 1, "submit": 1, "status": 99, "compare": 99, "sync": 99}
+FOLDERS = {"resume": 1, "cancel": 1, "submit": 1, "status": 99, "compare": 99, "ls": 99, "sync": 99}
 """Verb -> run and sweep directories that it takes."""
 SPECIAL = re.compile(r"([^\w@%+=:,./~-])")
 """Characters that a shell needs a backslash for."""

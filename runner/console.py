@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,11 @@ PIPED_WIDTH = 400
 """Width without a terminal, in columns: nothing is folded or cut."""
 WIDEST, NARROWEST, PAGED_WIDTH = 120, 40, 100
 """Columns of running text: more are hard to read; and where nothing tells how many there are."""
+SILENT_S = 2.0
+"""Seconds that work goes on before it is named where no terminal shows it at once."""
+WIPE = "\r\x1b[2K"
+_to_wipe = False
+"""Whether what `naming` shows stands on the terminal."""
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: terminal escapes begin with one
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these turn the direction of text around
@@ -44,7 +51,69 @@ def one_line(text: object) -> str:
 
 def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
     """Print text that may come from files, names or the environment."""
+    _wipe()
     print(printable(str(text)), end=end, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """
+    A context for work of this process that a person waits for: on a terminal it is named at once, in a line that is wiped.
+
+    On stderr: what is printed to stdout may be a script, or nothing, if the configuration is wrong.
+    """
+    global _to_wipe
+    if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
+        with Slow(to_stderr=True) as slow:
+            slow.doing(what)
+            yield
+        return
+    sys.stderr.write(f"{what} ...")
+    sys.stderr.flush()
+    _to_wipe = True
+    try:
+        yield
+    finally:
+        _wipe()
+
+
+def _wipe() -> None:
+    global _to_wipe
+    if _to_wipe:
+        _to_wipe = False
+        sys.stderr.write(WIPE)
+        sys.stderr.flush()
+
+
+class Slow:
+    """Work that is named in a line of its own once it has lasted SILENT_S, as most takes less. A context manager."""
+
+    def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
+        """whose: what the lines begin with."""
+        self.whose = whose
+        self._to_stderr = to_stderr
+        self._what = ""
+        self._timer: threading.Timer | None = None
+
+    def doing(self, what: str) -> None:
+        """Something else begins; empty: nothing that may take long."""
+        if what == self._what:
+            return
+        self._what = what
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if what:
+            line = f"{self.whose}{what} ..."
+            self._timer = threading.Timer(SILENT_S, say, [line], {"to_stderr": self._to_stderr})
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __enter__(self) -> Slow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.doing("")
 
 
 def console() -> Console:

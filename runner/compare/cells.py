@@ -40,6 +40,8 @@ def columns(comparison: Comparison) -> list[Column]:
         deltas = Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against])
         measured.insert(figures.index(comparison.speed) + 1, deltas)
         measured.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
+    beside = figures.index(WPS) + 1 + (comparison.baseline is not None and comparison.speed == WPS)
+    measured.insert(beside, Column("scaling", ["" if each is None else f"{each:.1f}%" for each in comparison.scaling]))
     found += measured
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
@@ -73,6 +75,11 @@ def legend(comparison: Comparison) -> list[str]:
     if tested and comparison.speed.key != WPS.key:
         lines.append(
             f"on CPUs speed is compared by {comparison.speed.title}: the clock also counts what neighbours take"
+        )
+    if any(each is not None for each in comparison.scaling):
+        lines.append(
+            f"scaling: {WPS.title}, by the clock, in percent of that on the fewest devices with otherwise equal settings; "
+            "100% is ideal"
         )
     kinds = {each.verdict.kind for each in against}
     if kinds & {"agrees", "differs"}:

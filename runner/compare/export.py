@@ -18,14 +18,19 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     One flat object per row: the varying keys, state and reason, the figures under their names in summary.json.
 
+    `scaling_pct` where the number of devices differs: WPS per device in percent of that on the fewest, null where no row is
+    otherwise equal.
+
     Against the baseline's row: `wps_vs_baseline_pct`; of the figure that `speed` names `speed_vs_baseline_pct`, `p_value` and
     `within_noise` (null: not tested); `loss_verdict` (null: none, `loss_why` says why), `loss_max_relative_difference`,
     `loss_differs_from_step`. `runs` lists the repeats.
     """
     found = []
-    for row, against in zip(comparison.rows, comparison.against, strict=True):
+    scales = any(each is not None for each in comparison.scaling)
+    for row, against, scaling in zip(comparison.rows, comparison.against, comparison.scaling, strict=True):
         record: dict[str, Any] = {key: row.values.get(key) for key in comparison.keys}
         record |= {"state": row.state, "reason": row.reason, **row.figures}
+        record |= {"scaling_pct": scaling} if scales else {}
         verdict = against.verdict if against else None
         if comparison.baseline:
             record |= {

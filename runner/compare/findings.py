@@ -24,7 +24,8 @@ MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss
 
 def findings(comparison: Comparison) -> list[str]:
     """Sentences for the top of a table. Untested differences are counted and never given as a figure."""
-    found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison)]
+    shown = f"This is of {comparison.selection}" if comparison.selection else ""
+    found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison), shown]
     return [f"{sentence}." for sentence in found if sentence]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,8 @@ from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
 from meshrunner.runner.rundir.plain_yaml import parse_yaml
 
 WPS = figure_of("perf/wps")
+SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
+"""Keys that decide how many devices there are: rows that differ in these alone show how a layout scales."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class Comparison:
     against: list[Against | None]
     """For each row; None where it has no baseline or is one."""
     remarks: list[str]
+    scaling: list[float | None] = field(default_factory=list)
+    """For each row: WPS per device in percent of that on the fewest devices with otherwise equal keys; None: none to compare."""
+    selection: str = ""
+    """Which rows these are, where some are left out: `12 of 60 rows (parallelism=fsdp2)`."""
 
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
@@ -116,7 +122,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.summary for row in rows for run in row.completed])
     against = [_compared(row, partners[i], speed) if i in partners else None for i, row in enumerate(rows)]
-    return Comparison(names, speed, rows, chosen, against, keys.remarks)
+    return Comparison(names, speed, rows, chosen, against, keys.remarks, _scaling(rows, names))
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
@@ -187,6 +193,27 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
 def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
     mine, theirs = row.measured(speed), baseline.measured(speed)
     return Against(baseline, percent_more(mine, theirs), p_value(mine, theirs), verdict(row.runs, baseline.runs))
+
+
+def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
+    """
+    Of each row WPS per device, by the clock, in percent of that of the first with the fewest devices among rows of equal keys.
+
+    By the clock on CPUs, too: the time that a process waits for others, which scaling is about, is no CPU time.
+    """
+    groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
+    for i, row in enumerate(rows):
+        rest = tuple(f"{name}={text(row.values[name])}" for name in names if name not in SCALES and name in row.values)
+        size = row.completed[0].figure("world_size") if row.completed else None
+        if size and (values := row.measured(WPS)):
+            groups.setdefault(rest, {})[i] = int(size), median(values)
+    found: list[float | None] = [None] * len(rows)
+    for measured in groups.values():
+        fewest, wps = min(measured.values(), key=lambda each: each[0])
+        if any(size != fewest for size, _ in measured.values()) and wps > 0:
+            for i, (_, value) in measured.items():
+                found[i] = 100 * value / wps
+    return found
 
 
 def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from meshrunner.runner.compare.cells import UNTESTED, Column, columns, legend, reasons
 from meshrunner.runner.compare.facts import facts
 from meshrunner.runner.compare.findings import findings
+from meshrunner.runner.compare.keys import row_name
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.console import one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 BETWEEN = 3
 """Characters that a terminal's table needs beside each column's."""
@@ -53,42 +58,75 @@ def print_table(comparison: Comparison) -> None:
     if not screen.is_terminal:
         print(markdown(comparison))
         return
+
+    def sentences(lines: Sequence[str]) -> None:
+        for line in lines:
+            screen.print(one_line(line), soft_wrap=False)  # folded between words
+
+    sentences(found := findings(comparison))
+    names = [fitted(row_name(row.values, comparison.keys), screen.width * 2 // 5) for row in comparison.rows]
+    tables = parts(columns(comparison), screen.width, Column("row", names), max(len(comparison.keys), 1))
+    for table in tables:
+        screen.print(_drawn(table, screen.width))
+    sentences([*legend(comparison), *comparison.remarks, *reasons(comparison)])
+    for line in _facts(comparison):
+        screen.print(one_line(line))  # not folded: a command is there to be copied
+    if comparison.baseline is None and comparison.keys:
+        sentences(["--baseline KEY=VALUE adds how each row compares with another"])
+    if len(tables) * len(comparison.rows) > screen.height:
+        count = len(comparison.rows)
+        hint = f"{count} rows: `meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE some; --sort KEY"
+        sentences(["", *found, hint])  # once more: the first lines have left the screen
+
+
+def _drawn(columns: Sequence[Column], width: int) -> Table:
+    """One of the tables on a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    for line in findings(comparison):
-        screen.print(one_line(line))
-    for part in parts(columns(comparison), screen.width):
-        drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in part:
-            drawn.add_column(
-                one_line(column.title), width=min(narrowest(column), screen.width - BETWEEN), overflow="fold"
-            )
-        for row in zip(*(cells for _, cells in part), strict=True):
-            drawn.add_row(*(Text(one_line(cell), style="dim" if UNTESTED in cell else "") for cell in row))
-        screen.print(drawn)
-    for line in [*legend(comparison), *comparison.remarks, *reasons(comparison), *_facts(comparison)]:
-        screen.print(one_line(line))
-    if comparison.baseline is None and comparison.keys:
-        screen.print("--baseline KEY=VALUE adds how each row compares with another")
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        drawn.add_column(one_line(column.title), width=min(narrowest(column), width - BETWEEN), overflow="fold")
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        drawn.add_row(*(Text(one_line(cell), style="dim" if UNTESTED in cell else "") for cell in row))
+    return drawn
 
 
-def parts(table: Sequence[Column], width: int) -> list[list[Column]]:
-    """Cut a table into tables no wider than the terminal; more than one, and a row's number begins its line in each."""
+def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
+    """
+    Cut a table into tables no wider than the terminal. Of several, each begins with the number and the name of a row.
+
+    Args:
+        label: the names of the rows, for where the columns that name one would take most of the width.
+        keys: how many columns name a row. They are repeated.
+    """
     if sum(narrowest(column) + BETWEEN for column in table) <= width:
         return [list(table)]
     numbers = Column("#", [str(i + 1) for i in range(len(table[0].cells))])
-    found: list[list[Column]] = []
-    room = 0
-    for column in table:
-        needed = narrowest(column) + BETWEEN
-        if needed > room:
-            found.append([numbers])
-            room = width - narrowest(numbers) - BETWEEN
+
+    def needed(columns: Sequence[Column]) -> int:
+        return sum(narrowest(column) + BETWEEN for column in columns)
+
+    names = [numbers, *table[:keys]]
+    if needed(names) > width * 3 // 5:
+        names = [numbers, label]
+    found = [[numbers]]
+    for i, column in enumerate(table):
+        unnamed = i == keys and len(found) > 1  # what names a row fills more than one table
+        if unnamed or needed([*found[-1], column]) > width:
+            repeated = names if i >= keys and needed([*names, column]) <= width else [numbers]
+            found.append(list(repeated))
         found[-1].append(column)
-        room -= needed
-    return found
+    return [part for part in found if len(part) > 1]
+
+
+def fitted(text: str, width: int) -> str:
+    """Text cut in its middle: both ends of a run's name tell it from others."""
+    if len(text) <= width:
+        return text
+    end = width // 3
+    return f"{text[: width - end - 1]}…{text[len(text) - end :]}"
 
 
 def narrowest(column: Column) -> int:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,28 +15,33 @@ from pathlib import Path
 from meshrunner.recipes.data.base import Data, DataSpec, different_data
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.console import shown
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY, read_json
 from meshrunner.runner.rundir.logs import last_lines
 
 POLL_S = 0.05
-NOTICE_S = 3.0
-"""Seconds of waiting after which the user is told the reason."""
 PRODUCER_GRACE_S = 2.0
 
 
 @contextmanager
-def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
+def prepare_data(
+    experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
+) -> Iterator[None]:
     """
     A context in which workers can open the data, while a producer reads the rest in the background.
 
     One producer at a time writes to a cache entry; that of a second run waits for the first to end. The workers of both
     read what is complete.
 
+    Args:
+        doing: called with what takes place, a few times a second where that is a wait.
+
     Raises:
         ConfigError: the data is missing, unusable, or does not fit the model.
     """
     data, spec = experiment.data, _spec(experiment)
+    doing("preparing the data: tokenizer and packed tokens")
     if not data.prepare(spec):
         yield
         return
@@ -45,7 +50,7 @@ def prepare_data(experiment: Experiment, run_dir: Path) -> Iterator[None]:
     producer = forkserver.context.Process(target=_produce, args=arguments, name="data", daemon=True)
     producer.start()
     try:
-        _wait_until_started(data, spec, producer, log)
+        _wait_until_started(data, spec, producer, log, doing)
         yield
     finally:
         _terminate(producer)
@@ -83,11 +88,13 @@ def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str],
         os._exit(status)  # threads of pyarrow and fsspec can hang or crash at interpreter shutdown
 
 
-def _wait_until_started(data: Data, spec: DataSpec, producer: BaseProcess, log: Path) -> None:
-    began, notified = time.monotonic(), False
+def _wait_until_started(
+    data: Data, spec: DataSpec, producer: BaseProcess, log: Path, doing: Callable[[str], object]
+) -> None:
     while True:
         ended = producer.exitcode is not None  # read first: the last record is written before the end
         checked_at = time.monotonic()
+        doing(f"reading and tokenising the first sequences of the data; log: {shown(log)}")
         try:
             if data.started(spec):
                 return
@@ -97,11 +104,7 @@ def _wait_until_started(data: Data, spec: DataSpec, producer: BaseProcess, log: 
         if ended:
             tail = "\n  ".join([f"The end of {log}:", *lines]) if (lines := last_lines(log)) else f"{log} is empty"
             raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {tail}")
-        now = time.monotonic()
-        if now - began > NOTICE_S and not notified:
-            print(f"data: reading and tokenising the first sequences; log: {log}", file=sys.stderr, flush=True)
-            notified = True
-        producer.join(max(POLL_S, 5 * (now - checked_at)))  # the check may list thousands of files
+        producer.join(max(POLL_S, 5 * (time.monotonic() - checked_at)))  # the check may list thousands of files
 
 
 def _terminate(producer: BaseProcess) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,19 +15,18 @@ from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
 from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
-from meshrunner.runner.console import say, warn
+from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.launch.data import prepare_data, refuse_other_data
 from meshrunner.runner.launch.environment import environment, resolved
 from meshrunner.runner.launch.failure import write_error
 from meshrunner.runner.launch.nodes import Peers, this_node
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.preemption import Preemption
-from meshrunner.runner.launch.progress import ProgressLine
+from meshrunner.runner.launch.progress import Display, ProgressLine
 from meshrunner.runner.launch.workers import Attempt, launch
 from meshrunner.runner.process.signals import INTERRUPTS, blocked, interruptible
 from meshrunner.runner.process.worker_context import Node
-from meshrunner.runner.rundir.events import Tail
-from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR, EVENTS, write_json
+from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR, write_json
 from meshrunner.runner.rundir.location import Location
 from meshrunner.runner.rundir.owner import claim, heartbeat
 from meshrunner.runner.rundir.run import read_config
@@ -49,13 +48,13 @@ class Executed(NamedTuple):
     """{} on all nodes but the first."""
 
 
-def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | None = None) -> Executed:
+def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> Executed:
     """
     Execute a run directory and record its outcome.
 
     Args:
         force: continue from a checkpoint although keys have changed that affect what is trained.
-        poll: called a few times a second to show progress; None: a progress line is printed.
+        display: shows the run as one of several; None: it is shown by itself, its directory first.
 
     Raises:
         ConfigError: the configuration does not fit this node or its data; nothing was started.
@@ -67,6 +66,8 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
     node = this_node(experiment.launch.nodes)
     if node.rank > 0:
         return Executed(run_dir, _execute_other_node(run_dir, experiment, node), {})
+    if display is None:
+        say(f"run directory: {shown(run_dir)}")
     devices = node_devices(experiment)
     continued, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
     _print_remarks(experiment, devices, stored)
@@ -76,6 +77,7 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
         location = stack.enter_context(Location(run_dir))
         stack.enter_context(interruptible())
         preemption = stack.enter_context(Preemption(run_dir, saves=experiment.checkpoint.saves))
+        shows = display or ProgressLine(experiment.steps, run_dir)
         peers = stack.enter_context(Peers(run_dir, node))
 
         def run() -> Outcome:
@@ -83,9 +85,9 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
             if stored is not None:
-                say(f"continues after step {stored.record.step}, from {stored.path}")
+                say(f"{shows.whose(run_dir)}continues after step {stored.record.step}, from {stored.path}")
             elif status["attempt"] > 1:
-                say("begins again at step 1: there is no checkpoint")
+                say(f"{shows.whose(run_dir)}begins again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers.start(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)
@@ -93,7 +95,8 @@ def execute(run_dir: Path, *, force: bool = False, poll: Callable[[], None] | No
                 record = environment(devices, experiment.launch.env) | {"resolved": resolved(continued, devices)}
                 write_json(run_dir / ENVIRONMENT, record)
                 own = stored is not None and stored.path.parent == run_dir / FOLDER
-                return _prepare_and_launch(attempt, poll, same_data=own and not force)
+                with shows if isinstance(shows, ProgressLine) else nullcontext():
+                    return _prepare_and_launch(attempt, shows, same_data=own and not force)
 
         outcome, error = _outcome(run)
         if status is None:
@@ -146,7 +149,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
             # Only the first node writes rows, which hold the number of the attempt.
             attempt = Attempt(run_dir, experiment, node_devices(experiment), 0, peers, preemption)
             with prepare_data(experiment, run_dir):
-                return launch(attempt, started=lambda workers: peers.publish(workers=workers), poll=lambda: None)
+                return launch(attempt, started=lambda workers: peers.publish(workers=workers), poll=lambda _: None)
 
         outcome, error = _outcome(run)
         outcome = peers.agree_on_outcome(outcome)
@@ -164,7 +167,7 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
         return Outcome.from_error(error), error
 
 
-def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None, *, same_data: bool) -> Outcome:
+def _prepare_and_launch(attempt: Attempt, display: Display, *, same_data: bool) -> Outcome:
     """
     The outcome of an attempt, from preparing its data on.
 
@@ -177,15 +180,10 @@ def _prepare_and_launch(attempt: Attempt, poll: Callable[[], None] | None, *, sa
         update_status(run_dir, workers=workers)
         attempt.peers.publish(workers=workers)
 
-    with prepare_data(attempt.experiment, run_dir):
+    with prepare_data(attempt.experiment, run_dir, display.refresh):
         if same_data:
             refuse_other_data(attempt.experiment, run_dir)
-        if poll is not None:
-            return launch(attempt, started=started, poll=poll)
-        tail = Tail(run_dir / EVENTS)
-        tail.read()  # rows of earlier attempts
-        with ProgressLine(attempt.experiment.steps) as progress:
-            return launch(attempt, started=started, poll=lambda: progress.show(tail.read()))
+        return launch(attempt, started=started, poll=display.refresh)
 
 
 def _configuration(run_dir: Path) -> Experiment:

@@ -1,4 +1,4 @@
-"""What a single run says when it has ended: its row, or why there is none, and where everything lies."""
+"""What a single run says when it has ended: its row, or why there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
     Print the row to stdout; for a run that did not complete, the reason and the end of its log to stderr.
 
     Args:
-        row: False where a table of all runs shows it and where it lies.
+        row: False where a table of all runs shows it.
     """
     if row and (outcome.state == "completed" or summary.get("perf/wps_median") is not None):
         chosen = read_overrides(run_dir).choices
@@ -45,8 +45,6 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
             say(f"from {log}:", to_stderr=True)
             for line in last_lines(log):
                 say(f"  {line}", to_stderr=True)
-    if row:
-        say(f"run directory: {shown(run_dir)}")
 
 
 def row_cells(summary: dict[str, Any]) -> dict[str, str]:

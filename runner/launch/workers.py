@@ -21,6 +21,7 @@ from pathlib import Path
 from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
 from meshrunner.recipes.errors import Interrupted
+from meshrunner.recipes.meter import PHASES
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch import worker
@@ -62,13 +63,15 @@ class Attempt:
         return self.peers.node.rank * self.devices.workers
 
 
-def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object], poll: Callable[[], None]) -> Outcome:
+def launch(
+    attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object], poll: Callable[[str], object]
+) -> Outcome:
     """
     Start this node's workers and wait until they end or another node fails.
 
     Args:
         started: called once with the workers, each {"rank", "pid"}.
-        poll: called a few times a second, to show progress.
+        poll: called a few times a second with what the first worker is doing (`recipes.meter.Phase`), to show progress.
 
     Returns:
         The outcome of the run, as far as this node knows it.
@@ -77,8 +80,9 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
         Interrupted: the workers are gone.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
-    steps = SharedIntegers(attempt.devices.workers)
-    processes = _create_processes(attempt, steps)
+    steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
+    poll(PHASES[0])
+    processes = _create_processes(attempt, steps, phase)
     oom_kills_before = oom_kills()
     try:
         try:
@@ -89,7 +93,7 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
         started([{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)])
         # Before the first step there is nothing to save.
         with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
-            stalled_minutes = _watch(attempt, processes, steps, poll)
+            stalled_minutes = _watch(attempt, processes, steps, lambda: poll(PHASES[phase[0]]))
         codes = [process.exitcode for process in processes]  # before any of them is ended here
     finally:
         _terminate(processes)
@@ -107,7 +111,7 @@ def launch(attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object
     return Outcome("failed", "workers on another node have ended", collateral=True)
 
 
-def _create_processes(attempt: Attempt, steps: SharedIntegers) -> list[BaseProcess]:
+def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedIntegers) -> list[BaseProcess]:
     devices, node, launch = attempt.devices, attempt.peers.node, attempt.experiment.launch
     port = SharedIntegers(1)
     port[0] = launch.port or node.port
@@ -125,6 +129,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers) -> list[BaseProce
             attempt=attempt.number,
             port=port,
             steps=steps,
+            phase=phase,
             stop_requested=attempt.preemption.shared,
         )
         rank_error(attempt.run_dir, context.rank).unlink(missing_ok=True)
@@ -134,7 +139,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers) -> list[BaseProce
 
 
 def _watch(
-    attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], None]
+    attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
 ) -> float | None:
     """
     Wait until all workers have ended, one here or on another node has failed (plus a grace period), no step was completed

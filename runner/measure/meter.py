@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshrunner.recipes.errors import NotRecorded
+from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
 from meshrunner.runner.measure.memory import memory_of
@@ -73,6 +74,9 @@ class RunMeter:
         self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
         self.location = Location(run_dir) if context.rank == 0 else None
 
+    def doing(self, phase: Phase) -> None:
+        self.context.doing(phase)
+
     def started(
         self,
         *,
@@ -95,6 +99,8 @@ class RunMeter:
             add_layout(self.run_dir, self.context.attempt, self.experiment.model_dump(mode="json"), own)
         self.profiler.started(device, self.resumed_at)
         self.begun = True
+        compiles = self.experiment.compile.compiles
+        self.context.doing("compiling, in the first step" if compiles else "the first step")
         self._begin_step()
 
     def resumed(self, step: int, tokens: int) -> None:
@@ -122,6 +128,8 @@ class RunMeter:
             self._record_recompiles(step)
         self.context.steps[self.context.local_rank] = step
         # The first step is read out immediately, whatever log_every is: it ends the start-up.
+        if step == self.resumed_at + 1:
+            self.context.doing("")
         if step == self.resumed_at + 1 or step % self.experiment.log_every == 0 or step == self.experiment.steps:
             self._read_out()
         if step == self.experiment.steps and self.context.rank == 0:
@@ -134,6 +142,7 @@ class RunMeter:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
+        self.context.doing("saving a checkpoint")
         self.profiler.pause()
         # Rows first: a checkpoint ahead of them would leave a gap when the run is resumed.
         if self.pending:
@@ -141,6 +150,7 @@ class RunMeter:
         if self.events is not None:
             os.fsync(self.events.fileno())
         yield
+        self.context.doing("")
         self._begin_step()
 
     @property

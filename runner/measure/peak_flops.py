@@ -37,18 +37,19 @@ def peak_flops(
         peak = None if tflops is None else tflops * 1e12
     else:
         name = cpu_name()
-        box: list[float | None] = [_cached_peak(name, rate, context.threads) if context.rank == 0 else None]
+        box: list[float | None] = [_cached_peak(name, rate, context) if context.rank == 0 else None]
         dist.broadcast_object_list(box, src=0)
         peak = box[0]
     return peak, {"device": name, "peak_tflops": peak and peak / 1e12, "peak_rate": rate}
 
 
-def _cached_peak(cpu: str, rate: str, threads: int) -> float:
+def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
     """FLOP/s of this processor with these threads, measured the first time."""
     path = cache_dir() / "cpu_peak.json"
-    key = f"{cpu}, {threads} threads, {rate}, torch {torch.__version__}"
+    key = f"{cpu}, {context.threads} threads, {rate}, torch {torch.__version__}"
     known = read_json(path)
     if key not in known:
+        context.doing("measuring the peak of this CPU")
         known[key] = _measure(torch.bfloat16 if rate == "bf16" else torch.float32)
         write_json(path, known)
     return float(known[key])

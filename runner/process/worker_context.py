@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshrunner.recipes.meter import PHASES, Phase
 from meshrunner.runner.process.shared_integers import SharedIntegers
 
 
@@ -37,8 +38,15 @@ class WorkerContext:
     """One integer: the port of the rendezvous on the first node, 0 until rank 0 has opened it."""
     steps: SharedIntegers
     """The last completed step of each rank of the node."""
+    phase: SharedIntegers
+    """One integer: what the node's first rank is doing, as its place in PHASES."""
     stop_requested: SharedIntegers | None
     """One integer, not 0 once the run is to save a checkpoint and end; None where nothing requests that."""
+
+    def doing(self, phase: Phase) -> None:
+        """Let the launcher know what this rank begins; the node's first speaks for all."""
+        if self.local_rank == 0:
+            self.phase[0] = PHASES.index(phase)
 
     @property
     def world_size(self) -> int:

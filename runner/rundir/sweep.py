@@ -125,20 +125,24 @@ def write_run_list(sweep_dir: Path) -> None:
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
     """Names of run directories -> short ones, `#3 fsdp2 full repeat=2`: the number of the combination and what varies."""
+    varying = varying_overrides(sweep_dir)
+    runs = Counter(map(tuple, varying.values()))
+    return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}
+
+
+def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
+    """Names of run directories -> their overrides, without those that all have; empty of what is not on record."""
     jobs = read_json(sweep_dir / SWEEP).get("jobs")
     overrides = {
         job["name"]: job["overrides"]
         for job in (jobs if isinstance(jobs, list) else [])
         if isinstance(job, dict) and isinstance(job.get("name"), str) and _is_texts(job.get("overrides"))
     }
-    runs = Counter(map(tuple, overrides.values()))
-    shared = set[str].intersection(*map(set, runs)) if runs else set[str]()
-    labels = {}
-    for name in run_names(sweep_dir):
-        own = overrides.get(name, [])
-        varying = [override for override in own if override not in shared]
-        labels[name] = _label(name, varying, repeated=runs[tuple(own)] > 1)
-    return labels
+    shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()
+    return {
+        name: [override for override in overrides.get(name, []) if override not in shared]
+        for name in run_names(sweep_dir)
+    }
 
 
 def _is_texts(value: object) -> TypeGuard[list[str]]:

@@ -19,7 +19,7 @@ from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.overrides import MAX_RUNS, as_typed
-from meshrunner.runner.console import warn
+from meshrunner.runner.console import naming, warn
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import is_run
 from meshrunner.runner.rundir.run import place_run, read_config
@@ -104,8 +104,9 @@ class SweepBatch:
 
     def place(self) -> list[Path]:
         """Write the run directories; returns them in order of execution."""
-        for _, run in self.ordered:
-            _place(run)
+        with naming(f"writing {len(self.ordered):,} run directories"):
+            for _, run in self.ordered:
+                _place(run)
         add_runs(self.sweep_dir, [(run.run_dir.name, as_typed(job.overrides)) for job, run in self.ordered])
         return [run.run_dir for _, run in self.ordered]
 
@@ -119,17 +120,18 @@ def check_batch(
     wrong: dict[str, list[str]] = {}
     runs = 0
     varying = _varying(job_overrides) - set(typed(config.hydra.overrides.task))
-    for number, overrides in enumerate(job_overrides, first):
-        named = [override for override in overrides if override in varying]
-        try:
-            job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
-            if (runs := len(job.runs) * len(job_overrides)) > MAX_RUNS:
-                break
-            for run in job.runs:
-                _check_existing(run)
-            jobs.append(job)
-        except ConfigError as error:
-            wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(named)})")
+    with naming(f"composing and checking {len(job_overrides):,} combinations"):
+        for number, overrides in enumerate(job_overrides, first):
+            named = [override for override in overrides if override in varying]
+            try:
+                job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
+                if (runs := len(job.runs) * len(job_overrides)) > MAX_RUNS:
+                    break
+                for run in job.runs:
+                    _check_existing(run)
+                jobs.append(job)
+            except ConfigError as error:
+                wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(named)})")
     if runs > MAX_RUNS:
         raise ConfigError(f"sweep.repeat x sweep.seeds: {runs:,} runs; a sweep has at most {MAX_RUNS:,}")
     if wrong:

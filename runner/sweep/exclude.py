@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, OverrideType, Sweep
 from hydra.errors import HydraException
 
+from meshrunner.recipes.config_diff import same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.config.compose import Composed
@@ -139,16 +140,7 @@ def _has(key: str, text: str, value: Any, composed: Composed) -> bool:
     here: Any = composed.config
     for part in key.split("."):
         here = here.get(part, ...) if isinstance(here, dict) else ...
-    return _equal(value, here)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same: 1 and 1.0 are, 1 and true or '1' are not."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    return same_value(value, here)
 
 
 def _keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -124,7 +124,7 @@ def _sequential(todo: dict[Path, int], settings: Sweep, table: Display, preempti
                 say(f"{run_dir.name}: retry {attempt}")
             table.run_started(run_dir)
             try:
-                ended = execute(run_dir, poll=None if table.steps else table.refresh)
+                ended = execute(run_dir, display=None if table.steps else table)
                 report(*ended, row=False)
                 if ended.outcome.interrupted:  # too late for this run
                     raise Interrupted("by SIGINT")

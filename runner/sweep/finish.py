@@ -66,4 +66,4 @@ def _compare(sweep_dir: Path) -> None:
     except (OSError, ValueError, ConfigError) as error:
         warn(f"the report page could not be written: {page}: {getattr(error, 'strerror', None) or error}")
         return
-    say(f"\nsweep directory: {shown(sweep_dir)}\nreport page: {shown(page)}")
+    say(f"\nreport page: {shown(page)}")

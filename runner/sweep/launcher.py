@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain, typed
 from meshrunner.runner.config.placed import usable_runs
-from meshrunner.runner.console import say, warn
+from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, read_json
@@ -108,6 +108,7 @@ def _nothing_left_behind(sweep_dir: Path) -> Iterator[None]:
 def resume_sweep(sweep_dir: Path) -> int:
     """Execute the unfinished runs of a sweep on disk; returns its exit status, 1 where one of them is damaged."""
     run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
+    _say_where(sweep_dir)
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
             only_this_node(read_config(run_dir)["launch"]["nodes"])
@@ -116,11 +117,18 @@ def resume_sweep(sweep_dir: Path) -> int:
     return status or int(damaged > 0)
 
 
+def _say_where(sweep_dir: Path) -> None:
+    """What a person needs to look at a sweep, or to stop it, while it runs."""
+    say(f"sweep directory: {shown(sweep_dir)}")
+
+
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
     """Launch a batch of jobs on this node, for Hydra's sweeper. Raises ConfigError that lists all wrong ones, and StopSweep."""
     batch = check_batch(loader, config, job_overrides, first, LocalTarget())
+    if first == 0:
+        _say_where(batch.sweep_dir)
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment)
     ended(EndedBatch(batch.sweep_dir, status))
     if stop:

@@ -9,6 +9,7 @@ from typing import NoReturn
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.compare.select import select
 from meshrunner.runner.console import say
 
 
@@ -27,6 +28,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline", metavar="KEY=VALUE", help="compare each row with the row that differs in KEY alone"
     )
+    parser.add_argument(
+        "--where",
+        metavar="EXPR",
+        action="append",
+        default=[],
+        help="only rows of which this is true: "
+        "parallelism=fsdp2,ddp, 'wps>5000', state!=oom; once more: and of which that is true, too",
+    )
+    parser.add_argument(
+        "--sort", metavar="KEY", help="by a figure, the best first, or by a key; -KEY: the other way round"
+    )
+    parser.add_argument("--top", metavar="N", type=int, help="only the first N rows, by --sort, else the fastest")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="the table, for a pull request")
     form.add_argument("--json", action="store_true", help="a list of rows with raw figures")
@@ -37,8 +50,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def compare(arguments: list[str]) -> int:
     """Print the table of some runs; raises ConfigError for wrong arguments and directories without runs."""
-    given = _parser().parse_args(arguments)
+    given = _parser().parse_args(_joined(arguments))
     comparison = compare_runs(read_runs(given.folders), given.baseline)
+    comparison = select(comparison, given.where, given.sort, given.top)
     if given.html:
         from meshrunner.runner.compare.page.write import write_page
 
@@ -53,3 +67,14 @@ def compare(arguments: list[str]) -> int:
 
         print(markdown(comparison)) if given.markdown else print_table(comparison)
     return 0
+
+
+def _joined(arguments: list[str]) -> list[str]:
+    """`--sort -mfu` as `--sort=-mfu`: argparse would take -mfu for a flag."""
+    found: list[str] = []
+    for argument in arguments:
+        if found[-1:] == ["--sort"] and argument.startswith("-") and not argument.startswith("--"):
+            found[-1] = f"--sort={argument}"
+        else:
+            found.append(argument)
+    return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from pathlib import Path
 
+from meshrunner.runner.console import naming
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import hold_stop_requests
 
@@ -13,17 +15,19 @@ HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", 
 
 def run(arguments: list[str]) -> int:
     """Run or sweep; raises ConfigError for a wrong configuration, before anything is started."""
-    if not any(argument.startswith(HYDRA_QUERIES) for argument in arguments):
+    asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
+    if not asks:
         warm()  # first: the forkserver imports torch while Hydra composes here
         hold_stop_requests()
-    from meshrunner.runner.config.compose import Composer, parse
-    from meshrunner.runner.verbs.help import answered
-
     gc.disable()  # imports create little garbage, and compete with the forkserver for cores
-    composer = Composer(parse("run", arguments))
-    if answered(composer):
-        return 0
-    composed = composer.single_run()
+    with nullcontext() if asks else naming("composing the configuration"):
+        from meshrunner.runner.config.compose import Composer, parse
+        from meshrunner.runner.verbs.help import answered
+
+        composer = Composer(parse("run", arguments))
+        if answered(composer):
+            return 0
+        composed = composer.single_run()
     if composed is None:
         _collect_again()
         from meshrunner.runner.sweep.launcher import run_sweep
@@ -39,9 +43,10 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.launch.nodes import only_this_node
     from meshrunner.runner.rundir.run import place_run
 
-    experiment = check(composed.config)
-    fit_continuing(experiment, composed.run_dir, node_devices(experiment).workers)
-    only_this_node(experiment.launch.nodes)
+    with naming("checking the configuration"):
+        experiment = check(composed.config)
+        fit_continuing(experiment, composed.run_dir, node_devices(experiment).workers)
+        only_this_node(experiment.launch.nodes)
     place_run(composed.config, composed.run_dir, composed.overrides)
     _collect_again()
     return execute_and_report(composed.run_dir)

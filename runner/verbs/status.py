@@ -7,19 +7,21 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.cells import Column
+from meshrunner.runner.compare.cells import LISTED, Column
+from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.runs import Run, glance, read_runs
 from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, one_line, say, warn
 from meshrunner.runner.figures import UNKNOWN
-from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_cells
+from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_cells, run_table
 from meshrunner.runner.rundir.events import StepRow, last_rows
 from meshrunner.runner.rundir.files import SLURM_JOB
 from meshrunner.runner.rundir.states import is_count
+from meshrunner.runner.rundir.sweep import run_labels
+
+UNREADABLE = ("damaged", "missing")
+"""States of runs without figures."""
 
 
 def status(arguments: list[str]) -> int:
@@ -28,42 +30,67 @@ def status(arguments: list[str]) -> int:
         raise ConfigError("usage: meshrunner status DIR [DIR...]")
     runs = read_runs([Path(argument) for argument in arguments], glance)
     views = _slurm_views(runs)
-    state, step, _, *rest = PROGRESS
-    titles = ["run", state, step, SPEED.heading, *rest, *(["SLURM"] if views else []), "reason"]
-    rows = []
-    for run in runs:
-        seen = [views.get(run.path, UNKNOWN)] if views else []
-        rows.append([run.path.name, run.state, *_progress(run), *seen, run.reason])
-    _print_table(titles, rows)
+    if console().is_terminal:
+        _print_for_terminal(runs, views)
+    else:
+        _print_piped(runs, views)
     counts = Counter(run.state for run in runs)
     say(", ".join(f"{count} {state}" for state, count in counts.items()))
     return 0
 
 
-def _print_table(titles: list[str], rows: list[list[str]]) -> None:
-    """Folded to the width of a terminal; whole, and much faster, where it is piped."""
-    screen = console()
-    if not screen.is_terminal:
-        say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
-        return
-    table = Table(box=box.MARKDOWN)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*map(one_line, row))
-    screen.print(table)
+def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
+    """Everything in a table, as Markdown."""
+    state, step, _, *rest = PROGRESS
+    titles = ["run", state, step, SPEED.heading, *rest, *(["SLURM"] if views else []), "reason"]
+    rows = []
+    for run in runs:
+        done, *others = _progress(run)
+        seen = [views.get(run.path, UNKNOWN)] if views else []
+        speed = SPEED.cell([run.summary]) if run.state not in UNREADABLE else ""
+        rows.append([run.path.name, run.state, done, speed or UNKNOWN, *others, *seen, run.reason])
+    say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
+
+
+def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
+    """A line for each run; below the table what is long, said once for all runs that have it in common."""
+    screen, names = console(), _names(runs)
+    rows = []
+    for run in runs:
+        done, *others = _progress(run)
+        speed = SPEED.values([run.summary])[0] if run.state not in UNREADABLE else None
+        rows.append([names[run.path], run.state, done, SPEED.text(speed), *others])
+    state, step, _, *rest = PROGRESS
+    screen.print(run_table(["run", state, step, "median WPS", *rest], rows, screen.width))
+    alike: dict[str, list[str]] = {}
+    for run in runs:
+        if run.reason:
+            alike.setdefault(f"{run.state}: {run.reason}", []).append(names[run.path])
+        if view := views.get(run.path):
+            number, _, job = view.partition(": ")
+            alike.setdefault(f"SLURM: {job}", []).append(f"{names[run.path]} (job {number})")
+    for what, who in alike.items():
+        kind, _, rest_of_it = what.partition(": ")
+        screen.print(one_line(f"{kind}: {first_of(who, LISTED)}: {rest_of_it}"), soft_wrap=False)
+
+
+def _names(runs: Sequence[Run]) -> dict[Path, str]:
+    """What the runs are called: of one sweep by what varies, else by their directories."""
+    folders = {run.path.parent for run in runs}
+    labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}
+    return {run.path: labels.get(run.path.name, run.path.name) for run in runs}
 
 
 def _progress(run: Run) -> list[str]:
-    """Steps done, median WPS as `compare` has it, memory and time left. Of a run that has ended the summary says all."""
-    if run.state in ("damaged", "missing"):
-        return [UNKNOWN] * (len(PROGRESS) - 1)
+    """Steps done, memory and time left. Of a run that has ended the summary says all."""
+    if run.state in UNREADABLE:
+        return [UNKNOWN] * (len(PROGRESS) - 2)
     done = run.summary.get("steps")
     rows: list[StepRow] = [run.summary | {"step": done}] if is_count(done) and done else []
     if run.state in ("running", "stale") or not rows:
         rows = last_rows(run.path, RECENT)
     step, _, *rest = progress_cells(run.state, run.config.get("steps"), rows)
-    return [step, SPEED.cell([run.summary]) or UNKNOWN, *rest]
+    return [step, *rest]
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:

@@ -190,6 +190,13 @@ def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[li
             *SMALL, *overrides, f"steps={number}", f"checkpoint={kind}", "checkpoint.every=1", "checkpoint.keep=null"
         )
         KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=world, checkpoints=checkpoints).model)
+        resumes = checkpoints is not None and number == 6
+        assert recorder.phases == [
+            "building the model",
+            *["loading the checkpoint"] * resumes,
+            "opening the data",
+            *["saving a checkpoint"] * (checkpoints is not None),  # what was left to the background
+        ]
         return list(zip(recorder.losses, recorder.norms, strict=True))
 
     class Slow(ChecksummedWriter):

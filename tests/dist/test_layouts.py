@@ -97,12 +97,16 @@ class Recorder:
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.norms: list[float] = []
+        self.phases: list[str] = []
 
     def started(self, **figures: Any) -> None:
         pass
 
     def resumed(self, step: int, tokens: int) -> None:
         pass
+
+    def doing(self, phase: str) -> None:
+        self.phases.append(phase)
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
         return nullcontext()

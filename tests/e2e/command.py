@@ -23,6 +23,8 @@ BOUND_S = 300.0
 """Longer than anything takes on a busy machine: past it a test hangs."""
 SCREEN = 30
 """Lines of a terminal window that is not small."""
+SLOW_WORK = re.compile(r"^(composing|checking|writing) .* \.\.\.\n", re.MULTILINE)
+"""What a command says on stderr of work before a run, where that takes seconds: on a machine that is busy with tests."""
 TINY = (
     "model.dim=32",
     "model.n_layers=1",
@@ -111,6 +113,7 @@ class Command:
         """Wait for the command's end."""
         code = self.process.wait(within)
         out, err = (file.read_text(errors="replace") for file in self.files)
+        err = SLOW_WORK.sub("", err)
         return Ended(code, out, err, time.monotonic() - self.began)
 
     def others(self) -> list[psutil.Process]:

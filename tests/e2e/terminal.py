@@ -1,4 +1,4 @@
-"""A command at a terminal: what a person in front of it has seen, and what stays on the screen."""
+"""A command at a terminal: what a person in front of it has seen, and what stands on the screen, by a terminal's own rules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import termios
 import threading
 from contextlib import suppress
 from pathlib import Path
+
+import pyte
 
 from tests.e2e.command import BOUND_S, PROGRAM
 
@@ -27,6 +29,7 @@ class Terminal:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+        self.lines, self.columns = lines, columns
         self.process = subprocess.Popen(
             [PROGRAM, *arguments],
             cwd=cwd,
@@ -63,6 +66,27 @@ class Terminal:
     def frame(self, *words: str) -> str:
         """The first frame that holds all these words; empty when there is none."""
         return next((frame for frame in self.frames if all(word in frame for word in words)), "")
+
+    @property
+    def page(self) -> list[str]:
+        """Every line that the command left, those that have scrolled off the screen included; without empty ones at the end."""
+        screen = pyte.HistoryScreen(self.columns, self.lines, history=100_000)
+        pyte.ByteStream(screen).feed(self._seen)
+        above = ["".join(line[i].data for i in range(self.columns)).rstrip() for line in screen.history.top]
+        return "\n".join([*above, *(line.rstrip() for line in screen.display)]).rstrip().split("\n")
+
+    @property
+    def screens(self) -> list[list[str]]:
+        """What stood on the screen each time before something was wiped to be drawn again, and at the end."""
+        screen = pyte.Screen(self.columns, self.lines)
+        stream = pyte.ByteStream(screen)
+        found, begin = [], 0
+        for wipe in [*re.finditer(CLEAR_UP.pattern.encode(), self._seen), None]:
+            end = wipe.start() if wipe else len(self._seen)
+            stream.feed(self._seen[begin:end])
+            found.append([line.rstrip() for line in screen.display])
+            begin = end
+        return found
 
     @property
     def shows_cursor(self) -> bool:

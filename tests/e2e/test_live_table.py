@@ -21,12 +21,12 @@ def sweep(*overrides: str, cwd: Path, lines: int = 40) -> Terminal:
 
 def line_of(name: str, frame: str) -> str:
     """The row of a run, empty where it has none."""
-    return next((line.strip() for line in frame.splitlines() if line.startswith(f" {name} ")), "")
+    return next((line.strip() for line in frame.splitlines() if line.startswith(f"{name} ")), "")
 
 
 def rows_of(frame: str) -> list[str]:
     """Names and states in one frame."""
-    return re.findall(r"^ (\d{3}_seed-\d+ +(?:pending|starting|running|completed))\b", frame, re.MULTILINE)
+    return re.findall(r"^(#\d seed=\d +(?:pending|starting|running|completed))\b", frame, re.MULTILINE)
 
 
 def test_all_runs_in_one_table_one_by_one(folder: Path) -> None:
@@ -35,15 +35,17 @@ def test_all_runs_in_one_table_one_by_one(folder: Path) -> None:
     running = [
         frame
         for frame in terminal.frames
-        if re.match(r"\S+ +completed +40/40 ", line_of("000_seed-1", frame))
-        and re.match(r"\S+ +running +\d+/40 +[\d,]+ +\d.\d\d GiB host +\ds", line_of("001_seed-2", frame))
-        and re.match(r"\S+ +pending", line_of("002_seed-3", frame))
+        if re.match(r"#\d \S+ +completed +40/40 ", line_of("#0 seed=1", frame))
+        and re.match(r"#\d \S+ +running +\d+/40 +[\d,]+ +\d.\d\d GiB host +(?:\d+m)?\d+s", line_of("#1 seed=2", frame))
+        and re.match(r"#\d \S+ +pending", line_of("#2 seed=3", frame))
         and "1 completed, 1 running, 1 pending" in frame
     ]
     assert running, terminal.frames
-    steps = set(re.findall(r"001_seed-2 +running +(\d+)/40", "\n".join(terminal.frames)))
+    steps = set(re.findall(r"#1 seed=2 +running +(\d+)/40", "\n".join(terminal.frames)))
     assert len(steps) > 1, steps
-    assert not any(frame.count("000_seed-1 ") > 1 for frame in terminal.frames), "two tables at once"
+    assert not any(len(re.findall("^#0 seed=1 ", frame, re.MULTILINE)) > 1 for frame in terminal.frames), (
+        "two tables at once"
+    )
     assert not terminal.frame("grad norm"), "the line of a single run would fight with the table"
     last = terminal.frames[-1]
     assert "report page: sweep/report.html" in last and "pending" not in last, last
@@ -54,9 +56,9 @@ def test_all_runs_in_one_table_side_by_side(folder: Path) -> None:
     terminal = sweep(*SLOW, "seed=1,2,3", "sweep.devices=4", cwd=folder)
     assert terminal.wait(120) == 0
     assert any(
-        re.match(r"\S+ +running +\d+/40 ", line_of("000_seed-1", frame))
-        and re.match(r"\S+ +running +\d+/40 ", line_of("001_seed-2", frame))
-        and re.match(r"\S+ +pending", line_of("002_seed-3", frame))
+        re.match(r"#\d \S+ +running +\d+/40 ", line_of("#0 seed=1", frame))
+        and re.match(r"#\d \S+ +running +\d+/40 ", line_of("#1 seed=2", frame))
+        and re.match(r"#\d \S+ +pending", line_of("#2 seed=3", frame))
         for frame in terminal.frames
     ), terminal.frames
     assert terminal.frame("000_seed-1: started on 0, 1")
@@ -67,17 +69,17 @@ def test_a_screen_that_is_too_small_shows_what_happens(folder: Path) -> None:
     terminal = sweep("steps=4", "seed=1,2,3,4,5,6,7,8,9", cwd=folder, lines=11)
     assert terminal.wait(180) == 0
     tables = [rows_of(frame) for frame in terminal.frames if rows_of(frame)]
-    assert max(map(len, tables)) == 6
+    assert max(map(len, tables)) == 5
     middle = next(rows for frame in terminal.frames if (rows := rows_of(frame)) and "4 completed, 1 starting" in frame)
-    assert [row.split()[1] for row in middle] == ["completed", "completed", "starting", *["pending"] * 3]
-    assert [row.split()[0][:3] for row in middle] == ["002", "003", "004", "005", "006", "007"]
-    assert [row.split()[1] for row in tables[-1]].count("completed") == 6
+    assert [row.split()[2] for row in middle] == ["completed", "completed", "starting", *["pending"] * 2]
+    assert [row.split()[0] for row in middle] == ["#2", "#3", "#4", "#5", "#6"]
+    assert [row.split()[2] for row in tables[-1]].count("completed") == 5
 
 
 def test_a_failure_is_told_above_the_table_and_an_interrupt_restores_the_terminal(folder: Path) -> None:
     terminal = sweep("model.kind=faulty:Raises", "+model.step=2,900", *SLOW[:1], "steps=1000", cwd=folder)
     until(lambda: terminal.frame("failed: rank", "the user's own mistake"))
-    until(lambda: any(re.match(r"\S+ +running +[1-9]", line_of("001_step-900", frame)) for frame in terminal.frames))
+    until(lambda: any(re.match(r"#\d \S+ +running +[1-9]", line_of("#1 step=900", frame)) for frame in terminal.frames))
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.wait() == 130
     assert "interrupted by SIGINT" in terminal.frames[-1]

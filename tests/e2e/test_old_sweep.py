@@ -65,7 +65,7 @@ def test_it_is_resumed(folder: Path) -> None:
     ended = meshrunner("resume", "old_sweep", cwd=folder)
     assert ended.code == 0 and not ended.err, ended
     assert f"\n{FSDP1}\nis completed\n" in ended.out and f"\n{SINGLE}\nis skipped: " in ended.out, ended
-    assert "\ncontinues after step 10, from " in ended.out, ended
+    assert "\n#1 fsdp2: continues after step 10, from " in ended.out, ended
     states = {name: (status(sweep / name)["state"], status(sweep / name)["attempt"]) for name in (FSDP1, FSDP2, DDP)}
     assert states == {FSDP1: ("completed", 1), FSDP2: ("completed", 2), DDP: ("completed", 1)}
     assert status(sweep / SINGLE)["state"] == "skipped"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.cells import reasons
+from meshrunner.runner.compare.cells import Column, reasons
 from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
@@ -140,12 +140,18 @@ def test_a_terminal_gets_every_figure_whole(tmp_path: Path, width: int) -> None:
     from meshrunner.runner.compare.cells import columns
 
     table = columns(of(pr165(tmp_path), "parallelism=fsdp1"))
-    found = parts(table, width)
+    label = Column("row", ["full fsdp1", "full fsdp2", "sele…fsdp1", "sele…fsdp2"])
+    found = parts(table, width, label, 2)
     for part in found:
         assert sum(narrowest(column) + BETWEEN for column in part) <= width
         assert len(found) == 1 or part[0].title == "#"
     assert width < 400 or found == [table]
-    assert [column for part in found for column in part if column.title != "#"] == table
+    keys = ["activation_checkpoint", "parallelism"]
+    names = ["row"] if width == 40 else keys
+    for part in found if len(found) > 1 else ():
+        titles = [column.title for column in part[1:]]
+        assert titles[: len(names)] == names or set(titles) <= set(keys), "no figure without the name of its row"
+    assert {column.title for part in found for column in part} - {"#", "row"} == {column.title for column in table}
 
 
 def test_json_has_a_row_per_combination_with_raw_figures(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from meshrunner.runner import completion
 from meshrunner.runner.cli import HELP, VERBS, _dispatch
 from meshrunner.runner.completion import FLAGS, FOLDERS, OVERRIDES, Line, candidates
-from meshrunner.runner.verbs.compare import _parser
+from meshrunner.runner.verbs import compare, ls
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +84,9 @@ def test_flags() -> None:
 
 
 def test_flags_are_those_that_the_verbs_take() -> None:
-    compares = {option for action in _parser()._actions for option in action.option_strings}
-    assert compares - {"-h"} == set(FLAGS["compare"])
+    for verb, parser in (("compare", compare._parser()), ("ls", ls._parser())):
+        taken = {option for action in parser._actions for option in action.option_strings}
+        assert taken - {"-h"} == set(FLAGS[verb])
     for verb in VERBS:
         typed = {
             flag

@@ -277,6 +277,7 @@ def tree(folder: Path) -> dict[str, tuple[float, bytes]]:
 
 VERBS = (
     ("status", "sweep"),
+    ("ls", "sweep"),
     ("compare", "sweep"),
     ("compare", "sweep", "--json"),
     ("compare", "sweep", "--csv"),
@@ -299,11 +300,14 @@ def test_a_damaged_run_is_said_and_the_good_one_is_shown(
         code = meshrunner(*arguments)
         out, err = capsys.readouterr()
         shown = f"{arguments}, exit status {code}:\n{out}\n{err}"
-        assert code == 0 if arguments[0] in ("status", "compare") else code in (0, 1, 2), shown
+        assert code == 0 if arguments[0] in ("status", "compare", "ls") else code in (0, 1, 2), shown
         assert not UNPRINTABLE.search(out + err), shown
         assert OUTSIDE not in out + err and "Traceback" not in out + err, shown
-        if arguments[0] == "status" or {"--json", "--csv"} & {*arguments}:
+        if arguments[0] == "status" or (arguments[0] == "compare" and {"--json", "--csv"} & {*arguments}):
             assert GOOD in out, shown
+        if arguments[0] == "ls":  # of a run it reads but two files
+            assert re.search(r"\| 1,23\d +\|", out), shown
+            continue
         if arguments[0] == "compare":
             assert "1,234" in out or "1234" in out, shown
         if name not in (HARMLESS | UNNOTICED if arguments[0] in ("status", "cancel") else HARMLESS):
@@ -368,6 +372,8 @@ def test_text_is_neither_markup_nor_steers_the_terminal(
     make_run(tmp_path / "x", environment={"packages": {"torch": "\x1b"}, "command": ["\x1b\ud83d"]})
     for arguments in (
         ("status",),
+        ("ls",),
+        ("ls", "--json"),
         ("compare",),
         ("compare", "--json"),
         ("compare", "--csv"),
@@ -376,7 +382,8 @@ def test_text_is_neither_markup_nor_steers_the_terminal(
         assert meshrunner(*arguments, str(tmp_path)) == 0
         out, err = capsys.readouterr()
         assert not UNPRINTABLE.search(out + err), out + err
-        assert "[/pytorch/third_party/gloo/x.cc:81]" in out and "[enforce fail at a.cpp:9] :warning:" in out
+        for said in ("[/pytorch/third_party/gloo/x.cc:81]", "[enforce fail at a.cpp:9] :warning:"):
+            assert said in out or arguments[0] == "ls", "it lists no reasons"
         if "--json" in arguments:
             assert json.loads(out)
     assert not UNPRINTABLE.search(Path("p").read_text().partition("<script")[0])

@@ -118,9 +118,9 @@ def test_host_memory_is_shown_where_the_device_has_none() -> None:
     assert on_gpu["peak active"] == "20.00 GiB (25.00%)" and "peak RSS" not in on_gpu
 
 
-def test_the_progress_line_has_the_titles_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_line_has_the_titles_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for row in (measured_row(), gpu(measured_row()) | {"perf/mfu": None}):
-        ProgressLine(1).show([row])
+        ProgressLine(1, tmp_path).show([row])
     cpu_line, gpu_line = capsys.readouterr().out.splitlines()
     assert cpu_line == "step 1/1  loss 1.0000  grad norm 1.000  4 WPS  MFU 40.0%  0.50 GiB host  done"
     assert "4 WPS  MFU unknown  40.00 GiB (50.00%)" in gpu_line
@@ -137,7 +137,7 @@ def test_a_run_of_which_nothing_was_measured_is_a_row(tmp_path: Path, capsys: py
     assert "WPS" not in markdown(comparison) and "| 1.0000     |" in markdown(comparison)
     write_page(comparison, tmp_path / "page.html")
     report(tmp_path / "0", Outcome("completed", ""), summary)
-    _, *table, _, _ = capsys.readouterr().out.splitlines()
+    _, *table, _ = capsys.readouterr().out.splitlines()
     head, _, row = ([cell.strip() for cell in line.split("|")] for line in table)
     cells = dict(zip(head, row, strict=True))
     assert [cells[title] for title in ("WPS per device (p10-p90)", "MFU", "step time")] == ["-"] * 3

@@ -261,9 +261,23 @@ class Line(NamedTuple):
 def line(seed: int, known: list[str]) -> Line:
     dice = random.Random(seed)
     verb = dice.choice(
-        ["place", "place", "place", "show", "run", "submit", "compare", "status", "resume", "cancel", "doctor", "x"]
+        [
+            "place",
+            "place",
+            "place",
+            "show",
+            "run",
+            "submit",
+            "compare",
+            "ls",
+            "status",
+            "resume",
+            "cancel",
+            "doctor",
+            "x",
+        ]
     )
-    if verb in ("compare", "status", "resume", "cancel", "doctor", "x"):
+    if verb in ("compare", "ls", "status", "resume", "cancel", "doctor", "x"):
         return Line([verb, *(dice.choice([*FLAGS, *VALUES]) for _ in range(dice.randint(0, 3)))], "")
     nasty = [_override(dice, known) for _ in range(dice.choice([1, 1, 1, 2, 4]))]
     words = [*TINY, *nasty, *dice.choices(FLAGS, k=dice.choice([0, 0, 0, 1, 2]))]

@@ -12,6 +12,7 @@ ONE = {
     "fsdp1_vs_fsdp2": ("parallelism=fsdp1",),
     "pr165_1d": ("parallelism=fsdp1", "activation_checkpoint=selective_op"),
     "pr165_compile": ("activation_checkpoint=none", "micro_batch=6"),
+    "scaling": ("launch.workers=2",),
     "pr165_2d": ("parallelism=fsdp2_tp", "activation_checkpoint=full"),
 }
 

@@ -138,7 +138,9 @@ def _data(comparison: Comparison) -> dict[str, Any]:
                 "limit": min(limits, default=None),
                 "steps": steps,
                 "losses": losses,
-                "baseline": places[id(against.row)] if against else None,
+                "baseline": places.get(id(against.row))
+                if against
+                else None,  # it may be among the rows that are left out
             }
         )
     baseline = "=".join(comparison.baseline) if comparison.baseline else None
