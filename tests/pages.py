@@ -1,14 +1,17 @@
 """
-Pictures of report pages of 4, 12, 60 and 200 rows, in a real browser: wide and as a phone shows them, light and dark, on paper.
+Pictures of report pages of 4, 12, 60 and 200 rows in a real browser, and one on paper.
 
-    python -m tests.pages FOLDER
+    python -m tests.pages docs/pages       those that the documentation shows
+    python -m tests.pages FOLDER all       every page wide and as on a phone, light and dark, and on paper
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.rows import compare_runs
@@ -16,7 +19,13 @@ from meshrunner.runner.compare.runs import read_runs
 from tests.e2e.browser import Browser
 from tests.sweeps import GRIDS, make_sweep
 
-STEPS = 400
+WIDE, PHONE = 1440, 400
+SHOWN = ((4, WIDE, False), (12, WIDE, True), (60, PHONE, False), (200, WIDE, False))
+"""(rows, width in CSS pixels, dark) of the pictures in the documentation."""
+PRINTED = 60
+STEPS = 200
+SHADES = 48
+"""Colours of a picture: enough for charts, and a fraction of the bytes."""
 
 
 def page_of(folder: Path, rows: int, steps: int = STEPS) -> Path:
@@ -27,20 +36,30 @@ def page_of(folder: Path, rows: int, steps: int = STEPS) -> Path:
     return page
 
 
-def take(folder: Path) -> None:
-    """All pictures, and the paper of the largest page."""
+def take(folder: Path, *, everything: bool) -> None:
+    """Write the pictures; everything: not those of the documentation alone."""
+    from PIL import Image
+
+    wanted = tuple(product(GRIDS, (WIDE, PHONE), (False, True))) if everything else SHOWN
     with tempfile.TemporaryDirectory() as scratch:
         pages = {rows: page_of(Path(scratch), rows) for rows in GRIDS}
-        for width, dark in ((1440, False), (1440, True), (400, False), (400, True)):
-            with Browser(Path(scratch) / f"profile-{width}-{dark}", width=width, dark=dark) as browser:
-                for rows, page in pages.items():
-                    browser.open(page)
-                    browser.screenshot(folder / f"{rows}-rows-{width}{'-dark' * dark}.png")
-                    if (width, dark) == (1440, False):
-                        browser.print(folder / f"{rows}-rows.pdf")
+        for rows, width, dark in wanted:
+            file = folder / f"{rows}-rows{'-phone' * (width == PHONE)}{'-dark' * dark}.png"
+            with Browser(Path(scratch) / file.stem, width=width, dark=dark) as browser:
+                browser.open(pages[rows])
+                browser.screenshot(file)
+                if (everything or rows == PRINTED) and not dark:
+                    browser.print(folder / f"{rows}-rows.pdf")
+            _with_few_colours(Image.open(file)).save(file, optimize=True)
+
+
+def _with_few_colours(picture: Any) -> Any:
+    from PIL import Image
+
+    return picture.convert("RGB").quantize(SHADES, Image.Quantize.FASTOCTREE, 4, dither=Image.Dither.NONE)
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
-    take(target)
+    take(target, everything="all" in sys.argv[2:])

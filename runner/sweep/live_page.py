@@ -15,7 +15,7 @@ LEAST_S = 10.0
 """Seconds between two pages, at least."""
 SHARE = 0.01
 """Of the sweep's time that its pages may take."""
-SECONDS_PER_RUN = 0.02
+SECONDS_PER_RUN = 0.01
 """What the first page is expected to take; of the others, the one before tells."""
 
 

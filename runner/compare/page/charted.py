@@ -31,6 +31,8 @@ BINS = 24
 """Of a histogram."""
 MAX_RANKS = 64
 """Ranks of a row that are shown; of more, those with the lowest and the highest values."""
+SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
+"""Keys that decide how many devices there are: rows that differ in these alone show how a layout scales."""
 STEP_TIME = "perf/step_time_s"
 
 
@@ -53,6 +55,7 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
         "keys": [one_line(key) for key in comparison.keys],
         "baseline": one_line("=".join(comparison.baseline)) if comparison.baseline else None,
         "workload": [one_line(key) for key in comparison.keys if key.partition(".")[0] in WORKLOAD],
+        "scales": SCALES,
         "speed": comparison.speed.key,
         "memory": memory,
         "figures": [_figure(figure) for figure in figures],

@@ -2,23 +2,26 @@
 
 /** The settings in which two runs differ. */
 function drawDifference() {
-  if (!caption("difference", "", runs.length > 1)) return;
-  const options = rows.flatMap((row, i) => row.runs.map((run, n) => [`${run}`, `${i + 1}: ${row.name}${n ? `, run ${n + 1}` : ""}`]));
-  const name = new Map(options), first = [rows[0].runs[0], rows[1]?.runs[0] ?? 1];
-  const [a, b] = ["Configuration of", "against"].map((label, n) => choice("difference", label, options, `${first[n]}`));
-  const box = byId("difference").lastElementChild;
-  const shown = (run, n) => DATA.texts[runs[run][n]] ?? "-";
-  const names = DATA.settings.map((key, n) => [key, shown(a, n), shown(b, n)]).filter(([, one, other]) => one !== other);
+  if (!caption("difference", "", DATA.runs.length > 1)) return;
+  const repeat = (n) => n ? `, run ${n + 1}` : "";
+  const options = rows.flatMap((row, i) => row.runs.map((run, n) => [`${run}`, `${i + 1}: ${row.name}${repeat(n)}`]));
+  const first = [rows[0].runs[0], rows[1]?.runs[0] ?? 1], name = new Map(options);
+  const pair = ["Configuration of", "against"].map((label, n) => choice("difference", label, options, `${first[n]}`));
+  const shown = (run, n) => DATA.texts[DATA.runs[run][n]] ?? "-";
+  const all = DATA.settings.map((key, n) => [key, ...pair.map((run) => shown(run, n))]);
+  const differing = all.filter(([, one, other]) => one !== other), box = byId("difference").lastElementChild;
   box.replaceChildren();
-  if (!names.length) return void add(box, "p", {}, "nothing differs");
-  const lines = add(box, "table");
-  for (const [n, cells] of [["key", name.get(a), name.get(b)], ...names].entries()) {
+  if (!differing.length) return void add(box, "p", {}, "nothing differs");
+  const lines = add(box, "table"), head = ["key", ...pair.map((run) => name.get(run))];
+  for (const cells of [head, ...differing]) {
     const line = add(lines, "tr");
-    for (const cell of cells) add(line, n ? "td" : "th", {}, cell);
+    for (const cell of cells) add(line, cells === head ? "th" : "td", {}, cell);
   }
 }
 
-const DRAWN = [drawTable, drawDots, drawScatter, drawHeat, drawScaling, drawParallel, drawLosses, drawTimes, drawRanks, drawDifference];
+const DRAWN = [
+  drawTable, drawDots, drawScatter, drawHeat, drawScaling, drawParallel, drawLosses, drawTimes, drawRanks, drawDifference,
+];
 
 function redraw() {
   byId("main").classList.toggle("picking", selection.rows.some((i) => selection.picked.has(i)));
@@ -35,27 +38,38 @@ function filterOfAddress() {
 }
 
 /** How long ago the page was written. */
-function age() {
+function showAge() {
   const minutes = Math.floor((Date.now() - Date.parse(byId("written").dateTime)) / 60000), hours = Math.floor(minutes / 60);
-  byId("age").textContent = minutes < 1 ? "" : minutes < 120 ? ` (${minutes} min ago)` : hours < 48 ? ` (${hours} hours ago)` : ` (${Math.floor(hours / 24)} days ago)`;
+  const age = minutes < 120 ? `${minutes} min` : hours < 48 ? `${hours} hours` : `${Math.floor(hours / 24)} days`;
+  byId("age").textContent = minutes > 0 ? ` (${age} ago)` : "";
 }
 
 prepareTable();
-byId("charts").hidden = false;
-document.querySelector(".controls").hidden = false;
-byId("filter").placeholder = [...keys.slice(0, 1).map((key) => `${key}=${rows[0].values[key] ?? ""}`), "wps>1000"].join(" ");
+byId("charts").hidden = document.querySelector(".controls").hidden = false;
+byId("filter").placeholder = `${keys.length ? `${keys[0]}=${rows[0].values[keys[0]] ?? ""} ` : ""}wps>1000`;
 byId("filter").value = filterOfAddress();
 byId("filter").addEventListener("input", select);
 byId("copy").addEventListener("click", copy);
-byId("main").addEventListener("click", (event) => {
-  const mark = event.target.closest("#charts [data-row]");
-  if (mark) pick(Number(mark.dataset.row));
+byId("charts").addEventListener("click", (event) => {
+  const clicked = event.target.closest("[data-row]");
+  if (clicked) pick(Number(clicked.dataset.row));
 });
 select();
 styleColumns();
-age();
-setInterval(age, 30000);
-let width = innerWidth;
-addEventListener("resize", () => { if (width !== innerWidth) { width = innerWidth; redraw(); styleColumns(); } });  // not for a phone's bars
-addEventListener("beforeprint", () => { paper = true; byId("reasons").open = true; redraw(); });
-addEventListener("afterprint", () => { paper = false; redraw(); });
+showAge();
+setInterval(showAge, 30000);
+let lastWidth = innerWidth;
+addEventListener("resize", () => {
+  if (lastWidth === innerWidth) return;  // a phone's bars come and go
+  lastWidth = innerWidth;
+  redraw();
+  styleColumns();
+});
+addEventListener("beforeprint", () => {
+  paper = byId("reasons").open = true;
+  redraw();
+});
+addEventListener("afterprint", () => {
+  paper = false;
+  redraw();
+});

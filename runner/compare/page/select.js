@@ -2,10 +2,10 @@
 // What is shown: the rows that a typed filter leaves, in the table's order. The table and every chart follow it.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const { rows, runs, keys, figures } = DATA;
+const { rows, keys, figures } = DATA;
 const byId = (id) => document.getElementById(id);
 const figureOf = (name) => figures.find((figure) => figure.key === name);
-const NAMES = [...new Set(["state", ...keys, ...figures.map((figure) => figure.key), "devices", ...DATA.settings])];
+const isNumber = (text) => text !== null && `${text}`.trim() !== "" && isFinite(text);
 
 const selection = {
   order: rows.map((_, i) => i),  // as the table is sorted
@@ -15,53 +15,61 @@ const selection = {
 
 /** A value of a row: a number, a text, or null where it is not known. */
 function valueOf(i, name) {
-  const row = rows[i], place = DATA.settings.indexOf(name);
+  const row = rows[i];
   if (name === "state" || name === "devices") return row[name];
   if (Object.hasOwn(row.values, name)) return row.values[name];
   if (figureOf(name)) return row.figures[name]?.[0] ?? null;
-  const text = DATA.texts[runs[row.runs[0]][place]] ?? null;
+  const text = DATA.texts[DATA.runs[row.runs[0]][DATA.settings.indexOf(name)]] ?? null;
   return isNumber(text) ? Number(text) : text;
 }
 
-const isNumber = (text) => text !== null && `${text}`.trim() !== "" && isFinite(text);
+/** The rows of which a value is known. */
+const measured = (name, among = selection.rows) => among.filter((i) => valueOf(i, name) !== null);
+
+// The filter: `parallelism=fsdp2 wps>5000 state!=completed some words`.
+
+const NAMES = [...new Set(["state", "devices", ...keys, ...figures.map((figure) => figure.key), ...DATA.settings])];
+const WORDS = /(?:[^\s"]|"[^"]*"?)+/g;  // quotes keep words together
+const ORDERS = { ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
 
 /** The one name that is meant: whole, by its last part, or by the beginning of that; raises Error. */
 function nameOf(typed) {
-  const last = (name) => name.split(/[./]/).at(-1);
-  const ways = [(name) => name === typed, (name) => last(name) === typed, (name) => last(name).startsWith(typed), (name) => name.startsWith(typed)];
-  for (const means of ways) {
+  const last = (name) => name.split(/[./]/).at(-1), listed = (names) => names.slice(0, 8).join(", ");
+  const meanings = [
+    (name) => name === typed,
+    (name) => last(name) === typed,
+    (name) => last(name).startsWith(typed) || name.startsWith(typed),
+  ];
+  for (const means of meanings) {
     const found = NAMES.filter(means), varying = found.filter((name) => keys.includes(name));
-    if (found.length === 1 || varying.length === 1) return (varying.length === 1 ? varying : found)[0];
+    if (found.length === 1 || varying.length === 1) return varying[0] ?? found[0];
     if (found.length > 1) throw Error(`${typed} may be ${listed(found)}`);
   }
   throw Error(`no key ${typed}; there are ${listed(NAMES)}`);
 }
 
-const listed = (names) => names.slice(0, 8).join(", ") + (names.length > 8 ? ", ..." : "");
-
-const COMPARE = { "=": (a, b) => a === b, "!=": (a, b) => a !== b, ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
-
-/** `lr>=1e-3` as a test of a row; raises Error. Numbers compare as numbers, text as text; = takes several, `a,b`. */
+/** `lr>=1e-3` as a test of a row; raises Error. Numbers compare as numbers; = takes several values, `a,b`. */
 function testOf(typed, how, wanted) {
   const name = nameOf(typed);
-  if (how.includes("<") || how.includes(">")) {
+  if (how in ORDERS) {
     const limit = wanted.replaceAll(",", "");
     if (!isNumber(limit)) throw Error(`${typed}${how}${wanted}: ${wanted} is not a number`);
-    return (i) => typeof valueOf(i, name) === "number" && COMPARE[how](valueOf(i, name), Number(limit));
+    return (i) => typeof valueOf(i, name) === "number" && ORDERS[how](valueOf(i, name), Number(limit));
   }
-  const same = (value, text) => typeof value === "number" && isNumber(text) ? value === Number(text) : `${value ?? ""}`.toLowerCase() === text.toLowerCase();
+  const same = (value, text) => typeof value === "number" && isNumber(text)
+    ? value === Number(text) : `${value ?? ""}`.toLowerCase() === text.toLowerCase();
   const any = (i) => [wanted, ...wanted.split(",")].some((text) => same(valueOf(i, name), text));
   return how === "=" ? any : (i) => !any(i);
 }
 
-/** The tests that a filter consists of, and what is wrong with it. Quotes keep words together. */
+/** The tests that a filter consists of, and what is wrong with it. */
 function parse(filter) {
   const tests = [], problems = [];
-  for (const quoted of filter.match(/(?:[^\s"]|"[^"]*"?)+/g) ?? []) {
+  for (const quoted of filter.match(WORDS) ?? []) {
     const word = quoted.replaceAll('"', ""), term = word.match(/^([^=<>!]+)(!=|>=|<=|=|>|<)(.*)$/);
     try {
       if (!term) tests.push((i) => textOf(i).includes(word.toLowerCase()));
-      else if (term[3] !== "") tests.push(testOf(term[1], term[2], term[3]));  // else it is still being typed
+      else if (term[3] !== "") tests.push(testOf(...term.slice(1)));  // else it is still being typed
     } catch (error) {
       problems.push(error.message);
     }
@@ -69,43 +77,23 @@ function parse(filter) {
   return { tests, problems };
 }
 
-/** Rows that ended with a figure. */
-const measured = (name, among = selection.rows) => among.filter((i) => valueOf(i, name) !== null);
-
-/** Whether rows do the same work for a token: else none of them is the fastest. */
-const comparable = (members) => DATA.workload.every((key) => new Set(members.map((i) => rows[i].values[key])).size <= 1);
-
-/** The row with the best value of a figure; undefined where none is known, or rows are not to be compared. */
-function best(name) {
-  const members = measured(name), sign = figureOf(name)?.better;
-  return comparable(members) ? members.sort((a, b) => sign * (valueOf(b, name) - valueOf(a, name)))[0] : undefined;
-}
-
-/** Rows than which no other is better in one of two figures and as good in the other, by the first. */
-function front(one, other) {
-  const members = measured(one, measured(other));
-  if (!figureOf(one) || !figureOf(other) || one === other || !comparable(members)) return [];
-  const goodness = (i) => [one, other].map((name) => figureOf(name).better * valueOf(i, name));
-  const beats = ([a, b], [c, d]) => a >= c && b >= d && (a > c || b > d);
-  return members.filter((i) => !members.some((j) => beats(goodness(j), goodness(i)))).sort((i, j) => valueOf(i, one) - valueOf(j, one));
-}
-
-/** Select by what is typed, and draw everything anew. */
+/** Select by what is typed, and draw everything anew. The address keeps it for a reload. */
 function select() {
-  const { tests, problems } = parse(byId("filter").value);
+  const filter = byId("filter").value, { tests, problems } = parse(filter);
   selection.rows = selection.order.filter((i) => tests.every((test) => test(i)));
-  byId("shown").textContent = tests.length ? `${selection.rows.length} of ${rows.length} rows` : `${rows.length} rows`;
+  byId("shown").textContent = `${tests.length ? `${selection.rows.length} of ` : ""}${rows.length} rows`;
   byId("problem").textContent = problems.join("; ");
-  history.replaceState(null, "", byId("filter").value ? `#${encodeURIComponent(byId("filter").value)}` : location.pathname);
+  history.replaceState(null, "", filter ? `#${encodeURIComponent(filter)}` : location.pathname);
   redraw();
 }
 
-/** Add terms to the filter, in place of what it says about their keys; one that is there already is taken away. */
+/** Put terms [name, how, value] into the filter, in place of what it says of these names; the same again: out of it. */
 function narrow(...terms) {
-  const quoted = terms.map(([name, how, value]) => /\s/.test(value) ? `${name}${how}"${value}"` : `${name}${how}${value}`);
-  const words = byId("filter").value.match(/(?:[^\s"]|"[^"]*"?)+/g) ?? [];
-  const others = words.filter((word) => !terms.some(([name]) => /^[=<>!]/.test(word.slice(name.length)) && word.startsWith(name)));
-  byId("filter").value = [...others, ...quoted.filter((word) => !words.includes(word))].join(" ");
+  const words = byId("filter").value.match(WORDS) ?? [];
+  const typed = terms.map(([name, how, value]) => name + how + (/\s/.test(value) ? `"${value}"` : value));
+  const about = (word, [name]) => word.startsWith(name) && /^[=<>!]/.test(word.slice(name.length));
+  const others = words.filter((word) => !terms.some((term) => about(word, term)));
+  byId("filter").value = [...others, ...typed.filter((word) => !words.includes(word))].join(" ");
   select();
 }
 
@@ -113,4 +101,32 @@ function narrow(...terms) {
 function pick(i) {
   selection.picked.delete(i) || selection.picked.add(i);
   redraw();
+}
+
+// The best of the selected rows.
+
+/** Whether rows do the same work for a token: else none of them is the fastest. */
+const comparable = (members) =>
+  DATA.workload.every((key) => new Set(members.map((i) => rows[i].values[key])).size <= 1);
+
+/** Rows in the order of a figure, the best first. */
+function ranked(name, members) {
+  const sign = figureOf(name)?.better;
+  return [...members].sort((i, j) => sign * (valueOf(j, name) - valueOf(i, name)));
+}
+
+/** The row with the best value; undefined where there is none, or rows are not to be compared. */
+function best(name) {
+  const members = measured(name);
+  return comparable(members) ? ranked(name, members)[0] : undefined;
+}
+
+/** The rows, by the first of two figures, than which no other is better in one and as good in the other. */
+function front(one, other) {
+  const members = measured(one, measured(other));
+  if (!figureOf(one) || !figureOf(other) || one === other || !comparable(members)) return [];
+  const goods = new Map(members.map((i) => [i, [one, other].map((name) => figureOf(name).better * valueOf(i, name))]));
+  const beats = ([a, b], [c, d]) => a >= c && b >= d && (a > c || b > d);
+  const optimal = members.filter((i) => !members.some((j) => beats(goods.get(j), goods.get(i))));
+  return optimal.sort((i, j) => valueOf(i, one) - valueOf(j, one));
 }

@@ -25,7 +25,7 @@ from meshrunner.runner.compare.rows import Comparison
 
 PARTS = Path(__file__).parent
 """What the file is put together from."""
-SCRIPTS = ("select", "draw", "table", "charts", "curves", "main")
+SCRIPTS = ("select", "draw", "table", "charts", "settings", "curves", "main")
 """In the order in which they run; one scope."""
 VALUES = 12
 """Of a key that are listed above the table."""
