@@ -28,7 +28,7 @@ def page(tmp_path: Path) -> Path:
             tmp_path / "sweep" / f"{i}",
             f"parallelism={layout}",
             f"activation_checkpoint={ac}",
-            "data.kind=<img src=x onerror=alert(1)>" if out else "data.kind=</script><b>",
+            "data.kind=<img src=x onerror=alert(1)>" if out else "data.kind=</script>|<b>",
             wps=None if out else 9000.0 + 1500 * i,
             losses=None if out else (6.0, 5.0 + 1e-5 * i, 4.0),
             state="oom" if out else "completed",
@@ -94,6 +94,10 @@ def test_what_runs_say_stays_text_and_every_chart_is_drawn(page: Path, browser: 
     browser.run(CHOOSE, "difference", "against", "3")
     assert "<img src=x onerror=alert(1)>" in browser.run(TEXT, "difference")
     assert browser.run("return document.querySelectorAll('img, b b, script').length") == 2, "the page's own scripts"
+    assert "| </script>\\|<b> " in browser.run("return markdown()"), "a bar does not end a cell"
+    seen = "return [...document.querySelectorAll('#table tbody tr:first-child > *, #table .name')].map((c) => c.offsetWidth > 0)"
+    phone = browser.width == 400
+    assert browser.run(seen)[:3] == [True, phone, not phone], "the number; the name or else the keys"
     assert browser.run(DRAWN) == ["dots", "scatter", "heat", "parallel", "losses", "difference"]
     assert browser.run("return document.querySelectorAll('#losses polyline').length") == 4, "3 and a difference"
     assert 3 not in browser.run(MARKED, "dots") + browser.run(MARKED, "losses"), (
@@ -135,6 +139,7 @@ def speeds(browser: Browser) -> list[float]:
 def test_a_click_sorts_and_what_is_unknown_stays_last(opened: Browser) -> None:
     opened.run(CLICK, "WPS")
     rising = speeds(opened)
+    assert column(opened, "WPS")[-1] == ""
     opened.run(CLICK, "WPS")
     assert rising == sorted(rising) and speeds(opened) == rising[::-1] and len(rising) < 60
     assert column(opened, "WPS")[-1] == ""
@@ -220,6 +225,50 @@ def test_the_best_rows_are_marked_among_those_that_are_shown(opened: Browser) ->
         assert opened.run(marked, "▲") == [fastest()]
         assert len(opened.run(marked, "▼")) == 1 and opened.run(marked, "◆")
     assert "▲ fastest" in opened.run(TEXT, "marks") and "grey" in opened.run(TEXT, "marks")
+
+
+def test_among_rows_that_do_other_work_for_a_token_none_is_the_fastest(tmp_path: Path, wide: Browser) -> None:
+    wide.open(page_of(tmp_path, 12, steps=5))
+    marked = "return document.querySelectorAll('#table [data-marks]:not([data-marks=\"\"])').length"
+    assert wide.run(marked) == 0 and wide.run(TEXT, "marks") == ""
+    wide.run(FILTER, "seq_len=2048")
+    assert wide.run(marked) > 0 and "grey" not in wide.run(TEXT, "marks"), "of three runs each"
+
+
+def test_every_chart_is_drawn_and_a_value_keeps_its_colour(opened: Browser) -> None:
+    charts = ["dots", "scatter", "heat", "scaling", "parallel", "losses", "times", "ranks", "difference"]
+    assert opened.run(DRAWN) == charts
+    assert len(opened.run(MARKED, "dots")) == 20 and len(opened.run(MARKED, "times")) == 8
+    assert opened.run("return document.querySelectorAll('#times polyline').length") == 16, "curves and histograms"
+    assert "rank" in opened.run("return document.querySelector('#ranks .tick title').textContent")
+    fill = """return document.querySelector("#scatter [data-row='4']").getAttribute('fill')"""
+    before = opened.run(fill)
+    opened.run(FILTER, "fsdp1")
+    assert opened.run(fill) == before
+    opened.run(FILTER, "no such row")
+    assert opened.run(DRAWN) == ["difference"], "no empty boxes"
+    sound(opened)
+
+
+def test_head_and_keys_stay_while_the_table_is_scrolled(opened: Browser) -> None:
+    seen = """
+    const box = document.querySelector('#rows .wide');
+    box.scrollTo(arguments[0], arguments[0]);
+    const cells = [document.querySelector('#table thead th'), ...document.querySelector('#table tbody').rows[20].cells];
+    return cells.slice(0, 4).map((cell) => cell.getBoundingClientRect()).map((at, i) => i ? at.left : at.top);
+    """
+    assert opened.run(seen, 0) == pytest.approx(opened.run(seen, 300), abs=1), (
+        "the head's height; number and two keys from the left"
+    )
+
+
+def test_the_page_says_how_old_it_is(opened: Browser) -> None:
+    for minutes, said in ((0.5, ""), (5, " (5 min ago)"), (300, " (5 hours ago)"), (6000, " (4 days ago)")):
+        opened.run(
+            "document.getElementById('written').dateTime = new Date(Date.now() - arguments[0] * 60000).toISOString(); showAge()",
+            minutes,
+        )
+        assert opened.run(TEXT, "age") == said
 
 
 def test_any_two_figures_and_a_colour_are_an_axis(opened: Browser) -> None:
@@ -341,6 +390,12 @@ def test_on_paper_everything_is_there_and_nothing_to_click(large: Path, opened: 
     opened.print(tmp_path / "page.pdf")
     assert 20_000 < (tmp_path / "page.pdf").stat().st_size < MEGABYTE
     assert opened.run("return document.querySelector('#dots svg').getAttribute('viewBox')") == on_screen
+    opened.run("dispatchEvent(new Event('beforeprint'))")
+    for chart, width in (("dots", 490), ("losses", 1000)):
+        drawn = opened.run("return document.querySelector(`#${arguments[0]} svg`).getAttribute('viewBox')", chart)
+        assert drawn.split()[2] == str(width), "as wide as the paper has room"
+    assert opened.run("return document.getElementById('reasons').open")
+    opened.run("dispatchEvent(new Event('afterprint'))")
     opened.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"media": "print"})
     try:
         seen = "return [...document.querySelectorAll(arguments[0])].filter((e) => e.offsetHeight).length"

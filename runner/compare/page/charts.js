@@ -29,7 +29,7 @@ function drawDots() {
   const isBase = (i) => rows.some((row) => row.baseline === i);
   byId("dots").classList.toggle("tall", top.length > TOP / 2);
   const title = [titleOf(name)];
-  if (top.some((i) => range(i).length > 1)) title.push("the line is the range");
+  if (top.some((i) => range(i)[1] < range(i)[2])) title.push("the line is the range");
   if (top.some(isBase)) title.push("hollow: a baseline");
   strips("dots", top, range, (svg, i, x, y) => {
     const [value, low = value, high = value] = range(i), group = mark(svg, "g", i, {}, told(i, name));

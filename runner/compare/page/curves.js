@@ -58,16 +58,16 @@ function drawLosses() {
 
 function drawTimes() {
   const { members, why } = curved((i) => rows[i].times, FEW), points = members.map((i) => pairs(rows[i].times));
-  const about = `Time of the steps that count, the slowest rank's, and how often it took how long${why}`;
-  if (!caption("times", about, members.length)) return;
-  const { box, svg, width } = canvas("times", 370), histograms = members.map((i) => rows[i].histogram);
-  const area = { left: 70, right: Math.round(width * 0.72), top: 24, bottom: 320 };
-  const ends = histograms.filter(Boolean).flatMap(([low, high]) => [low, high]);
+  const histograms = members.map((i) => rows[i].histogram), counted = histograms.filter(Boolean);
+  const often = counted.length ? ", and how often it took how long" : "";
+  if (!caption("times", `Time of the steps that count, the slowest rank's${often}${why}`, members.length)) return;
+  const { box, svg, width } = canvas("times", 370), ends = counted.flatMap(([low, high]) => [low, high]);
+  const area = { left: 70, right: counted.length ? Math.round(width * 0.72) : width - 10, top: 24, bottom: 320 };
   const x = linear(firsts(points), area.left, area.right, { pad: 0, every: 90 });
   const y = linear([...seconds(points), ...ends], area.bottom, area.top, { every: 45 });
   axes(svg, area, x, y, "step", "step time, s");
   lines(svg, members, points, x, y);
-  drawHistograms(svg, members, histograms, { left: area.right + 12, right: width - 10, ...y });
+  if (counted.length) drawHistograms(svg, members, histograms, { left: area.right + 12, right: width - 10, ...y });
   legend(box, legendOf(members));
 }
 
@@ -82,7 +82,7 @@ function drawHistograms(svg, members, histograms, { left, right, at: y }) {
     const points = [[left, edge(0)], ...steps, [left, edge(shares.length)]];
     mark(svg, "polyline", i, { class: "curve", points: points.join(" "), ...styleOf(n) });
   });
-  if (histograms.some(Boolean)) write(svg, right, 350, "steps", { "text-anchor": "end", class: "axis" });
+  write(svg, right, 350, "steps", { "text-anchor": "end", class: "axis" });
 }
 
 /** A tick for each rank; the one with the highest value is named. */

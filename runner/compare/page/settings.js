@@ -78,8 +78,9 @@ function drawScaling() {
   const scaled = [...lines].filter(([, line]) => rows[line[0]].devices < rows[line.at(-1)].devices);
   scaled.sort(([, one], [, other]) => Math.max(...other.map(total)) - Math.max(...one.map(total)));
   const series = scaled.slice(0, COLOURS.length), left = scaled.length - series.length;
-  const about = left ? `; the ${series.length} fastest lines of ${scaled.length}` : "";
-  if (!caption("scaling", `Tokens per second of all devices; dashed: ideal${about}`, series.length)) return;
+  const few = left ? `; the ${series.length} fastest lines of ${scaled.length}` : "";
+  const about = "Tokens per second of all devices, by the clock; dashed: ideal, twice as fast on twice as many";
+  if (!caption("scaling", about + few, series.length)) return;
   const ideal = (line, count) => total(line[0]) / rows[line[0]].devices * count;
   const members = series.flatMap(([, line]) => line), devices = distinct(members.map((i) => rows[i].devices));
   const reach = [...members.map(total), ...series.map(([, line]) => ideal(line, rows[line.at(-1)].devices))];
