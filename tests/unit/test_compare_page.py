@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def test_a_row_knows_the_row_it_is_compared_with(tmp_path: Path) -> None:
     for i, layout in enumerate(("fsdp2", "fsdp1")):
         make_run(tmp_path / f"{i}", f"parallelism={layout}")
     assert [row["baseline"] for row in page_of(tmp_path, "parallelism=fsdp1")[1]["rows"]] == [None, 0]
+
+
+def test_a_row_whose_baseline_is_left_out_is_shown_without_it(tmp_path: Path) -> None:
+    for i, layout in enumerate(("fsdp1", "fsdp2")):
+        make_run(tmp_path / f"{i}", f"parallelism={layout}")
+    whole = compare_runs(read_runs([tmp_path]), "parallelism=fsdp1")
+    write_page(replace(whole, rows=whole.rows[1:], against=whole.against[1:]), tmp_path / "page.html")
+    assert '"baseline":null' in (tmp_path / "page.html").read_text()
 
 
 def test_runs_without_any_figure_make_a_page_too(tmp_path: Path) -> None:

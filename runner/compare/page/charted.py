@@ -49,7 +49,8 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
     names, texts, settings = _settings(runs)
     places = {id(run): i for i, run in enumerate(runs)}
     row_places = {id(row): i for i, row in enumerate(rows)}
-    against = [row_places[id(each.row)] if each else None for each in comparison.against]
+    # A baseline may be among the rows that were left out.
+    against = [row_places.get(id(each.row)) if each else None for each in comparison.against]
     axes: dict[tuple[int, ...], int] = {}
     return {
         "keys": [one_line(key) for key in comparison.keys],
@@ -61,21 +62,8 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
         "figures": [_figure(figure) for figure in figures],
         "by_rank": [_figure(each) for each in FIGURES if each.by_rank and any(_ranks(row, each) for row in rows)],
         "rows": [
-            {
-                "name": one_line(row_name(row.values, comparison.keys) or row.runs[0].path.name),
-                "state": one_line(row.state),
-                "completed": bool(row.completed),
-                "tested": len(row.measured(comparison.speed)) >= REPEATS,
-                "values": {one_line(key): _plain(value) for key, value in row.values.items()},
-                "figures": {each.key: each.values(row.summaries) for each in figures if _known(row, each)},
-                "devices": number(row.summaries[0].get("world_size")),
-                "limit": min(_numbers(row.runs, "device_memory_gib"), default=None),
-                "baseline": baseline,
-                "runs": [places[id(run)] for run in row.runs],
-                "ranks": {each.key: _ranks(row, each) for each in FIGURES if each.by_rank and _ranks(row, each)},
-                **_curves(row, max(FEWEST_POINTS, min(POINTS, ALL_POINTS // len(rows))), axes),
-            }
-            for row, baseline in zip(rows, against, strict=True)
+            _row(row, comparison, figures, axes) | {"baseline": base, "runs": [places[id(run)] for run in row.runs]}
+            for row, base in zip(rows, against, strict=True)
         ],
         "steps": [list(steps) for steps in axes],
         "runs": settings,
@@ -86,6 +74,24 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
         "notes": list(
             map(one_line, [*reasons(comparison), *(f"{name}: {value}" for name, value in facts(comparison).items())])
         ),
+    }
+
+
+def _row(
+    row: Row, comparison: Comparison, figures: Sequence[Figure], axes: dict[tuple[int, ...], int]
+) -> dict[str, Any]:
+    points = max(FEWEST_POINTS, min(POINTS, ALL_POINTS // len(comparison.rows)))
+    return {
+        "name": one_line(row_name(row.values, comparison.keys) or row.runs[0].path.name),
+        "state": one_line(row.state),
+        "completed": bool(row.completed),
+        "tested": len(row.measured(comparison.speed)) >= REPEATS,
+        "values": {one_line(key): _plain(value) for key, value in row.values.items()},
+        "figures": {each.key: each.values(row.summaries) for each in figures if _known(row, each)},
+        "devices": number(row.summaries[0].get("world_size")),
+        "limit": min(_numbers(row.runs, "device_memory_gib"), default=None),
+        "ranks": {each.key: _ranks(row, each) for each in FIGURES if each.by_rank and _ranks(row, each)},
+        **_curves(row, points, axes),
     }
 
 
