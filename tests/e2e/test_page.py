@@ -207,6 +207,13 @@ def test_a_reload_keeps_the_filter(large: Path, opened: Browser) -> None:
     assert len(opened.run(ROWS)) == 15
 
 
+def test_a_page_that_has_no_address_of_its_own_is_filtered_too(opened: Browser) -> None:
+    opened.run("history.replaceState = () => { throw Error('in a frame of something else') }")
+    opened.run(FILTER, "parallelism=fsdp2")
+    assert len(opened.run(ROWS)) == 30
+    sound(opened)
+
+
 def test_the_best_rows_are_marked_among_those_that_are_shown(opened: Browser) -> None:
     marked = """
     return [...document.querySelectorAll(`#table [data-marks*="${arguments[0]}"]`)]

@@ -77,14 +77,16 @@ function parse(filter) {
   return { tests, problems };
 }
 
-/** Select by what is typed, and draw everything anew. The address keeps it for a reload. */
+/** Select by what is typed, and draw everything anew. */
 function select() {
   const filter = byId("filter").value, { tests, problems } = parse(filter);
   selection.rows = selection.order.filter((i) => tests.every((test) => test(i)));
   byId("shown").textContent = `${tests.length ? `${selection.rows.length} of ` : ""}${rows.length} rows`;
   byId("problem").textContent = problems.join("; ");
-  history.replaceState(null, "", filter ? `#${encodeURIComponent(filter)}` : location.pathname);
   redraw();
+  try {  // the address keeps the filter for a reload
+    history.replaceState(null, "", filter ? `#${encodeURIComponent(filter)}` : location.pathname + location.search);
+  } catch { /* a page in a frame may not have one */ }
 }
 
 /** Put terms [name, how, value] into the filter, in place of what it says of these names; the same again: out of it. */
