@@ -50,6 +50,8 @@ class Figure(NamedTuple):
     """Key of the figure beside which it has no place: it is shown where that one is not known."""
     but: str = ""
     """Key in summary.json that marks runs whose value does not count as long as there are others; it is written beside it."""
+    by_rank: bool = False
+    """Whether summary.json lists it for every rank, too: the mean of times, the peak of memory."""
 
     @property
     def heading(self) -> str:
@@ -106,20 +108,22 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/tflops", "TFLOP/s per device", "", NUMBER, "median", "", "`perf/wps` x `model/flops_per_token`"),
     Figure("memory/peak_active_gib", "GiB", "peak active", GIB, "last", "max",
            "most that tensors held since step `measure_after`, as the CUDA allocator counts; maximum over ranks",
-           beside="memory/peak_active_pct"),
+           beside="memory/peak_active_pct", by_rank=True),
     Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max", "the same, of the device's memory"),
     Figure("memory/peak_reserved_gib", "GiB", "peak reserved", GIB, "last", "max",
            "most that the CUDA allocator had taken from the device since step `measure_after`; maximum over ranks",
-           beside="memory/peak_reserved_pct"),
+           beside="memory/peak_reserved_pct", by_rank=True),
     Figure("memory/peak_reserved_pct", "percent", "", SHARE, "last", "max", "the same, of the device's memory"),
     Figure("memory/alloc_retries", "", "", NUMBER, "last", "", "times the allocator had to free its cache and try again"),
     Figure("memory/peak_rss_gib", "GiB", "peak RSS", GIB, "last", "max",
-           "peak resident host memory since step `measure_after`, maximum over ranks", unless="memory/peak_active_gib"),
+           "peak resident host memory since step `measure_after`, maximum over ranks", unless="memory/peak_active_gib",
+           by_rank=True),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "from the end of the step before to the end of this one, waiting for data included, reading out excluded; "
-           "the slowest rank's; on CUDA between events"),
-    Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "part of it spent waiting for the next batch"),
-    Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks"),
+           "the slowest rank's; on CUDA between events", by_rank=True),
+    Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "part of it spent waiting for the next batch", by_rank=True),
+    Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks",
+           by_rank=True),
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "part of the step spent compiling, the slowest rank's"),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
            "from the start of the last attempt to the end of its first step; `cold`: in the first run that a command starts, "
@@ -175,6 +179,11 @@ def speed_figure(summaries: Sequence[Mapping[str, Any]]) -> Figure:
     return on_cpus if summaries and all(on_cpus.values([each])[0] for each in summaries) else figure_of("perf/wps")
 
 
+def by_rank(key: str) -> str:
+    """The key in summary.json of the list of a figure's values, one for each rank."""
+    return f"{key}_by_rank"
+
+
 def row_keys(group: str = "") -> list[str]:
     """The keys of figures in a row of events.jsonl, all or those of a group (`memory/`)."""
     return [each.key for each in FIGURES if each.over_steps != "once" and each.key.startswith(group)]
@@ -202,7 +211,8 @@ def documentation() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for each in FIGURES:
         row = "" if each.over_steps == "once" else f"`{each.key}`"
-        summary = ", ".join(f"`{key}`" for key in each.summary_keys)
+        names = [*each.summary_keys, *([by_rank(each.key)] if each.by_rank else [])]
+        summary = ", ".join(f"`{key}`" for key in names)
         column = each.heading if each in table_figures() else ""
         yield f"| {' | '.join([row, summary, each.unit, column, each.over_repeats.replace(' ', ', '), each.why])} |"
 

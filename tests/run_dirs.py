@@ -59,6 +59,7 @@ def make_run(
     wps: float | None = 100.0,
     losses: Sequence[float | None] | None = (6.0, 5.0, 4.0, 3.0),
     norms: Sequence[float | None] | None = None,
+    times: Sequence[float] | None = None,
     state: str = "completed",
     reason: str = "",
     tokens: int = TOKENS,
@@ -72,6 +73,7 @@ def make_run(
         overrides: `group=option` of OPTIONS, or `key=value`.
         wps: median, p10 and p90; None: nothing was measured.
         losses, norms: of each step; losses None: not a single step. norms None: 1.0 throughout.
+        times: of each step, in seconds; None: not recorded.
         tokens: of one step.
         summary: further keys, or other values.
     """
@@ -103,6 +105,7 @@ def make_run(
             "train/grad_norm": norms[i] if norms else 1.0,
             "train/tokens": tokens * (i + 1),
             "perf/wps": wps,
+            **({"perf/step_time_s": times[i]} if times else {}),
         }
         for i, loss in enumerate(losses or ())
     ]

@@ -24,6 +24,7 @@ from torch import Tensor
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.measure.by_rank import ByRank
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
 from meshrunner.runner.measure.memory import memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
@@ -70,6 +71,7 @@ class RunMeter:
         self.compile_time = 0.0
         self.recompiles = 0
         self.late_recompiles: list[dict[str, Any]] = []
+        self.by_rank = ByRank(context.world_size)
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
         self.location = Location(run_dir) if context.rank == 0 else None
@@ -231,8 +233,12 @@ class RunMeter:
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._add_to_summary(compile_facts() if self.compile_time else {})
             for i, step in enumerate(steps):
+                if step.number > self.resumed_at + self.experiment.measure_after and not step.profiled:
+                    self.by_rank.add(ranks_steps[:, i, 1:])
                 profiled = {"profiled": True} if step.profiled else {}
                 self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks) | profiled)
+            if steps[-1].number == self.experiment.steps:
+                self._add_to_summary(self.by_rank.summary(self.memory.keys, ranks_memory))
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _row(self, step: _Step, grad_norm: float, ranks: Tensor) -> dict[str, Any]:

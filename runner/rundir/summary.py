@@ -47,16 +47,7 @@ def summarise(
         layouts: the run's, in order.
     """
     current, earlier = split_by_layout(rows, layouts)
-    begin: dict[int, int] = {}  # attempt -> its first step: after a checkpoint everything is warmed up once more
-    for row in rows:
-        begin.setdefault(row["attempt"], row["step"])
-    measured = [
-        row
-        for row in current
-        if row["step"] >= begin[row["attempt"]] + measure_after
-        and not row.get("perf/compile_time_s")
-        and not row.get("profiled")
-    ]
+    measured = measured_rows(rows, measure_after, current)
     this_attempt = [row for row in rows if row["attempt"] == attempt]
     chosen = {"last": rows[-1:], "final": rows[-1:], "sum": this_attempt}
     found: dict[str, Any] = {"steps": rows[-1]["step"] if rows else 0, "earlier_layouts": earlier}
@@ -67,6 +58,20 @@ def summarise(
                 found[key] = OVER_STEPS[statistic](known) if known or statistic == "sum" else None
     found["perf/time_to_first_step_s"] = this_attempt[0]["time"] - started if this_attempt else None
     return found
+
+
+def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
+    """The rows that count for throughput, as `summarise` says; among: only those of one layout."""
+    begin: dict[int, int] = {}  # attempt -> its first step: after a checkpoint everything is warmed up once more
+    for row in rows:
+        begin.setdefault(row["attempt"], row["step"])
+    return [
+        row
+        for row in (rows if among is None else among)
+        if row["step"] >= begin[row["attempt"]] + measure_after
+        and not row.get("perf/compile_time_s")
+        and not row.get("profiled")
+    ]
 
 
 def only_of_completed(summary: dict[str, Any], state: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from meshrunner.runner.rundir.logs import last_lines
 from meshrunner.runner.rundir.owner import condition, owner_is_alive
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
+from meshrunner.runner.sweep.live_page import LivePage
 from meshrunner.runner.sweep.live_table import LiveTable
 from meshrunner.runner.sweep.run_lines import RunLines
 
@@ -62,7 +63,9 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
             Preemption(run_dirs[0].parent) as preemption,
             _display(run_dirs, todo, experiment) as table,
         ):
-            (_Parallel(devices, needs) if in_parallel else _sequential)(todo, settings, table, preemption)
+            page = LivePage(run_dirs[0].parent, len(run_dirs))
+            execute_todo = _Parallel(devices, needs, page) if in_parallel else partial(_sequential, page)
+            execute_todo(todo, settings, table, preemption)
     except Interrupted as error:
         cause = str(error).partition(";")[0]  # what follows names the run to resume
         raise Interrupted(f"{cause}; `meshrunner resume {run_dirs[0].parent}` continues the sweep") from None
@@ -107,7 +110,7 @@ def _is_gone(run_dir: Path) -> bool:
     return True
 
 
-def _sequential(todo: dict[Path, int], settings: Sweep, table: Display, preemption: Preemption) -> None:
+def _sequential(page: LivePage, todo: dict[Path, int], settings: Sweep, table: Display, preemption: Preemption) -> None:
     """Execute runs one after another, from this process and its warm forkserver."""
     for number, (run_dir, attempts) in enumerate(todo.items()):
         preemption.poll()
@@ -138,6 +141,7 @@ def _sequential(todo: dict[Path, int], settings: Sweep, table: Display, preempti
                 table.run_ended(run_dir)
             if read_state(run_dir) not in CRASHED:
                 break
+        page.run_ended()
         preempted = read_state(run_dir) == "preempted"  # and so is the sweep's job
         if preempted or _fails_fast(run_dir, settings):
             why = "a stop was requested" if preempted else "sweep.fail_fast, and an earlier run has failed"
@@ -149,8 +153,8 @@ def _sequential(todo: dict[Path, int], settings: Sweep, table: Display, preempti
 class _Parallel:
     """Execute runs in parallel, each by a process that sees only its devices."""
 
-    def __init__(self, devices: int, needs: dict[Path, int]) -> None:
-        self.needs = needs
+    def __init__(self, devices: int, needs: dict[Path, int], page: LivePage) -> None:
+        self.needs, self.page = needs, page
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         self.free = visible.split(",") if visible else [str(device) for device in range(devices)]
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
@@ -198,6 +202,7 @@ class _Parallel:
                     status = read_status(run_dir)
                     say(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip())
                 table.run_ended(run_dir)
+                self.page.run_ended()
                 if not stopping and read_state(run_dir) in CRASHED and self.starts[run_dir] <= settings.retry:
                     queue.insert(0, run_dir)
                 elif _fails_fast(run_dir, settings):

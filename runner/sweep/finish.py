@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
-from meshrunner.recipes.durable import check_regular
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.rows import Comparison, compare_sweep
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.placed import first_experiment
@@ -18,6 +15,7 @@ from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.rundir.damage import find_obstacle
 from meshrunner.runner.rundir.files import REPORT
 from meshrunner.runner.rundir.sweep import run_names
+from meshrunner.runner.sweep.live_page import write_report
 from meshrunner.runner.trackers.base import NoTracker
 from meshrunner.runner.trackers.handle import Trackers
 
@@ -58,12 +56,9 @@ def _compare(sweep_dir: Path) -> None:
     print_table(comparison)
     if skipped := _why_all_are_skipped(comparison):
         warn(skipped)
-    page = sweep_dir / REPORT
     try:
-        with suppress(FileNotFoundError):
-            check_regular(page)  # a link would lead elsewhere
-        write_page(comparison, page)
+        page = write_report(sweep_dir, comparison)
     except (OSError, ValueError, ConfigError) as error:
-        warn(f"the report page could not be written: {page}: {getattr(error, 'strerror', None) or error}")
+        warn(f"the report page could not be written: {sweep_dir / REPORT}: {getattr(error, 'strerror', None) or error}")
         return
     say(f"\nreport page: {shown(page)}")

@@ -78,8 +78,28 @@ class Browser:
 
     def screenshot(self, file: Path) -> None:
         """The whole page, as tall as it is."""
-        height = self.run("return document.documentElement.scrollHeight")
-        metrics = {"width": self.width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.ask("/goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=metrics)
-        with urlopen(f"{self.url}/screenshot") as answer:
-            file.write_bytes(base64.b64decode(json.load(answer)["value"]))
+        shot = self.ask("/goog/cdp/execute", cmd="Page.captureScreenshot", params={"captureBeyondViewport": True})
+        file.write_bytes(base64.b64decode(shot["data"]))
+
+    def print(self, file: Path) -> None:
+        """The page on paper, as PDF, of the size that its style says."""
+        params = {"preferCSSPageSize": True, "printBackground": False, "generateTaggedPDF": False}
+        printed = self.ask("/goog/cdp/execute", cmd="Page.printToPDF", params=params)
+        file.write_bytes(base64.b64decode(printed["data"]))
+
+    def click(self, selector: str) -> None:
+        """Click an element as a person does; a script's click is no reason to let a page use the clipboard."""
+        (element,) = self.ask("/element", using="css selector", value=selector).values()
+        self.ask(f"/element/{element}/click")
+
+    def drag(self, *points: tuple[float, float]) -> None:
+        """Press the mouse at the first point of the window, move through the others, and let go at the last."""
+        (x, y), *others = ((round(x), round(y)) for x, y in points)
+        moves = [{"type": "pointerMove", "x": x, "y": y} for x, y in others]
+        actions = [
+            {"type": "pointerMove", "x": x, "y": y},
+            {"type": "pointerDown", "button": 0},
+            *moves,
+            {"type": "pointerUp", "button": 0},
+        ]
+        self.ask("/actions", actions=[{"type": "pointer", "id": "mouse", "actions": actions}])

@@ -1,15 +1,13 @@
-"""`meshrunner compare` on what `meshrunner run -m` has left, and the page in a real browser."""
+"""`meshrunner compare` on what `meshrunner run -m` has left."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.browser import CHROMIUM, DRIVER, Browser
 from tests.e2e.command import TINY, meshrunner
 from tests.run_dirs import make_run
 
@@ -69,81 +67,3 @@ def test_a_thousand_runs_are_compared(tmp_path: Path) -> None:
             (folder / "config.yaml").write_text(text.replace("steps: 4", f"steps: {i + 4}"))
     ended = meshrunner("compare", "sweep", "--baseline", "parallelism=fsdp1", "--csv", cwd=tmp_path)
     assert ended.code == 0 and len(ended.out.splitlines()) == MANY + 1
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    """Figures as of GPUs, an `oom`, and text that must not become markup."""
-    for i, (layout, ac) in enumerate((layout, ac) for ac in ("full", "none") for layout in ("fsdp1", "fsdp2")):
-        out = (layout, ac) == ("fsdp2", "none")
-        memory = {"memory/peak_active_gib": 20.0 + i, "memory/peak_reserved_gib": 30.0 + i, "device_memory_gib": 80.0}
-        folder = make_run(
-            tmp_path / "sweep" / f"{i}",
-            f"parallelism={layout}",
-            f"activation_checkpoint={ac}",
-            wps=None if out else 9000.0 + 1500 * i,
-            losses=None if out else (6.0, 5.0 + 1e-5 * i, 4.0),
-            state="oom" if out else "completed",
-            reason="rank 1: <b>16 GiB</b> wanted" if out else "",
-            summary={} if out else memory | {"perf/mfu_median": 40.0 + i},
-            environment={"command": ["meshrunner", "run", "data.path=</script>"], "packages": {"torch": "2.13.0"}},
-        )
-        (folder / "logs").mkdir()
-        (folder / "logs" / "rank0.log").write_text("<script>document.title = 'taken over'</script>\n")
-    ended = meshrunner("compare", "sweep", "--baseline", "parallelism=fsdp1", "--html", "page.html", cwd=tmp_path)
-    assert ended.code == 0, ended
-    return tmp_path / "page.html"
-
-
-@pytest.fixture(params=[(1300, False), (390, True)], ids=["laptop, light", "phone, dark"])
-def browser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Browser]:
-    width, dark = request.param
-    with Browser(tmp_path / "profile", width=width, dark=dark) as browser:
-        yield browser
-
-
-ROWS = "return [...document.querySelectorAll('#table tbody tr')].filter((r) => !r.hidden).map((r) => r.innerText)"
-CLICK = "[...document.querySelectorAll('th button')].find((b) => b.innerText.startsWith(arguments[0])).click()"
-FILTER = "const f = document.getElementById('filter'); f.value = arguments[0]; f.dispatchEvent(new Event('input'))"
-
-
-@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromium-driver")
-def test_the_page(page: Path, browser: Browser) -> None:
-    browser.open(page)
-    rows = browser.run(ROWS)
-    assert len(rows) == 4 and "agrees" in rows[1] and "oom" in rows[3], rows
-
-    speeds = ["9,000 (9,000-9,000)", "10,500 (10,500-10,500)", "12,000 (12,000-12,000)"]
-    for expected in (speeds, speeds[::-1]):
-        browser.run(CLICK, "WPS")
-        assert [row.split("\t")[3] for row in browser.run(ROWS)] == [*expected, ""], "what is unknown stays last"
-
-    browser.run(FILTER, "fsdp2 full")
-    assert len(browser.run(ROWS)) == 1
-    browser.run(FILTER, "")
-    assert len(browser.run(ROWS)) == 4
-
-    text = browser.run(
-        "document.querySelectorAll('details').forEach((d) => d.open = true); return document.body.innerText"
-    )
-    for said in (
-        "rank 1: <b>16 GiB</b> wanted",
-        "data.path=</script>",
-        "torch 2.13.0",
-        "<script>document.title",
-        "oom",
-    ):
-        assert said in text
-    drawn = browser.run(
-        "return [...document.querySelectorAll('figure')].filter((f) => f.querySelector('.main-svg')).length"
-    )
-    assert drawn == 5, "WPS, MFU, memory, Pareto front, losses"
-    assert browser.run("return document.querySelectorAll('#losses .scatterlayer .trace').length") == 4, (
-        "3 and a difference"
-    )
-
-    assert browser.run("return document.documentElement.scrollWidth") <= browser.width, "nothing sticks out"
-    assert browser.run("return performance.getEntriesByType('resource').length") == 0, "nothing is loaded"
-    assert browser.console() == []
-    browser.screenshot(page.with_suffix(".png"))
-    assert page.with_suffix(".png").stat().st_size > 50_000

@@ -61,6 +61,10 @@ def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
         assert row["memory/peak_rss_gib"] > 0.1
     assert rows[-1]["train/tokens"] == 30 * 8 * 256
     assert summary["model/params"] == 7_212_288 and summary["train/final_loss"] == losses[-1]
+    for name in ("perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "memory/peak_rss_gib"):
+        values = summary[f"{name}_by_rank"]
+        assert len(values) == 2 and min(values) >= 0, "a value of each rank"
+    assert max(summary["memory/peak_rss_gib_by_rank"]) == pytest.approx(rows[-1]["memory/peak_rss_gib"], rel=1e-3)
 
 
 def test_the_same_command_gives_the_same_losses(tmp_path: Path) -> None:

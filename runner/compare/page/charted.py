@@ -1,0 +1,192 @@
+"""What the page's scripts draw, choose by and copy: rows, figures, curves, settings, as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.secrets import is_secret
+from meshrunner.runner.compare.cells import LONGEST_VALUE, legend, reasons
+from meshrunner.runner.compare.facts import facts
+from meshrunner.runner.compare.findings import MEMORY, WORKLOAD, findings
+from meshrunner.runner.compare.keys import row_name, text
+from meshrunner.runner.compare.noise import REPEATS
+from meshrunner.runner.compare.rows import SCALES, Comparison, Row
+from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.console import one_line
+from meshrunner.runner.figures import FIGURES, Figure, by_rank, higher_is_better, number, table_figures
+from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir.summary import measured_rows
+
+POINTS = 600
+"""Of a curve; a longer one is thinned out evenly."""
+ALL_POINTS = 80_000
+"""Of all curves of a page together."""
+FEWEST_POINTS = 100
+BINS = 24
+"""Of a histogram."""
+MAX_RANKS = 64
+"""Ranks of a row that are shown; of more, those with the lowest and the highest values."""
+STEP_TIME = "perf/step_time_s"
+
+
+def as_json(comparison: Comparison) -> str:
+    """The object, as text that ends no script element."""
+    return json.dumps(_charted(comparison), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _charted(comparison: Comparison) -> dict[str, Any]:
+    rows = comparison.rows
+    runs = [run for row in rows for run in row.runs]
+    figures = [each for each in table_figures() if any(_known(row, each) for row in rows)]
+    memory = next((key for key in MEMORY if any(figure.key == key for figure in figures)), None)
+    names, texts, settings = _settings(runs)
+    places = {id(run): i for i, run in enumerate(runs)}
+    row_places = {id(row): i for i, row in enumerate(rows)}
+    # A baseline may be among the rows that were left out.
+    against = [row_places.get(id(each.row)) if each else None for each in comparison.against]
+    axes: dict[tuple[int, ...], int] = {}
+    return {
+        "keys": [one_line(key) for key in comparison.keys],
+        "baseline": one_line("=".join(comparison.baseline)) if comparison.baseline else None,
+        "workload": [one_line(key) for key in comparison.keys if key.partition(".")[0] in WORKLOAD],
+        "scales": SCALES,
+        "speed": comparison.speed.key,
+        "memory": memory,
+        "figures": [_figure(figure) for figure in figures],
+        "by_rank": [_figure(each) for each in FIGURES if each.by_rank and any(_ranks(row, each) for row in rows)],
+        "rows": [
+            _row(row, comparison, figures, axes) | {"baseline": base, "runs": [places[id(run)] for run in row.runs]}
+            for row, base in zip(rows, against, strict=True)
+        ],
+        "steps": [list(steps) for steps in axes],
+        "runs": settings,
+        "settings": names,
+        "texts": texts,
+        "verdict": list(map(one_line, findings(comparison))),
+        "below": list(map(one_line, [*legend(comparison), *comparison.remarks])),
+        "notes": list(
+            map(one_line, [*reasons(comparison), *(f"{name}: {value}" for name, value in facts(comparison).items())])
+        ),
+    }
+
+
+def _row(
+    row: Row, comparison: Comparison, figures: Sequence[Figure], axes: dict[tuple[int, ...], int]
+) -> dict[str, Any]:
+    points = max(FEWEST_POINTS, min(POINTS, ALL_POINTS // len(comparison.rows)))
+    return {
+        "name": one_line(row_name(row.values, comparison.keys) or row.runs[0].path.name),
+        "state": one_line(row.state),
+        "completed": bool(row.completed),
+        "tested": len(row.measured(comparison.speed)) >= REPEATS,
+        "values": {one_line(key): _plain(value) for key, value in row.values.items()},
+        "figures": {each.key: each.values(row.summaries) for each in figures if _known(row, each)},
+        "devices": number(row.summaries[0].get("world_size")),
+        "limit": min(_numbers(row.runs, "device_memory_gib"), default=None),
+        "ranks": {each.key: _ranks(row, each) for each in FIGURES if each.by_rank and _ranks(row, each)},
+        **_curves(row, points, axes),
+    }
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    return {
+        "key": figure.key,
+        "title": figure.title or figure.key.rpartition("/")[2].removesuffix("_s").replace("_", " "),
+        "column": figure.heading,
+        "unit": figure.unit if len(figure.unit) <= len("percent") else "",
+        "better": 1 if higher_is_better(figure.key) else -1,
+    }
+
+
+def _known(row: Row, figure: Figure) -> bool:
+    """Whether a row is drawn: a run that broke off may have been the fastest till then."""
+    return bool(row.completed) and figure.values(row.summaries)[0] is not None
+
+
+def _numbers(runs: Iterable[Run], key: str) -> list[float]:
+    return [value for run in runs if (value := run.figure(key)) is not None]
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a number, or as text."""
+    return value if number(value) is not None else one_line(text(value))
+
+
+def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
+    """Keys in which the configurations differ, all their values, and for each run the places of its own; -1 for none."""
+    flat = [flatten(run.config) for run in runs]
+    texts: dict[str, int] = {}
+    found: dict[str, list[int]] = {}
+    for name in dict.fromkeys(name for each in flat for name in each):
+        values = [one_line(text(each[name]))[:LONGEST_VALUE] if name in each else None for each in flat]
+        if len(set(values)) > 1 and not is_secret(name):
+            found[one_line(name)] = [-1 if each is None else texts.setdefault(each, len(texts)) for each in values]
+    columns = list(found.values())
+    return list(found), list(texts), [[column[i] for column in columns] for i in range(len(runs))]
+
+
+def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
+    """
+    Median loss of the repeats that completed (of all, where none has) and median time of the steps that count, thinned out.
+
+    Args:
+        axes: the lists of steps of all rows, each once; a curve names its list by number.
+    """
+    runs = row.completed or row.runs
+    losses = _medians((run.events for run in runs), "train/loss")
+    counted = [_counted(run) for run in runs]
+    times = _medians(counted, STEP_TIME)
+    found: dict[str, Any] = {}
+    for name, values, digits in (("losses", losses, 7), ("times", times, 4)):
+        steps = sorted(values)
+        kept = steps[:: max(1, -(-len(steps) // points))]
+        kept += steps[-1:] if steps and kept[-1] != steps[-1] else []
+        place = axes.setdefault(tuple(kept), len(axes)) if kept else None
+        found[name] = [place, [float(f"{values[step]:.{digits}g}") for step in kept]] if kept else None
+    return found | {"histogram": _histogram([value for rows in counted for value in _values(rows)])}
+
+
+def _counted(run: Run) -> list[StepRow]:
+    after = run.config.get("measure_after")
+    try:
+        return measured_rows(run.events, after if isinstance(after, int) else 0)
+    except (KeyError, TypeError):  # rows that hold something else than figures
+        return []
+
+
+def _values(rows: Iterable[StepRow]) -> list[float]:
+    return [value for row in rows if (value := number(row.get(STEP_TIME))) is not None]
+
+
+def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
+    """Step -> median over some runs."""
+    found: dict[int, list[float]] = {}
+    for rows in runs:
+        for row in rows:
+            if (value := number(row.get(key))) is not None:
+                found.setdefault(row["step"], []).append(value)
+    return {step: values[0] if len(values) == 1 else median(values) for step, values in found.items()}
+
+
+def _histogram(values: Sequence[float]) -> list[Any] | None:
+    """[lowest, highest, share of each bin]; None of too few values."""
+    if len(values) < BINS or (low := min(values)) >= (high := max(values)):
+        return None
+    counts = [0] * BINS
+    for value in values:
+        counts[min(BINS - 1, math.floor(BINS * (value - low) / (high - low)))] += 1
+    return [low, high, [round(count / len(values), 4) for count in counts]]
+
+
+def _ranks(row: Row, figure: Figure) -> list[tuple[int, float]]:
+    """(rank, value) of the first completed repeat that has them, by value; of many the lowest and the highest."""
+    lists = (run.summary.get(by_rank(figure.key)) for run in row.completed)
+    values = next((each for each in lists if isinstance(each, list) and each), [])
+    known = [(rank, value) for rank, each in enumerate(values) if (value := number(each)) is not None]
+    known.sort(key=lambda pair: pair[1])
+    return known if len(known) <= MAX_RANKS else known[: MAX_RANKS // 2] + known[-MAX_RANKS // 2 :]

@@ -1,0 +1,104 @@
+// What rows were like over their steps and over their ranks: losses, step times, figures by rank.
+
+const CURVES = 20, FEW = 8;
+
+/** The rows with a curve that are drawn: the clicked ones, or as many as one can tell apart, in the table's order. */
+function curved(has, most = CURVES) {
+  const known = selection.rows.filter(has), clicked = known.filter((i) => selection.picked.has(i));
+  const members = (clicked.length ? clicked : known).slice(0, most);
+  if (members.length === known.length) return { members, why: "" };
+  const first = `; the first ${most} of ${known.length} rows, a click on rows chooses others`;
+  return { members, why: clicked.length ? "; of the rows that were clicked" : first };
+}
+
+const pairs = ([axis, values]) => DATA.steps[axis].map((step, k) => [step, values[k]]);
+const firsts = (points) => points.flat().map(([step]) => step);
+const seconds = (points) => points.flat().map(([, value]) => value);
+const round = (number) => Number(number.toFixed(1));
+const styleOf = (n) => ({ stroke: at(COLOURS, n), "stroke-dasharray": at(DASHES, Math.floor(n / COLOURS.length)) });
+const legendOf = (members) =>
+  members.map((i, n) => [`${i + 1}: ${rows[i].name}`, at(COLOURS, n), Math.floor(n / COLOURS.length), i]);
+
+/** A curve of each of some rows through its points [x, y]. */
+function lines(svg, members, points, x, y) {
+  members.forEach((i, n) => {
+    const place = points[n].map(([step, value]) => [round(x.at(step)), round(y.at(value))]);
+    if (place.length > 1) mark(svg, "polyline", i, { class: "curve", points: place.join(" "), ...styleOf(n) });
+    else if (place.length) mark(svg, "path", i, { class: "point", d: shape(0, ...place[0], 4), fill: at(COLOURS, n) });
+  });
+}
+
+/** The relative difference of a row's loss from its baseline's, in the steps that both have. */
+function apartFromBaseline(i) {
+  const base = rows[rows[i].baseline];
+  if (!base?.losses || !base.completed || !rows[i].completed) return [];
+  const known = new Map(pairs(base.losses)), common = pairs(rows[i].losses).filter(([step]) => known.has(step));
+  return common.map(([step, value]) => [step, (value - known.get(step)) / known.get(step)]);
+}
+
+function drawLosses() {
+  const { members, why } = curved((i) => rows[i].losses), points = members.map((i) => pairs(rows[i].losses));
+  const apart = members.map(apartFromBaseline), compared = apart.some((each) => each.length);
+  const below = compared ? `, and below it the relative difference from ${DATA.baseline}` : "";
+  if (!caption("losses", `Loss over steps${below}${why}`, members.length)) return;
+  const high = paper ? 230 : 330, { box, svg, width } = canvas("losses", high + (compared ? 230 : 50));
+  const area = { left: 70, right: width - 10, top: 24, bottom: high };
+  const x = linear(firsts(points), area.left, area.right, { pad: 0 });
+  const y = linear(seconds(points), area.bottom, area.top, { every: 45 });
+  axes(svg, area, x, y, "step", "loss");
+  lines(svg, members, points, x, y);
+  if (compared) {
+    const lower = { ...area, top: high + 70, bottom: high + 180 };
+    const difference = linear([0, ...seconds(apart)], lower.bottom, lower.top, { every: 28 });
+    axes(svg, lower, x, difference, "step", "relative difference");
+    lines(svg, members, apart, x, difference);
+  }
+  legend(box, legendOf(members));
+}
+
+function drawTimes() {
+  const { members, why } = curved((i) => rows[i].times, FEW), points = members.map((i) => pairs(rows[i].times));
+  const histograms = members.map((i) => rows[i].histogram), counted = histograms.filter(Boolean);
+  const often = counted.length ? ", and how often it took how long" : "";
+  if (!caption("times", `Time of the steps that count, the slowest rank's${often}${why}`, members.length)) return;
+  const { box, svg, width } = canvas("times", 370), ends = counted.flatMap(([low, high]) => [low, high]);
+  const area = { left: 70, right: counted.length ? Math.round(width * 0.72) : width - 10, top: 24, bottom: 320 };
+  const x = linear(firsts(points), area.left, area.right, { pad: 0, every: 90 });
+  const y = linear([...seconds(points), ...ends], area.bottom, area.top, { every: 45 });
+  axes(svg, area, x, y, "step", "step time, s");
+  lines(svg, members, points, x, y);
+  if (counted.length) drawHistograms(svg, members, histograms, { left: area.right + 12, right: width - 10, ...y });
+  legend(box, legendOf(members));
+}
+
+/** How many steps took how long, lying on the axis of the times: outlines to the right. */
+function drawHistograms(svg, members, histograms, { left, right, at: y }) {
+  const most = Math.max(...histograms.filter(Boolean).flatMap(([, , shares]) => shares));
+  const x = (share) => round(left + (right - left) * share / most);
+  members.forEach((i, n) => {
+    if (!histograms[n]) return;
+    const [low, high, shares] = histograms[n], edge = (k) => round(y(low + (high - low) * k / shares.length));
+    const steps = shares.flatMap((share, k) => [[x(share), edge(k)], [x(share), edge(k + 1)]]);
+    const points = [[left, edge(0)], ...steps, [left, edge(shares.length)]];
+    mark(svg, "polyline", i, { class: "curve", points: points.join(" "), ...styleOf(n) });
+  });
+  write(svg, right, 350, "steps", { "text-anchor": "end", class: "axis" });
+}
+
+/** A tick for each rank; the one with the highest value is named. */
+function drawRanks() {
+  if (!caption("ranks", "", DATA.by_rank.length)) return;
+  const options = DATA.by_rank.map((figure) => [figure.key, figure.title]);
+  const name = choice("ranks", "Every rank's", options, options[0][0]), figure = DATA.by_rank.find((each) => each.key === name);
+  const { members, why } = curved((i) => rows[i].ranks[name]);
+  if (!caption("ranks", why.slice(2), members.length)) return;
+  strips("ranks", members, (i) => rows[i].ranks[name].map(([, value]) => value), (svg, i, x, y) => {
+    const ranks = rows[i].ranks[name], [last, highest] = ranks.at(-1), [, middle] = ranks[Math.floor((ranks.length - 1) / 2)];
+    for (const [rank, value] of ranks) {
+      const tick = mark(svg, "path", i, { class: "tick", d: `M${x.at(value)} ${y - 5}v10` });
+      tick.firstChild.textContent = `rank ${rank}: ${brief(value)} ${figure.unit}`;
+    }
+    const more = middle ? ` +${(100 * (highest / middle - 1)).toFixed(1)}%` : "";
+    if (ranks.length > 1) write(svg, x.at(highest) + 6, y + 4, `${last}${more}`);
+  }, `${figure.title}, ${figure.unit}; the highest rank against the median`);
+}

@@ -1,0 +1,75 @@
+// The difference of two configurations, and everything put together.
+
+/** The settings in which two runs differ. */
+function drawDifference() {
+  if (!caption("difference", "", DATA.runs.length > 1)) return;
+  const repeat = (n) => n ? `, run ${n + 1}` : "";
+  const options = rows.flatMap((row, i) => row.runs.map((run, n) => [`${run}`, `${i + 1}: ${row.name}${repeat(n)}`]));
+  const first = [rows[0].runs[0], rows[1]?.runs[0] ?? 1], name = new Map(options);
+  const pair = ["Configuration of", "against"].map((label, n) => choice("difference", label, options, `${first[n]}`));
+  const shown = (run, n) => DATA.texts[DATA.runs[run][n]] ?? "-";
+  const all = DATA.settings.map((key, n) => [key, ...pair.map((run) => shown(run, n))]);
+  const differing = all.filter(([, one, other]) => one !== other), box = byId("difference").lastElementChild;
+  box.replaceChildren();
+  if (!differing.length) return void add(box, "p", {}, "nothing differs");
+  const lines = add(box, "table"), head = ["key", ...pair.map((run) => name.get(run))];
+  for (const cells of [head, ...differing]) {
+    const line = add(lines, "tr");
+    for (const cell of cells) add(line, cells === head ? "th" : "td", {}, cell);
+  }
+}
+
+const DRAWN = [
+  drawTable, drawDots, drawScatter, drawHeat, drawScaling, drawParallel, drawLosses, drawTimes, drawRanks, drawDifference,
+];
+
+function redraw() {
+  byId("main").classList.toggle("picking", selection.rows.some((i) => selection.picked.has(i)));
+  for (const draw of DRAWN) draw();
+}
+
+/** The filter that the address holds, so that a reload or a link to the page keeps it. */
+function filterOfAddress() {
+  try {
+    return decodeURIComponent(location.hash.slice(1)).replace(/^row-\d+$/, "");
+  } catch {
+    return "";  // it was cut
+  }
+}
+
+/** How long ago the page was written. */
+function showAge() {
+  const minutes = Math.floor((Date.now() - Date.parse(byId("written").dateTime)) / 60000), hours = Math.floor(minutes / 60);
+  const age = minutes < 120 ? `${minutes} min` : hours < 48 ? `${hours} hours` : `${Math.floor(hours / 24)} days`;
+  byId("age").textContent = minutes > 0 ? ` (${age} ago)` : "";
+}
+
+prepareTable();
+byId("charts").hidden = document.querySelector(".controls").hidden = false;
+byId("filter").placeholder = `${keys.length ? `${keys[0]}=${rows[0].values[keys[0]] ?? ""} ` : ""}wps>1000`;
+byId("filter").value = filterOfAddress();
+byId("filter").addEventListener("input", select);
+byId("copy").addEventListener("click", copy);
+byId("charts").addEventListener("click", (event) => {
+  const clicked = event.target.closest("[data-row]");
+  if (clicked) pick(Number(clicked.dataset.row));
+});
+select();
+styleColumns();
+showAge();
+setInterval(showAge, 30000);
+let lastWidth = innerWidth;
+addEventListener("resize", () => {
+  if (lastWidth === innerWidth) return;  // a phone's bars come and go
+  lastWidth = innerWidth;
+  redraw();
+  styleColumns();
+});
+addEventListener("beforeprint", () => {
+  paper = byId("reasons").open = true;
+  redraw();
+});
+addEventListener("afterprint", () => {
+  paper = false;
+  redraw();
+});

@@ -1,0 +1,134 @@
+"use strict";
+// What is shown: the rows that a typed filter leaves, in the table's order. The table and every chart follow it.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const { rows, keys, figures } = DATA;
+const byId = (id) => document.getElementById(id);
+const figureOf = (name) => figures.find((figure) => figure.key === name);
+const isNumber = (text) => text !== null && `${text}`.trim() !== "" && isFinite(text);
+
+const selection = {
+  order: rows.map((_, i) => i),  // as the table is sorted
+  rows: [],                      // those of them that the filter leaves
+  picked: new Set(),             // those that were clicked: emphasised everywhere
+};
+
+/** A value of a row: a number, a text, or null where it is not known. */
+function valueOf(i, name) {
+  const row = rows[i];
+  if (name === "state" || name === "devices") return row[name];
+  if (Object.hasOwn(row.values, name)) return row.values[name];
+  if (figureOf(name)) return row.figures[name]?.[0] ?? null;
+  const text = DATA.texts[DATA.runs[row.runs[0]][DATA.settings.indexOf(name)]] ?? null;
+  return isNumber(text) ? Number(text) : text;
+}
+
+/** The rows of which a value is known. */
+const measured = (name, among = selection.rows) => among.filter((i) => valueOf(i, name) !== null);
+
+// The filter: `parallelism=fsdp2 wps>5000 state!=completed some words`.
+
+const NAMES = [...new Set(["state", "devices", ...keys, ...figures.map((figure) => figure.key), ...DATA.settings])];
+const WORDS = /(?:[^\s"]|"[^"]*"?)+/g;  // quotes keep words together
+const ORDERS = { ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
+
+/** The one name that is meant: whole, by its last part, or by the beginning of that; raises Error. */
+function nameOf(typed) {
+  const last = (name) => name.split(/[./]/).at(-1), listed = (names) => names.slice(0, 8).join(", ");
+  const meanings = [
+    (name) => name === typed,
+    (name) => last(name) === typed,
+    (name) => last(name).startsWith(typed) || name.startsWith(typed),
+  ];
+  for (const means of meanings) {
+    const found = NAMES.filter(means), varying = found.filter((name) => keys.includes(name));
+    if (found.length === 1 || varying.length === 1) return varying[0] ?? found[0];
+    if (found.length > 1) throw Error(`${typed} may be ${listed(found)}`);
+  }
+  throw Error(`no key ${typed}; there are ${listed(NAMES)}`);
+}
+
+/** `lr>=1e-3` as a test of a row; raises Error. Numbers compare as numbers; = takes several values, `a,b`. */
+function testOf(typed, how, wanted) {
+  const name = nameOf(typed);
+  if (how in ORDERS) {
+    const limit = wanted.replaceAll(",", "");
+    if (!isNumber(limit)) throw Error(`${typed}${how}${wanted}: ${wanted} is not a number`);
+    return (i) => typeof valueOf(i, name) === "number" && ORDERS[how](valueOf(i, name), Number(limit));
+  }
+  const same = (value, text) => typeof value === "number" && isNumber(text)
+    ? value === Number(text) : `${value ?? ""}`.toLowerCase() === text.toLowerCase();
+  const any = (i) => [wanted, ...wanted.split(",")].some((text) => same(valueOf(i, name), text));
+  return how === "=" ? any : (i) => !any(i);
+}
+
+/** The tests that a filter consists of, and what is wrong with it. */
+function parse(filter) {
+  const tests = [], problems = [];
+  for (const quoted of filter.match(WORDS) ?? []) {
+    const word = quoted.replaceAll('"', ""), term = word.match(/^([^=<>!]+)(!=|>=|<=|=|>|<)(.*)$/);
+    try {
+      if (!term) tests.push((i) => textOf(i).includes(word.toLowerCase()));
+      else if (term[3] !== "") tests.push(testOf(...term.slice(1)));  // else it is still being typed
+    } catch (error) {
+      problems.push(error.message);
+    }
+  }
+  return { tests, problems };
+}
+
+/** Select by what is typed, and draw everything anew. */
+function select() {
+  const filter = byId("filter").value, { tests, problems } = parse(filter);
+  selection.rows = selection.order.filter((i) => tests.every((test) => test(i)));
+  byId("shown").textContent = `${tests.length ? `${selection.rows.length} of ` : ""}${rows.length} rows`;
+  byId("problem").textContent = problems.join("; ");
+  redraw();
+  try {  // the address keeps the filter for a reload
+    history.replaceState(null, "", filter ? `#${encodeURIComponent(filter)}` : location.pathname + location.search);
+  } catch { /* a page in a frame may not have one */ }
+}
+
+/** Put terms [name, how, value] into the filter, in place of what it says of these names; the same again: out of it. */
+function narrow(...terms) {
+  const words = byId("filter").value.match(WORDS) ?? [];
+  const typed = terms.map(([name, how, value]) => name + how + (/\s/.test(value) ? `"${value}"` : value));
+  const about = (word, [name]) => word.startsWith(name) && /^[=<>!]/.test(word.slice(name.length));
+  const others = words.filter((word) => !terms.some((term) => about(word, term)));
+  byId("filter").value = [...others, ...typed.filter((word) => !words.includes(word))].join(" ");
+  select();
+}
+
+/** Emphasise a row, or no longer. */
+function pick(i) {
+  selection.picked.delete(i) || selection.picked.add(i);
+  redraw();
+}
+
+// The best of the selected rows.
+
+/** Whether rows do the same work for a token: else none of them is the fastest. */
+const comparable = (members) =>
+  DATA.workload.every((key) => new Set(members.map((i) => rows[i].values[key])).size <= 1);
+
+/** Rows in the order of a figure, the best first. */
+function ranked(name, members) {
+  const sign = figureOf(name)?.better;
+  return [...members].sort((i, j) => sign * (valueOf(j, name) - valueOf(i, name)));
+}
+
+/** The row with the best value; undefined where there is none, or rows are not to be compared. */
+function best(name) {
+  const members = measured(name);
+  return comparable(members) ? ranked(name, members)[0] : undefined;
+}
+
+/** The rows, by the first of two figures, than which no other is better in one and as good in the other. */
+function front(one, other) {
+  const members = measured(one, measured(other));
+  if (!figureOf(one) || !figureOf(other) || one === other || !comparable(members)) return [];
+  const goods = new Map(members.map((i) => [i, [one, other].map((name) => figureOf(name).better * valueOf(i, name))]));
+  const beats = ([a, b], [c, d]) => a >= c && b >= d && (a > c || b > d);
+  const optimal = members.filter((i) => !members.some((j) => beats(goods.get(j), goods.get(i))));
+  return optimal.sort((i, j) => valueOf(i, one) - valueOf(j, one));
+}

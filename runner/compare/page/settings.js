@@ -1,0 +1,107 @@
+// Charts of the selected rows over their settings: two of them, all of them, and the number of devices.
+
+const varying = keys.filter((key) => new Set(rows.map((row) => row.values[key])).size > 1);
+const MOST = 40;  // values of a setting that a heat map has room for
+
+function drawHeat() {
+  const known = varying.filter((key) => new Set(rows.map((row) => row.values[key])).size <= MOST);
+  if (!caption("heat", "", known.length >= 2 && figures.length)) return;
+  const options = known.map((key) => [key, key]), name = choice("heat", "Best", FIGURES, DATA.speed);
+  const down = choice("heat", "by", options, known[0]), across = choice("heat", "and", options, known[1]);
+  const members = measured(down, measured(across)), shown = measured(name, members), tall = 30;
+  if (!caption("heat", "", members.length && down !== across)) return;
+  const [ys, xs] = [down, across].map((key) => distinct(members.map((i) => valueOf(i, key))));
+  const left = Math.min(140, 14 + LETTER * Math.max(3, ...ys.map((value) => `${value}`.length)));
+  const { box, svg, width } = canvas("heat", 60 + tall * ys.length), colours = coloursBy(name, shown);
+  const area = { left, right: width - 4, top: 22, bottom: 22 + tall * ys.length };
+  const x = ordinal(xs, area.left, area.right), y = ordinal(ys, area.top, area.bottom);
+  axes(svg, area, x, y, across, down);
+  for (const [a, b] of ys.flatMap((a) => xs.map((b) => [a, b]))) {
+    const here = members.filter((i) => valueOf(i, down) === a && valueOf(i, across) === b);
+    const found = ranked(name, measured(name, here))[0] ?? here[0], some = shown.includes(found);
+    if (found === undefined) continue;
+    const text = some ? written(found, name) : rows[found].state, colour = colours.of(found);
+    const emphasis = here.some((i) => selection.picked.has(i)) ? " picked" : "";
+    const cell = add(svg, "g", { class: `cell mark${emphasis}` }), many = here.length > 1 ? `, the best of ${here.length}` : "";
+    add(cell, "title", {}, `${down}=${a} ${across}=${b}: ${text}${many}\n${rows[found].name}`);
+    const corner = { x: x.at(b) - x.step / 2 + 1, y: y.at(a) - tall / 2 + 1 };
+    const size = { width: Math.max(x.step - 2, 1), height: tall - 2 };
+    add(cell, "rect", { ...corner, ...size, ...(some ? { fill: colour } : { class: "none" }) });
+    const style = some ? `fill: ${onTop(colour)}` : "";
+    if (x.step > 34) write(cell, x.at(b), y.at(a) + 4, cut(text, x.step - 4), { "text-anchor": "middle", style });
+    cell.addEventListener("click", () => narrow([down, "=", `${a}`], [across, "=", `${b}`]));
+  }
+  legend(box, colours.legend);
+}
+
+/** Each setting and figure an axis, one below the other, each row a line through all of them. */
+function drawParallel() {
+  const results = [DATA.memory, DATA.speed].filter(figureOf), by = results.at(-1) ?? keys[0], gap = 58;
+  const about = `a line is a row, coloured by ${titleOf(by)}; dashed: without a result; a click on a value selects it`;
+  if (!caption("parallel", about, varying.length >= 3 && selection.rows.length)) return;
+  const names = [...varying, ...results], colours = coloursBy(by, selection.rows), height = (n) => gap * n + 34;
+  const { box, svg, width } = canvas("parallel", gap * names.length + 10);
+  const scales = names.map((name) => scaleOf(name, measured(name), 16, width - 16));
+  // Rows of the same value would be one point: they lie side by side.
+  const aside = (i, { step }) => step ? ((i * 37) % 21 - 10) / 21 * Math.min(step * 0.5, 40) : 0;
+  for (const i of emphasised(selection.rows)) {
+    const known = names.map((name, n) => [valueOf(i, name), scales[n], n]).filter(([value]) => value !== null);
+    const points = known.map(([value, scale, n]) => `${(scale.at(value) + aside(i, scale)).toFixed(1)} ${height(n)}`);
+    const kind = rows[i].completed ? "way" : "way none";
+    mark(svg, "polyline", i, { class: kind, points: points.join(" "), stroke: colours.of(i) }, told(i, ...results));
+  }
+  names.forEach((name, n) => {
+    add(svg, "path", { class: "grid strong", d: `M4 ${height(n)}H${width - 4}` });
+    write(svg, 2, height(n) - 20, titleOf(name), { class: "axis over" });
+    for (const [value, text] of scales[n].ticks) {
+      const { at: x, step } = scales[n], kind = step ? "link over" : "over";
+      const label = write(svg, x(value), height(n) - 6, cut(text, step ?? 70), { "text-anchor": "middle", class: kind });
+      add(label, "title", {}, text);
+      if (step) label.addEventListener("click", () => narrow([name, "=", text]));
+    }
+  });
+  legend(box, colours.legend);
+}
+
+/** The name of a row without the keys that decide how many devices there are. */
+function layoutOf(i) {
+  const given = keys.filter((key) => Object.hasOwn(rows[i].values, key) && !DATA.scales.includes(key));
+  const name = (key, value) => typeof value === "number" ? `${key.split(".").at(-1)}=${value}` : value;
+  return given.map((key) => name(key, rows[i].values[key])).join(" ");
+}
+
+/** Tokens per second of all devices together over their number; rows that differ in nothing else are one line. */
+function drawScaling() {
+  const total = (i) => valueOf(i, "perf/wps") * rows[i].devices, lines = new Map();
+  for (const i of measured("devices", measured("perf/wps"))) lines.set(layoutOf(i), [...(lines.get(layoutOf(i)) ?? []), i]);
+  for (const line of lines.values()) line.sort((i, j) => rows[i].devices - rows[j].devices);
+  const scaled = [...lines].filter(([, line]) => rows[line[0]].devices < rows[line.at(-1)].devices);
+  scaled.sort(([, one], [, other]) => Math.max(...other.map(total)) - Math.max(...one.map(total)));
+  const series = scaled.slice(0, COLOURS.length), left = scaled.length - series.length;
+  const few = left ? `; the ${series.length} fastest lines of ${scaled.length}` : "";
+  const about = "Tokens per second of all devices, by the clock; dashed: ideal, twice as fast on twice as many";
+  if (!caption("scaling", about + few, series.length)) return;
+  const ideal = (line, count) => total(line[0]) / rows[line[0]].devices * count;
+  const members = series.flatMap(([, line]) => line), devices = distinct(members.map((i) => rows[i].devices));
+  const reach = [...members.map(total), ...series.map(([, line]) => ideal(line, rows[line.at(-1)].devices))];
+  const { box, svg, width } = canvas("scaling", 360), area = { left: 70, right: width - 20, top: 24, bottom: 310 };
+  let x = linear(devices, area.left, area.right), y = linear([0, ...reach], area.bottom, area.top, { every: 45 });
+  x.ticks = devices.map((count) => [count, brief(count)]);
+  if (devices.at(-1) / devices[0] > 16) {
+    const powers = Array.from({ length: 20 }, (_, n) => 10 ** n).filter((n) => n > Math.min(...reach) && n < Math.max(...reach));
+    x = logarithmic(devices, area.left, area.right, devices);
+    y = logarithmic(reach, area.bottom, area.top, powers);
+  }
+  axes(svg, area, x, y, "devices", "tokens per second");
+  series.forEach(([, line], n) => {
+    const last = rows[line.at(-1)].devices, place = (i) => [x.at(rows[i].devices), y.at(total(i))];
+    add(svg, "polyline", { class: "ideal", points: [place(line[0]), [x.at(last), y.at(ideal(line, last))]].join(" ") });
+    add(svg, "polyline", { class: "curve", points: line.map(place).join(" "), stroke: COLOURS[n] });
+    for (const i of line) {
+      const share = (100 * total(i) / ideal(line, rows[i].devices)).toFixed(1), fewest = rows[line[0]].devices;
+      const text = `${told(i, "perf/wps")}\nscaling: ${share}% of ${fewest} device${fewest > 1 ? "s" : ""}`;
+      mark(svg, "path", i, { class: "point", d: shape(n, ...place(i), 5), fill: COLOURS[n] }, text);
+    }
+  });
+  legend(box, series.map(([name], n) => [name || "these rows", COLOURS[n], n]));
+}

@@ -1,0 +1,120 @@
+// The table: sorting, columns, emphasis, marks of the best rows, and itself as Markdown.
+
+const table = byId("table"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+const titles = heads.map((head) => head.textContent);
+const lineOf = [...body.rows];  // by the number of their row
+const hidden = new Set();       // numbers of columns
+const columnStyle = add(document.head, "style");
+
+const cellOf = (i, title) => lineOf[i].cells[titles.indexOf(title)]?.textContent ?? "";
+const textOf = (i) => (lineOf[i].searched ??= lineOf[i].textContent.toLowerCase());
+
+/** Sort by a column, upwards and then downwards; what is unknown stays last. */
+function sortBy(column) {
+  const down = heads[column].getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  heads.forEach((head) => head.removeAttribute("aria-sort"));
+  heads[column].setAttribute("aria-sort", down < 0 ? "descending" : "ascending");
+  const by = (line) => line.cells[column].dataset.by;
+  const compare = (a, b) => isNumber(a) && isNumber(b) ? a - b : a.localeCompare(b);
+  const sorted = [...body.rows].sort((a, b) => (by(a) === "") - (by(b) === "") || down * compare(by(a), by(b)));
+  body.append(...sorted);
+  selection.order = sorted.map((line) => Number(line.dataset.row));
+  select();
+}
+
+/** Rules for whole columns: hidden ones, and keys that stay while the others move, as far as half the room goes. */
+function styleColumns() {
+  const cells = (column, part = "") => `#table ${part} tr > :nth-child(${column + 1})`, rules = [];
+  for (const column of hidden) rules.push(`${cells(column)} { display: none }`);
+  columnStyle.textContent = rules.join("\n");  // widths are those without hidden columns
+  let left = heads[0].offsetWidth;
+  heads.forEach((head, column) => {
+    const fits = left + head.offsetWidth < table.parentElement.clientWidth / 2;
+    if (!head.classList.contains("key") || !head.offsetWidth || !fits) return;
+    rules.push(`@media screen { ${cells(column)} { position: sticky; left: ${left}px; z-index: 1; background: var(--back) } }`);
+    rules.push(`@media screen { ${cells(column, "thead")} { z-index: 3; background: var(--raised) } }`);
+    left += head.offsetWidth;
+  });
+  columnStyle.textContent = rules.join("\n");
+}
+
+/** Boxes to hide columns with, and a box in every line to emphasise it. */
+function prepareTable() {
+  heads.forEach((head, column) => {
+    head.querySelector("button").addEventListener("click", () => sortBy(column));
+    if (column === 0) return;
+    const label = add(byId("columns"), "label"), input = add(label, "input", { type: "checkbox", checked: "" });
+    add(label, "span", {}, titles[column]);
+    input.addEventListener("change", () => {
+      hidden[input.checked ? "delete" : "add"](column);
+      styleColumns();
+    });
+  });
+  lineOf.forEach((line, i) => {
+    const input = add(line.cells[0], "input", { type: "checkbox", "aria-label": `emphasise row ${i + 1}` });
+    line.cells[0].prepend(input, " ");
+    input.addEventListener("change", () => pick(i));
+    line.cells[0].querySelector("a").addEventListener("click", () => {  // it leads to the runs of the row
+      byId("runs").open = true;
+      for (const run of byId(`row-${i + 1}`).querySelectorAll("details")) run.open = true;
+    });
+  });
+}
+
+function drawTable() {
+  const shown = new Set(selection.rows), lean = DATA.memory;
+  const marks = [
+    ["\u25b2", "fastest", [best(DATA.speed)]],
+    ["\u25bc", "least memory", lean ? [best(lean)] : []],
+    ["\u25c6", "no row is both faster and leaner", lean ? front(lean, DATA.speed) : []],
+  ];
+  lineOf.forEach((line, i) => {
+    const cell = line.cells[0], picked = selection.picked.has(i);
+    line.hidden = byId(`row-${i + 1}`).hidden = !shown.has(i);
+    line.classList.toggle("picked", picked);
+    cell.querySelector("input").checked = picked;
+    cell.dataset.marks = marks.filter(([, , members]) => members.includes(i)).map(([sign]) => sign).join("");
+    cell.classList.toggle("untested", !rows[i].tested);
+  });
+  const members = marks.flatMap(([, , of]) => of).filter((i) => i !== undefined);
+  const said = marks.filter(([, , of]) => of.some((i) => i !== undefined)).map(([sign, text]) => `${sign} ${text}`);
+  if (members.some((i) => !rows[i].tested)) said.push("grey: of fewer runs than a test takes");
+  byId("marks").textContent = members.length && rows.length > 1 ? `of the rows shown: ${said.join(", ")}` : "";
+}
+
+/** What is selected, for a pull request: verdict, table, and what makes the figures understood. */
+function markdown() {
+  const columns = titles.map((_, column) => column).filter((column) => column && !hidden.has(column));
+  const plain = (text) => text.trim().replace(/\s+/g, " ").replace(/(\\*)\|/g, "$1$1\\|");
+  const texts = [titles, ...selection.rows.map((i) => [...lineOf[i].cells].map((cell) => cell.textContent))];
+  const lines = texts.map((cells) => columns.map((column) => plain(cells[column])));
+  const widths = columns.map((_, n) => Math.max(...lines.map((cells) => cells[n].length)));
+  const joined = lines.map((cells) => `| ${cells.map((cell, n) => cell.padEnd(widths[n])).join(" | ")} |`);
+  joined.splice(1, 0, `|${widths.map((width) => "-".repeat(width + 2)).join("|")}|`);
+  const filter = byId("filter").value.trim(), some = selection.rows.length < rows.length;
+  const blocks = [
+    some && DATA.verdict.length ? [`Of all ${rows.length} rows:`, ...DATA.verdict] : DATA.verdict,
+    some ? [`The ${selection.rows.length} of them with \`${filter}\`:`] : [],
+    joined,
+    DATA.below,
+    DATA.notes.map((note) => `- ${note}`),
+  ];
+  return `${blocks.filter((block) => block.length).map((block) => block.join("\n")).join("\n\n")}\n`;
+}
+
+/** To the clipboard; where a browser has none for files, from a box with the text, which stays if that fails, too. */
+async function copy() {
+  const text = markdown(), box = byId("copied");
+  let done = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    box.value = text;
+    box.hidden = false;
+    box.select();
+    done = document.execCommand("copy");
+    box.hidden = done;
+  }
+  byId("copy").textContent = done ? "Copied" : "Copy it from the box below";
+  setTimeout(() => { byId("copy").textContent = "Copy for a pull request"; }, 3000);
+}
