@@ -130,8 +130,12 @@ def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
         assert f"meshrunner/{file.relative_to(REPOSITORY)}" in names
     scripts = {f"meshrunner/slurm/{name}" for name in ("run.sbatch", "cluster/up.sh", "cluster/down.sh")}
     assert scripts <= set(names)
-    page = {f"meshrunner/runner/compare/page/page.{kind}" for kind in ("html", "css", "js")}
-    assert {"meshrunner/runner/compare/page/write.py", *page} <= set(names)
+    page = {f"meshrunner/runner/compare/page/{file.name}" for file in (REPOSITORY / "runner/compare/page").glob("*.*")}
+    assert (
+        {f"meshrunner/runner/compare/page/{name}" for name in ("write.py", "page.html", "main.js")}
+        <= page
+        <= set(names)
+    )
     assert {"meshrunner/py.typed", "meshrunner/__main__.py"} <= set(names)
     assert "hydra_plugins/meshrunner.py" in names and "hydra_plugins/__init__.py" not in names
     tops = {name.partition("/")[0] for name in names}
