@@ -113,6 +113,9 @@ class Option(Section):
             raise PydanticCustomError("kind_class", f"module '{module_name}' has no '{class_name}'.{hint}")
         if not (isinstance(found, type) and issubclass(found, cls)):
             raise PydanticCustomError("kind_class", f"'{path}' is not a class derived from {cls.__name__}")
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            where = f"see {cls.__module__}:{cls.__name__}"
+            raise PydanticCustomError("kind_class", f"'{path}' lacks {', '.join(missing)} ({where})")
         return found
 
 

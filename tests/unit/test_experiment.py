@@ -74,6 +74,11 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("model.kind", "lama", "model.kind: unknown kind 'lama'. Did you mean 'llama'? Known: llama"),
         ("model.kind", "no_such_module:Net", "model.kind: cannot import 'no_such_module'"),
         ("model.kind", "json:loads", "'json:loads' is not a class derived from Model"),
+        (
+            "model.kind",
+            "meshrunner.recipes.model.base:Model",
+            "'meshrunner.recipes.model.base:Model' lacks flops_per_token, network (see meshrunner.recipes.model.base:Model)",
+        ),
         ("model.n_heads", 3, "model: dim(256) is not a multiple of n_heads(3)"),
         ("model", 7, "model: expected a mapping with 'kind', got 7"),
         ("optimizer.lr", float("nan"), "optimizer.lr"),
