@@ -8,8 +8,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.processes import measure
-
 MESHRUNNER = str(Path(sys.executable).with_name("meshrunner"))
 TRIES = 10
 TWINS = [
@@ -31,10 +29,14 @@ def verdict(folder: Path) -> None:
 
 
 def _told_apart(sweep: Path) -> bool:
-    measure([MESHRUNNER, "run", "-m", *TWINS, f"hydra.sweep.dir={sweep}"], sweep.parent)
+    command = [MESHRUNNER, "run", "-m", *TWINS, f"hydra.sweep.dir={sweep}"]
+    subprocess.run(command, cwd=sweep.parent, capture_output=True, check=True)
     compared = [MESHRUNNER, "compare", str(sweep), "--baseline", "launch.env.TWIN=a", "--json"]
     rows = json.loads(subprocess.run(compared, capture_output=True, check=True).stdout)
     found = [row for row in rows if row["speed_vs_baseline_pct"] is not None]
     assert found and all(row["within_noise"] is not None for row in found), "nothing was tested"
-    print(*(f"twin {row['speed_vs_baseline_pct']:+.1f}%{'' if row['within_noise'] else ' DIFFERENT'}" for row in found))
+    print(
+        *(f"twin {row['speed_vs_baseline_pct']:+.1f}%{'' if row['within_noise'] else ' DIFFERENT'}" for row in found),
+        flush=True,
+    )
     return not all(row["within_noise"] for row in found)
