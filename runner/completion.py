@@ -169,7 +169,7 @@ def _entries(word: str) -> Iterator[tuple[str, Path]]:
 
 def _explained(word: str) -> list[str]:
     """What `help` explains: groups and sections, once a word is begun also the keys in them, after an equals sign options."""
-    from meshrunner.runner.config.reference import shipped
+    from meshrunner.runner import shipped
     from meshrunner.runner.verbs.help import every_key
 
     group, equals, _ = word.partition("=")

@@ -30,7 +30,7 @@ from meshrunner.runner.rundir.files import (
 from meshrunner.runner.rundir.layouts import read_layouts
 from meshrunner.runner.rundir.owner import owner_is_alive
 from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
-from meshrunner.runner.rundir.run import Overrides, load_config, load_overrides
+from meshrunner.runner.rundir.run import Overrides, key_of, load_config, load_overrides
 from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.rundir.summary import only_of_completed, summarise
 from meshrunner.runner.rundir.sweep import run_names, sweep_damage
@@ -57,7 +57,7 @@ class Run:
     @property
     def typed(self) -> set[str]:
         """Keys that the user gave a value."""
-        return {override.lstrip("+~").partition("=")[0] for override in self.task}
+        return set(map(key_of, self.task))
 
     @cached_property
     def events(self) -> list[StepRow]:

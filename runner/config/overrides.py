@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, R
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.console import printable
+from meshrunner.runner.rundir.run import key_of
 
 MAX_DEPTH = 50
 """Brackets inside brackets. Hydra's parser runs into Python's recursion limit at about a hundred."""
@@ -33,14 +34,13 @@ def prepared(overrides: Iterable[str]) -> list[str]:
     return [each for override in overrides for each in _several(_unless_known(_quoted(_readable(override))))]
 
 
-def key_of(override: str) -> str:
-    """The key of an override, for a message."""
-    key = override.partition("=")[0].lstrip("+~")
+def _key_in_a_message(override: str) -> str:
+    key = key_of(override)
     return printable(key if len(key) <= 100 else f"{key[:100]}...")
 
 
 def _readable(override: str) -> str:
-    key = key_of(override)
+    key = _key_in_a_message(override)
     if printable(override) != override:
         raise ConfigError(
             f"{key}: holds a control character or a byte that is not UTF-8: {printable(override)[:200]!r}"

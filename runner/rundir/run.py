@@ -69,6 +69,11 @@ def load_config(run_dir: Path) -> dict[str, Any]:
     return config
 
 
+def key_of(override: str) -> str:
+    """`a.b` of `+a.b=1`, `~a.b` and the like."""
+    return override.partition("=")[0].lstrip("+~")
+
+
 @dataclass(frozen=True)
 class Overrides:
     """The content of overrides.yaml."""

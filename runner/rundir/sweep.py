@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from meshrunner.recipes.durable import replace_file
 from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, is_run, is_sweep, load_json, read_json, write_json
+from meshrunner.runner.rundir.run import key_of
 
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
 """The name of a run directory begins with the number of its combination."""
@@ -97,14 +98,10 @@ def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
     """The keys that some runs differ in; of a single combination those that the sweeper chose."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
-    keys = [_key(override) for _, overrides in added for override in overrides if override not in shared]
+    keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
     seeds = {found["seed"] for name, _ in added if (found := REPEATED.search(name))}
     keys += ["seed"] * (len(seeds) > 1)
     return [key for key in dict.fromkeys(keys) if not key.startswith(("tracker", "sweep."))]
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
 
 
 def sweep_title(sweep_dir: Path) -> str:

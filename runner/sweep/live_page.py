@@ -32,9 +32,8 @@ class LivePage:
         if time.time() - self.written < max(LEAST_S, self.cost / SHARE):
             return
         began = time.monotonic()
-        with suppress(
-            Exception
-        ):  # no page is worth a sweep; the last one, at its end, fails in the same way, and says so
+        # No page is worth a sweep; the last one, at its end, fails in the same way, and says so.
+        with suppress(Exception):
             write_report(self.sweep_dir, compare_sweep(self.sweep_dir)[0])
         self.cost = time.monotonic() - began
         self.written = time.time()

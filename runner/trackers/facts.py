@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, reduce
-from importlib.resources import files
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.runner import shipped
 from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, read_json
-from meshrunner.runner.rundir.plain_yaml import parse_yaml
 from meshrunner.runner.rundir.states import is_count
 
 TAG_LENGTH = 64
@@ -84,21 +83,9 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def tags(choices: Mapping[str, str]) -> list[str]:
     """The chosen options that are not the default, as `group=option`."""
-    usual = default_options()
+    usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
     return [f"{group}={option}"[:TAG_LENGTH] for group, option in own.items() if option != usual.get(group)]
-
-
-@cache
-def default_options() -> dict[str, str]:
-    """Group -> the option that conf/run.yaml chooses."""
-    shipped = parse_yaml(files("meshrunner.conf").joinpath("run.yaml").read_text())
-    return {
-        str(group): str(option)
-        for each in shipped["defaults"]
-        if isinstance(each, dict)
-        for group, option in each.items()
-    }
 
 
 OTHERS = (

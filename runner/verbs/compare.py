@@ -13,13 +13,15 @@ from meshrunner.runner.compare.select import select
 from meshrunner.runner.console import say
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Wrong arguments are a ConfigError with the usage."""
+
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"meshrunner compare: {message}\n{self.format_usage().rstrip()}")
+        raise ConfigError(f"{self.prog}: {message}\n{self.format_usage().rstrip()}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="meshrunner compare",
         description="Which settings vary between runs, and what they change: one row per combination, repeats merged.",
         allow_abbrev=False,

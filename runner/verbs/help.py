@@ -78,8 +78,9 @@ def schema(arguments: list[str]) -> int:
 
 
 def _schema(group: str) -> dict[str, Any]:
+    from meshrunner.runner import shipped
     from meshrunner.runner.config.experiment import Experiment
-    from meshrunner.runner.config.reference import schema, shipped
+    from meshrunner.runner.config.reference import schema
 
     if not group:
         return schema.configuration_schema()
@@ -108,7 +109,8 @@ def answered(composer: Composer) -> bool:
 
 def _parts(config: dict[str, Any], hydra: dict[str, Any]) -> Iterator[str]:
     """What --help says of a configuration, every key with its value."""
-    from meshrunner.runner.config.reference import explain, keys, shipped
+    from meshrunner.runner import shipped
+    from meshrunner.runner.config.reference import explain, keys
     from meshrunner.runner.config.reference.keys import value_at
     from meshrunner.runner.config.reference.schema import in_yaml
 
@@ -125,7 +127,8 @@ def _parts(config: dict[str, Any], hydra: dict[str, Any]) -> Iterator[str]:
 
 def explanation(word: str) -> str:
     """What is known of a key, group or option; raises ConfigError where there is no such thing."""
-    from meshrunner.runner.config.reference import explain, shipped
+    from meshrunner.runner import shipped
+    from meshrunner.runner.config.reference import explain
     from meshrunner.runner.config.reference.keys import found, plain
 
     name, _, value = word.lstrip("+~").partition("=")
@@ -146,8 +149,9 @@ def explanation(word: str) -> str:
 
 
 def _of_group(group: str, option: str, keys: list[Key]) -> str:
+    from meshrunner.runner import shipped
     from meshrunner.runner.config.experiment import Experiment
-    from meshrunner.runner.config.reference import explain, shipped
+    from meshrunner.runner.config.reference import explain
     from meshrunner.runner.config.reference.docstrings import documentation
 
     if not option:
@@ -159,8 +163,9 @@ def _of_group(group: str, option: str, keys: list[Key]) -> str:
 
 def _of_hydra(name: str) -> str:
     """What a key of Hydra's means, or what there is in its place; empty for any other."""
+    from meshrunner.runner import shipped
     from meshrunner.runner.config.no_effect import REFUSED, SET_BY_HYDRA, SILENT
-    from meshrunner.runner.config.reference import explain, shipped
+    from meshrunner.runner.config.reference import explain
     from meshrunner.runner.config.reference.keys import value_at
 
     if name == "defaults" or name.endswith(".defaults"):

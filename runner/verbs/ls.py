@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.cells import Column
-from meshrunner.runner.compare.runs import read_run
+from meshrunner.runner.compare.runs import glance, read_run
 from meshrunner.runner.compare.select import Field, condition, last_part, meeting
 from meshrunner.runner.compare.table import BETWEEN, fitted, lines_of
 from meshrunner.runner.console import console, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
-from meshrunner.runner.rundir.files import CONFIG, SUMMARY, SWEEP, is_run, is_sweep, read_json
-from meshrunner.runner.rundir.owner import owner_is_alive
+from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
 from meshrunner.runner.rundir.plain_yaml import parse_yaml
-from meshrunner.runner.rundir.run import read_overrides
-from meshrunner.runner.rundir.states import load_status
+from meshrunner.runner.rundir.run import key_of, read_overrides
+from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.rundir.sweep import run_names, varying_overrides
+from meshrunner.runner.verbs.compare import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +63,7 @@ class Entry:
         if not self.is_sweep:
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
-        keys = dict.fromkeys(last_part(_key(each)) for own in varying_overrides(self.path).values() for each in own)
+        keys = dict.fromkeys(last_part(key_of(each)) for own in varying_overrides(self.path).values() for each in own)
         return f"{count} run{'s' * (count != 1)}" + (f": {', '.join(keys)}" if keys else "")
 
     @property
@@ -81,12 +81,8 @@ class Entry:
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
         for own in varying_overrides(self.path).values() if self.is_sweep else ():
             for override in own:
-                found.setdefault(_key(override), []).append(_value(override))
+                found.setdefault(key_of(override), []).append(_value(override))
         return found
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
 
 
 def _value(override: str) -> Any:
@@ -96,13 +92,8 @@ def _value(override: str) -> Any:
     return value
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"meshrunner ls: {message}\n{self.format_usage().rstrip()}")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="meshrunner ls", description="The runs and sweeps below a folder, newest first.")
+    parser = Parser(prog="meshrunner ls", description="The runs and sweeps below a folder, newest first.")
     parser.add_argument("folders", metavar="DIR", nargs="*", type=Path, help="default: runs and sweeps, else .")
     where = "only those with a run of which this is true: state=oom, model=llama3_8b,llama3_1b, 'wps>5000'"
     parser.add_argument("--where", metavar="EXPR", action="append", default=[], help=where)
@@ -154,31 +145,17 @@ def _read(path: Path) -> Entry:
     runs = [path / name for name in run_names(path)] if is_sweep(path) else [path]
     states, starts, speeds = Counter[str](), [], []
     for run_dir in runs:
-        state, started, wps = _glance(run_dir)
-        states[state] += 1
-        starts += [started] if started else []
-        speeds += [wps] if wps is not None else []
+        run = glance(run_dir)
+        states[run.state] += 1
+        if run.state not in ("damaged", "missing") and (started := number(read_status(run_dir).get("started"))):
+            starts.append(started)
+        if run.state == "completed" and (wps := run.figure(WPS.summary_keys[0])) is not None:
+            speeds.append(wps)
     try:
         written = (path / (SWEEP if is_sweep(path) else CONFIG)).lstat().st_mtime
     except OSError:
         written = 0.0
     return Entry(path, min(starts, default=written), states, max(speeds, default=None))
-
-
-def _glance(run_dir: Path) -> tuple[str, float | None, float | None]:
-    """State, start and, of a completed run, WPS. Two small files are read: there may be thousands of runs."""
-    link = run_dir.is_symlink() and is_sweep(run_dir.parent)  # the runs of a sweep are folders in it
-    if link or not is_run(run_dir):
-        return "damaged" if run_dir.is_dir() else "missing", None, None
-    try:
-        status = load_status(run_dir)
-        state = str(status.get("state") or "damaged")
-        if state == "running" and not owner_is_alive(status):
-            state = "stale"
-        wps = read_json(run_dir / SUMMARY).get(WPS.summary_keys[0]) if state == "completed" else None
-        return state, number(status.get("started")), number(wps)
-    except (OSError, ValueError):
-        return "damaged", None, None
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field[Entry]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     flops = experiment.model.flops_per_token(experiment.seq_len)
     global_batch, micro_batches = experiment.accumulation(degrees.data)
-    return _two_columns(
+    return _columns(
         {
             "parameters": f"{parameters:,}" + (f", {trained:,} trained" if trained != parameters else ""),
             "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
@@ -98,14 +99,14 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
             "data-parallel ranks": f"{degrees.data}",
             "global batch": f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens, "
             f"{micro_batches} micro batch{'es' * (micro_batches > 1)} per rank",
-        }
+        }.items()
     )
 
 
-def _two_columns(rows: dict[str, str]) -> Table:
+def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -123,14 +124,14 @@ def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: D
         kept := sum(layout.accumulated(unit, precision, degrees) for unit in units.values())
     ):
         sizes["gradients between micro batches"] = kept
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, size in sizes.items():
-        table.add_row(name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes")))
+    rows = [
+        (name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes")))
+        for name, size in sizes.items()
+    ]
     total = sum(size for size in sizes.values() if size is not None)
     offloaded = bool(getattr(layout, "cpu_offload", False))
     where = "in host memory (cpu_offload)" if offloaded else _of_memory(experiment, total, workers)
-    table.add_row("together", _bytes(total), where)
-    return table
+    return _columns([*rows, ("together", _bytes(total), where)])
 
 
 def _of_memory(experiment: Experiment, total: int, workers: int) -> str:

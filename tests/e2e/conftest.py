@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import own_classes
+from tests.e2e.wandb_stub import Stub, serving
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +24,12 @@ def folder(tmp_path: Path) -> Path:
     """A current directory with the user's module `faulty` in it."""
     own_classes(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """A server on this machine that takes what is meant for W&B."""
+    with serving() as stub:
+        monkeypatch.setenv("WANDB_BASE_URL", stub.url)
+        monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+        yield stub

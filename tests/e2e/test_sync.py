@@ -15,7 +15,7 @@ from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.trackers.process import run_tracker
-from tests.e2e.wandb_stub import Stub, serving
+from tests.e2e.wandb_stub import Stub
 from tests.run_dirs import make_run
 
 NOBODY = "http://127.0.0.1:9"
@@ -114,14 +114,6 @@ def test_without_a_login_nothing_is_uploaded(
     assert sync("sweep") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "uploaded 0 of 3 runs; wandb said: " in line and "wandb login" in line
-
-
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    with serving() as stub:
-        monkeypatch.setenv("WANDB_BASE_URL", stub.url)
-        monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
-        yield stub
 
 
 def test_offline_runs_are_uploaded_once(

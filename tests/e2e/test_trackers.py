@@ -27,7 +27,7 @@ from meshrunner.runner.trackers.base import RunRecord, read_tracking, tracker_of
 from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
 from meshrunner.runner.trackers.process import run_tracker, track_again
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
-from tests.e2e.wandb_stub import Stub, serving
+from tests.e2e.wandb_stub import Stub
 
 BOUND_S = 300
 """For what takes a second or two on an idle machine."""
@@ -118,14 +118,6 @@ def started_by(tmp_path: Path) -> list[str]:
             if f"STARTED_BY_TEST={tmp_path}\0".encode() in environ.read_bytes():
                 found.append(environ.with_name("comm").read_text())
     return found
-
-
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    with serving() as stub:
-        monkeypatch.setenv("WANDB_BASE_URL", stub.url)
-        monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
-        yield stub
 
 
 def history(lines: list[dict[str, Any]]) -> list[StepRow]:

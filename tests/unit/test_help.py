@@ -14,8 +14,7 @@ import yaml
 
 from meshrunner import __version__
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner import cli
-from meshrunner.runner.config.reference import shipped
+from meshrunner.runner import cli, shipped
 from meshrunner.runner.config.reference.docstrings import documentation
 from meshrunner.runner.verbs.help import every_key, explanation
 from tests.composed import CONF, config

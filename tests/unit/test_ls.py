@@ -139,7 +139,7 @@ def test_damage_is_a_state(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
     entries = listed(capsys, "--limit", "0")
     assert not [each["path"] for each in entries if "/h/" in each["path"] or "trash" in each["path"]]
     found = {Path(each["path"]).name: each["states"] for each in entries}
-    assert found["damaged"] == {"damaged": 4, "completed": 1, "stale": 1, "missing": 1}
+    assert found["damaged"] == {"damaged": 5, "stale": 1, "missing": 1}, "as status says"
     assert found["f"] == found["g"] == {"damaged": 1} and found["i"] == {} and "h" not in found
     assert ls(["--limit", "0"]) == 0
     assert ls(["--where", "model=llama_tiny"]) == 0

@@ -13,8 +13,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from meshrunner.recipes.config_diff import flatten
-from meshrunner.runner import cli
-from meshrunner.runner.config.reference import shipped
+from meshrunner.runner import cli, shipped
 from tests.composed import CONF, config
 
 Schema = Callable[..., Draft202012Validator]

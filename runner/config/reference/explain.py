@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from meshrunner.runner.config.reference import shipped
+from meshrunner.runner import shipped
 from meshrunner.runner.config.reference.docstrings import summary
 from meshrunner.runner.config.reference.keys import Key, plain, value_at
 from meshrunner.runner.config.reference.schema import in_yaml

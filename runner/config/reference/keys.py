@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.option import Option, Section
+from meshrunner.runner import shipped
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.config.reference import shipped
 from meshrunner.runner.config.reference.docstrings import documentation
 from meshrunner.runner.config.reference.schema import Words, is_group, section_schema
 
