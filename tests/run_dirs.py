@@ -39,6 +39,7 @@ CHOICES = {
 FSDP1 = {"kind": "fsdp1", "shard": "auto", "tensor": 1, "forward_prefetch": False}
 OPTIONS: dict[str, dict[str, Any]] = {
     "model=llama_large": CONFIG["model"] | {"dim": 64},
+    "model=own": CONFIG["model"] | {"kind": "own:Model", "activation": "relu"},
     "parallelism=fsdp1": FSDP1,
     "parallelism=fsdp1_tp": FSDP1 | {"tensor": 2},
     "parallelism=fsdp2": CONFIG["parallelism"],

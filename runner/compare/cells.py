@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
-from meshrunner.runner.figures import table_figures
+from meshrunner.runner.figures import number, table_figures
 
 UNTESTED = "(not tested)"
 """Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""
@@ -33,6 +34,7 @@ def columns(comparison: Comparison) -> list[Column]:
         found.append(Column("run", [row.runs[0].path.name for row in rows]))
     if any(row.state != "completed" for row in rows):
         found.append(Column("state", [row.state for row in rows]))
+    found.append(Column("parameters", _parameters(rows)))
     figures = table_figures()
     measured = [Column(figure.heading, [figure.cell(row.summaries) for row in rows]) for figure in figures]
     if comparison.baseline:  # a delta beside the speed, a verdict beside the loss
@@ -48,6 +50,14 @@ def columns(comparison: Comparison) -> list[Column]:
     found.append(Column("measured", [_measured_from(row.summaries) for row in rows]))
     names = max(len(comparison.keys), 1)
     return [column for i, column in enumerate(found) if i < names or any(column.cells)]
+
+
+def _parameters(rows: Sequence[Row]) -> list[str]:
+    """The sizes of the models, `7.21 M`, where rows differ in them."""
+    sizes = [number(row.summaries[0].get("model/params")) for row in rows]
+    if len({size for size in sizes if size is not None}) < 2:
+        return [""] * len(rows)
+    return ["" if size is None else f"{size / 1e9:,.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M" for size in sizes]
 
 
 def _value(row: Row, key: str) -> str:

@@ -81,7 +81,8 @@ def _against(comparison: Comparison) -> Iterator[str]:
         if against is not None and against.speed_pct is not None:
             values.setdefault(text(row.values.get(key)), []).append(against)
     for value, pairs in values.items():
-        gains = [each.speed_pct for each in pairs if each.p_value is not None and each.speed_pct is not None]
+        tested = [each for each in pairs if each.p_value is not None]
+        gains = [each.speed_pct for each in tested if each.speed_pct is not None]
         untested = len(pairs) - len(gains)
         if not gains:
             continue  # the first sentence says that nothing is tested
@@ -91,7 +92,8 @@ def _against(comparison: Comparison) -> Iterator[str]:
             size = f"{size} in median, {min(gains):+.1f}% to {max(gains):+.1f}% over {len(gains)} pairs"
         sentence = f"{value} against {baseline}: "
         if noise == len(gains):
-            sentence += f"no difference in {comparison.speed.title} beyond noise ({size})"
+            repeats = min(each.repeats for each in tested)
+            sentence += f"no difference in {comparison.speed.title} beyond the noise of {repeats} repeats ({size})"
         else:
             sentence += f"{comparison.speed.title} {size}" + (f", of which {noise} within noise" if noise else "")
         yield sentence + (f"; {_count(untested, 'more pair')} not tested" if untested else "")

@@ -13,7 +13,7 @@ from typing import Any
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
-from meshrunner.runner.compare.keys import Keys, text
+from meshrunner.runner.compare.keys import Keys, first_of, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
@@ -23,6 +23,9 @@ from meshrunner.runner.rundir.plain_yaml import parse_yaml
 WPS = figure_of("perf/wps")
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
 """Keys that decide how many devices there are: rows that differ in these alone show how a layout scales."""
+
+LISTED = 8
+"""Keys that a remark names."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Against:
     """Percent by which the speed is higher."""
     p_value: float | None
     """None: too few repeats to say."""
+    repeats: int
+    """Completed runs that have the speed, of the side with fewer."""
     verdict: Verdict
 
     @property
@@ -122,7 +127,8 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.summary for row in rows for run in row.completed])
     against = [_compared(row, partners[i], speed) if i in partners else None for i, row in enumerate(rows)]
-    return Comparison(names, speed, rows, chosen, against, keys.remarks, _scaling(rows, names))
+    remarks = [*keys.remarks, *(_unpaired(names, *chosen) if chosen and not partners else ())]
+    return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names))
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
@@ -183,16 +189,33 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
-    """Number of a row -> the row that it is compared with."""
-    rest = [tuple(f"{name}={text(each)}" for name, each in row.values.items() if name != key) for row in rows]
+    """
+    Number of a row -> the row that it is compared with.
+
+    Settings that the baseline's option does not have (`model.experts` where it is `model=llama_tiny`) tell no rows apart.
+    """
+    there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
+    own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
+    rest = [tuple(f"{name}={text(each)}" for name, each in row.values.items() if name not in own) for row in rows]
     readable = [i for i, row in enumerate(rows) if row.runs[0].config]
     baselines = {rest[i]: i for i in reversed(readable) if text(rows[i].values.get(key)) == value}
     return {i: rows[baselines[rest[i]]] for i in readable if baselines.get(rest[i], i) != i}
 
 
+def _unpaired(names: Sequence[str], key: str, value: str) -> list[str]:
+    """Why a baseline is no row's."""
+    others = first_of([name for name in names if name != key], LISTED)
+    return (
+        [f"nothing is compared with {key}={value}: no other row is equal to one of these in {others}"] if others else []
+    )
+
+
 def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
     mine, theirs = row.measured(speed), baseline.measured(speed)
-    return Against(baseline, percent_more(mine, theirs), p_value(mine, theirs), verdict(row.runs, baseline.runs))
+    repeats = min(len(mine), len(theirs))
+    return Against(
+        baseline, percent_more(mine, theirs), p_value(mine, theirs), repeats, verdict(row.runs, baseline.runs)
+    )
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:

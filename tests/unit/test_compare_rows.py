@@ -246,3 +246,22 @@ def test_a_run_whose_process_is_gone_is_said(tmp_path: Path) -> None:
     write(run / "status.json", {"state": "running", "owner": {"host": "another", "pid": 1}, "heartbeat": 0})
     (row,) = compare(tmp_path).rows
     assert row.state == "stale" and "resume" in row.reason
+
+
+def test_settings_that_the_baseline_does_not_have_tell_no_rows_apart(tmp_path: Path) -> None:
+    own = "model=own model.activation"
+    make(tmp_path, "model=llama_tiny", f"{own}=relu", f"{own}=gelu", "model=llama_tiny steps=3", f"{own}=relu steps=3")
+    found = compare(tmp_path, "model=llama_tiny")
+    pairs = [
+        (row.values, each and each.row.values["steps"]) for row, each in zip(found.rows, found.against, strict=True)
+    ]
+    assert [steps for _, steps in pairs] == [None, 4, 4, None, 3] and not found.remarks
+    assert [values.get("model.activation") for values, _ in pairs] == [None, "relu", "gelu", None, "relu"]
+
+
+def test_a_baseline_that_is_compared_with_nothing_is_said(tmp_path: Path) -> None:
+    make(tmp_path, "parallelism=fsdp1", "parallelism=fsdp2 steps=3 seq_len=32")
+    assert compare(tmp_path, "parallelism=fsdp1").remarks == [
+        "nothing is compared with parallelism=fsdp1: no other row is equal to one of these in seq_len, steps"
+    ]
+    assert not compare(tmp_path).remarks

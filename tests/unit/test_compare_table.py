@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.cells import Column, reasons
+from meshrunner.runner.compare.cells import Column, columns, reasons
 from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
@@ -215,3 +215,13 @@ def test_equal_reasons_are_said_once(tmp_path: Path) -> None:
     assert lines[0].startswith("oom: steps=1; steps=2; ") and lines[0].endswith(
         " and 2 more: rank 0: out of device memory"
     )
+
+
+def test_models_are_compared_with_their_size(tmp_path: Path) -> None:
+    for name, params in (("llama_tiny", 7_212_288), ("llama_large", 8_030_261_248)):
+        make_run(tmp_path / name, f"model={name}", summary={"model/params": params})
+    found = {column.title: column.cells for column in columns(of(tmp_path))}
+    assert found["parameters"] == ["8.03 B", "7.21 M"]
+    make_run(tmp_path / "x" / "a", "parallelism=fsdp1", summary={"model/params": 7_212_288})
+    make_run(tmp_path / "x" / "b", "parallelism=fsdp2", summary={"model/params": 7_212_288})
+    assert "parameters" not in [column.title for column in columns(of(tmp_path / "x"))]
