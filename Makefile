@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 .PHONY: demo test test-slow test-sample test-slurm check bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full steps=12
+	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full steps=8
 
 # Two test processes, a file of tests in one of them. tests/dist not beside tests/e2e: the process its ranks come from would
 # live on. Those on the cluster wait more than they compute.

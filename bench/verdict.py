@@ -11,7 +11,7 @@ from pathlib import Path
 MESHRUNNER = str(Path(sys.executable).with_name("meshrunner"))
 TRIES = 10
 TWINS = [
-    *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=12", "tracker=none"),
+    *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
 """The demo's layouts and repeats, but for a variable that nothing reads."""
