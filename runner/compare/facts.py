@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.rundir.files import SWEEP, is_sweep, read_json
 
 LISTED = 3
 """Values of a fact that are named where runs differ in it."""
@@ -37,8 +41,17 @@ def _versions(run: Run) -> str | None:
 
 
 def _command(run: Run) -> str | None:
-    command = run.environment.get("command")
+    """The sweep's where it is a run of one: what executed it may have been a job's `resume`."""
+    command = _of_sweep(run.path.parent) or run.environment.get("command")
     return shlex.join(map(str, command)) if isinstance(command, list) and command else None
+
+
+@cache  # thousands of runs may lie in it
+def _of_sweep(folder: Path) -> list[str] | None:
+    found = None
+    with suppress(OSError):
+        found = read_json(folder / SWEEP).get("command") if is_sweep(folder) else None
+    return found if isinstance(found, list) else None
 
 
 FACTS: dict[str, Callable[[Run], str | None]] = {

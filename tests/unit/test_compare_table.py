@@ -15,11 +15,12 @@ import pytest
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.cells import Column, columns, reasons
 from meshrunner.runner.compare.export import as_csv, as_json
+from meshrunner.runner.compare.facts import facts
 from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.table import BETWEEN, markdown, narrowest, parts
 from meshrunner.runner.verbs.compare import compare
-from tests.run_dirs import make_run
+from tests.run_dirs import make_run, write
 
 PR165 = """\
 | activation_checkpoint | parallelism | WPS per device (p10-p90) | vs fsdp1 | MFU   | peak active        | peak reserved      | loss vs fsdp1   |
@@ -225,3 +226,11 @@ def test_models_are_compared_with_their_size(tmp_path: Path) -> None:
     make_run(tmp_path / "x" / "a", "parallelism=fsdp1", summary={"model/params": 7_212_288})
     make_run(tmp_path / "x" / "b", "parallelism=fsdp2", summary={"model/params": 7_212_288})
     assert "parameters" not in [column.title for column in columns(of(tmp_path / "x"))]
+
+
+def test_the_command_is_the_sweeps(tmp_path: Path) -> None:
+    """Of a job, which was told to resume a directory, as of a run on this machine."""
+    for name in ("a", "b"):
+        make_run(tmp_path / name, environment={"command": ["meshrunner", "resume", name]})
+    write(tmp_path / "sweep.json", {"command": ["meshrunner", "submit", "-m", "x=1,2"], "jobs": [{"name": "a"}]})
+    assert facts(of(tmp_path))["command"] == "meshrunner submit -m x=1,2"
