@@ -2,7 +2,8 @@
 
     Exception
     ├── ConfigError          2   the configuration, or a file it names, is wrong; nothing was started
-    │   └── Incompatible     2   each setting is valid, the combination is not; in a sweep the row is `skipped`
+    │   ├── Incompatible     2   each setting is valid, the combination is not; in a sweep the row is `skipped`
+    │   └── NotImported      2   a class that the configuration names cannot be imported here
     ├── AlreadyRunning       1   another live process is executing the run directory
     ├── Moved                1   a run or sweep directory was moved or removed while it was executed
     ├── NotSaved             1   a checkpoint could not be written: the run has failed
@@ -23,6 +24,10 @@ class ConfigError(Exception):
 
 class Incompatible(ConfigError):
     """Each setting is valid, the combination is not."""
+
+
+class NotImported(ConfigError):
+    """A class that the configuration names cannot be imported here; the configuration itself may be right."""
 
 
 class AlreadyRunning(Exception):

@@ -71,6 +71,10 @@ INT64 = 2**63 - 1
 """The largest number that torch, numpy and the file formats take."""
 
 
+NOT_IMPORTED = "kind_import"
+"""The error of a class that cannot be imported from where the command runs."""
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, no unknown keys, no silent conversion ("3" is not 3, true is not 1)."""
 
@@ -106,11 +110,14 @@ class Option(Section):
             module = own_or_installed(module_name)
         except (Exception, SystemExit) as error:  # importing a user's module may raise anything
             why = f"{type(error).__name__}: {error}"
-            raise PydanticCustomError("kind_import", f"cannot import '{module_name}': {why}") from error
+            if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+                top = module_name.partition(".")[0]
+                why += f"; run the command in the folder in which '{top}' lies, or set PYTHONPATH to that folder"
+            raise PydanticCustomError(NOT_IMPORTED, f"cannot import '{module_name}': {why}") from error
         found = getattr(module, class_name, None)
         if found is None:
             hint = did_you_mean(class_name, vars(module))
-            raise PydanticCustomError("kind_class", f"module '{module_name}' has no '{class_name}'.{hint}")
+            raise PydanticCustomError(NOT_IMPORTED, f"module '{module_name}' has no '{class_name}'.{hint}")
         if not (isinstance(found, type) and issubclass(found, cls)):
             raise PydanticCustomError("kind_class", f"'{path}' is not a class derived from {cls.__name__}")
         if missing := sorted(getattr(found, "__abstractmethods__", ())):

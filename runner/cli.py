@@ -29,7 +29,7 @@ usage: meshrunner VERB ...
   place  [OVERRIDES] [-m]    write run directories, start nothing
   sync DIR [--dry-run]       upload the W&B runs below a directory that were recorded offline
   doctor                     what this machine has, what is missing and why it matters
-  help   KEY                 what a key, group or option means, what it may be, its default: help lr, help wrap=rules
+  help   KEY                 what a key, group or option means, may be and is by default: help lr; --config-dir DIR: yours, too
   schema [GROUP]             a JSON schema of config.yaml, or of the files of a group, for editors
   --version                  versions of meshrunner, torch and Python
 
@@ -185,6 +185,7 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
     from yaml import YAMLError
 
     from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted, Moved
+    from meshrunner.runner.own_code import fault
 
     if isinstance(error, Interrupted):
         return 130, f"interrupted {error}"
@@ -194,6 +195,8 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
         return 2, "the current directory was removed: change into one that exists"
     if isinstance(error, ConfigError):
         return 2, str(error)
+    if isinstance(error, Exception) and (own := fault(error)):
+        return 2, own
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return 2, f"{str(error.filename)[:200]}: {error.strerror}"
     wrong_input = HydraException | OmegaConfBaseException | YAMLError

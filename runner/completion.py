@@ -33,6 +33,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "show": ("--config", *HYDRA_FLAGS),
     "resume": ("--force",),
     "sync": ("--dry-run",),
+    "help": ("--config-dir",),
     "compare": ("--baseline", "--where", "--sort", "--top", "--markdown", "--json", "--csv", "--html", "--help"),
     "ls": ("--where", "--limit", "--json", "--help"),
 }
@@ -122,7 +123,7 @@ def candidates(line: Line, verbs: Sequence[str]) -> list[str]:
     if verb not in verbs:
         return []
     if verb == "help":
-        return [] if rest else _explained(line.word)
+        return _after_help(rest, line.word)
     if rest and rest[-1] in WITH_VALUE:
         return _value(rest[-1], line.word)
     if line.word.startswith("-"):
@@ -165,6 +166,20 @@ def _entries(word: str) -> Iterator[tuple[str, Path]]:
         for path in Path(f"{parent}{slash}").expanduser().iterdir():
             if path.name.startswith(start) and (start or not path.name.startswith(".")):
                 yield f"{parent}{slash}{path.name}", path
+
+
+def _after_help(rest: Sequence[str], word: str) -> list[str]:
+    """One word that `help` explains, and --config-dir."""
+    from meshrunner.runner.shipped import also_in
+    from meshrunner.runner.verbs.help import split_config_dir
+
+    words, config_dir = split_config_dir(rest)
+    if config_dir == "":
+        return folders(word)
+    if word.startswith("-"):
+        return [flag for flag in FLAGS["help"] if flag.startswith(word)]
+    with also_in(config_dir):
+        return [] if words else _explained(word)
 
 
 def _explained(word: str) -> list[str]:

@@ -1,14 +1,17 @@
-"""The options in conf/: what each is, and the values of its keys, without composing anything."""
+"""The options in conf/, and in a folder of the user's: what each is, and the values of its keys, without composing anything."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir.plain_yaml import parse_yaml
 
 LAUNCHERS = {"local": "Runs on this machine"}
@@ -16,6 +19,39 @@ LAUNCHERS = {"local": "Runs on this machine"}
 EXPERIMENT, LAUNCHER = "experiment", "hydra/launcher"
 """Groups without kinds."""
 PACKAGE = "@package"
+_own: list[Path] = []
+"""Folders of the user's own groups and options."""
+
+
+@contextmanager
+def also_in(config_dir: str | None) -> Iterator[None]:
+    """Within it the options in a folder of the user's count, too, as with --config-dir; raises ConfigError without one."""
+    folder = Path(config_dir or ".").absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir: there is no folder {folder}")
+    before = list(_own)
+    _set([*before, folder] if config_dir else before)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(folders: list[Path]) -> None:
+    _own[:] = folders
+    values.cache_clear()
+    _files.cache_clear()
+
+
+def has_own() -> bool:
+    """Whether a folder of the user's counts."""
+    return bool(_own)
+
+
+def own_kinds(group: str) -> list[str]:
+    """The classes that options in the user's folders name, `package.module:Class`."""
+    kinds = [str(values(group, option).get("kind")) for option in (_files(group) if _own else ())]
+    return list(dict.fromkeys(kind for kind in kinds if ":" in kind))
 
 
 def groups() -> list[str]:
@@ -62,7 +98,8 @@ def values(group: str, option: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     own = _parsed(file_text(group, option))
     for base in own.pop("defaults", []):
-        found = _merged(found, own if base == "_self_" else values(group, base))
+        if isinstance(base, str) and (base == "_self_" or base in _files(group)):
+            found = _merged(found, own if base == "_self_" else values(group, base))
     return _merged(found, own)
 
 
@@ -83,8 +120,14 @@ def _parsed(text: str) -> dict[str, Any]:
 
 @cache
 def _files(group: str) -> dict[str, Traversable]:
-    folder = files("meshrunner.conf").joinpath(group)
-    return {path.name.removesuffix(".yaml"): path for path in folder.iterdir() if path.name.endswith(".yaml")}
+    folders: list[Traversable] = [files("meshrunner.conf").joinpath(group)]
+    folders += [folder / group for folder in _own if (folder / group).is_dir()]  # what comes later replaces a name
+    return {
+        path.name.removesuffix(".yaml"): path
+        for folder in folders
+        for path in folder.iterdir()
+        if path.name.endswith(".yaml")
+    }
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class GPT(Model):
 
     def tensor_problems(self, tensor: int) -> list[str]:
         """Why the model cannot be split over devices; a sweep skips such combinations and says so."""
-        return ["model: gpt has no tensor-parallel plan; use parallelism.tensor=1"] if tensor > 1 else []
+        why = f"model: {type(self).__name__} has no tensor-parallel plan; use parallelism.tensor=1"
+        return [why] if tensor > 1 else []
 
     def network(self, seq_len: int) -> GPTNetwork:
         """The module; torch is imported here, so that a configuration is checked without it."""

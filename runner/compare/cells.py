@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
+from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import number, table_figures
 
 UNTESTED = "(not tested)"
 """Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""
 LISTED = 8
 """Rows that are named where several have the same reason."""
+FEWEST_STEPS = 3
+"""Measured steps of a run: of fewer a median is one step, or between two."""
 LONGEST_VALUE = 500
 """Characters of a setting; --json and --csv have it whole."""
 
@@ -102,9 +105,27 @@ def legend(comparison: Comparison) -> list[str]:
         )
     if "within seeds" in kinds:
         lines.append("within seeds: in every step the means differ by less than a standard deviation of the seeds")
+    if any(each.verdict.why == "different model" for each in against):
+        lines.append(
+            "losses of different models are results, to compare as they stand in the table: only runs of the same model are "
+            "asked whether they agree"
+        )
     if any(len(row.runs) > 1 for row in comparison.rows):
         lines.append("a row of several runs: the median run, their lowest p10 and highest p90, their highest peaks")
-    return lines
+    return [*lines, *_few_steps(comparison)]
+
+
+def _few_steps(comparison: Comparison) -> Iterator[str]:
+    """A line for runs with hardly a measured step."""
+    completed = [run for row in comparison.rows for run in row.completed]
+    few: dict[int, Run] = {}
+    for run in completed:
+        left = run.summary.get("measured_steps")
+        if isinstance(left, int) and left < FEWEST_STEPS:
+            few.setdefault(left, run)
+    for left, run in few.items():
+        after, steps = (text(run.config.get(key)) for key in ("measure_after", "steps"))
+        yield f"measure_after({after}) leaves {left or 'none'} of steps({steps}): too few for a speed to rely on; raise steps"
 
 
 def reasons(comparison: Comparison) -> list[str]:

@@ -22,13 +22,11 @@ BETWEEN = 3
 
 def markdown(comparison: Comparison) -> str:
     """What is found, the table in Markdown, aligned, and what is to be said below it, with empty lines between them."""
-    below = [*legend(comparison), *comparison.remarks]
-    listed = [f"- {line}" for line in [*reasons(comparison), *_facts(comparison)]]
+    below = [*legend(comparison), *comparison.remarks, *reasons(comparison), *_facts(comparison)]
     blocks = [
         [*map(one_line, findings(comparison))],
         lines_of(columns(comparison)),
-        [*map(one_line, below)],
-        [*map(one_line, listed)],
+        [f"- {one_line(line)}" for line in below],  # without bullets they would be rendered as one paragraph
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 

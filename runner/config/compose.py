@@ -12,8 +12,8 @@ import logging
 import secrets
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -36,8 +36,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
+from meshrunner.runner.config.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.no_effect import refuse, without_effect
-from meshrunner.runner.config.overrides import as_typed, check_number, prepared
+from meshrunner.runner.config.overrides import as_typed, check_number, left_to_jobs, prepared
 from meshrunner.runner.console import warn
 
 PRIMARY_CONFIG = "run"
@@ -75,6 +76,8 @@ def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _usage_error(message: str) -> NoReturn:
+    if "--baseline" in message:  # a flag of `compare`
+        message += "; the baseline of a sweep is a key: sweep.baseline=KEY=VALUE"
     raise ConfigError(f"{message}; `meshrunner run --help` lists flags and keys")
 
 
@@ -116,7 +119,7 @@ class Composer:
 
     def answer_query(self) -> bool:
         """Answer a query that Hydra answers itself (--help, --cfg, --info, tab completion); False when there is none."""
-        with _faults_of_hydra():
+        with faults_of_hydra():
             return self._answer()
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -128,7 +131,7 @@ class Composer:
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
-        with _faults_of_hydra():
+        with faults_of_hydra():
             config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
             hydra: Any = OmegaConf.to_container(config.hydra)
             shipped = OmegaConf.create(files("hydra.conf").joinpath("hydra/help/default.yaml").read_text())
@@ -207,30 +210,28 @@ class Composer:
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
         context = HydraContext(config_loader=self.hydra.config_loader, callbacks=callbacks)
         sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=ended)
+        # It would compose every combination once more, and not say of which one an error is.
+        sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
         sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
     def _compose(self, mode: RunMode) -> DictConfig:
         """The configuration with Hydra's section; raises ConfigError for any launcher but meshrunner's."""
-        with _faults_of_hydra():
-            config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
+        with faults_of_hydra():
+            try:
+                config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
+            except ConfigCompositionException as error:
+                # Hydra composes what combinations have in common with the default option of a group that varies.
+                given, group = self.given["overrides"], missing_key(error).partition(".")[0]
+                if mode != RunMode.MULTIRUN or (left := left_to_jobs(given, group)) == given:
+                    raise
+                self.given["overrides"] = left
+                config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
         launcher = str(OmegaConf.select(config, "hydra.launcher._target_"))
         # Another one would call an empty function for every job and report success.
         if not launcher.startswith("hydra_plugins.meshrunner."):
             raise ConfigError(f"hydra.launcher: {launcher} starts no workers; use hydra/launcher=local")
         return config
-
-
-@contextmanager
-def _faults_of_hydra() -> Iterator[None]:
-    """Turn what Hydra and OmegaConf trip over, of which hostile input finds much, into an error of the configuration."""
-    try:
-        yield
-    except KeyError as error:  # hydra.job.env_copy
-        raise ConfigCompositionException(f"there is no environment variable {error}") from None
-    except (AttributeError, TypeError, AssertionError, IndexError) as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise ConfigCompositionException(f"Hydra cannot read it: {type(error).__name__}: {first}") from error
 
 
 def _load_plugins() -> None:

@@ -19,8 +19,18 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes import compatibility
 from meshrunner.recipes.config_diff import flatten
-from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.recipes.option import Auto, AutoCount, Count, Option, Section, chosen, did_you_mean, whole
+from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
+from meshrunner.recipes.option import (
+    NOT_IMPORTED,
+    Auto,
+    AutoCount,
+    Count,
+    Option,
+    Section,
+    chosen,
+    did_you_mean,
+    whole,
+)
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.recipes.secrets import WHERE, is_secret
 from meshrunner.runner.config.hardware import Hardware
@@ -143,12 +153,15 @@ def check(config: dict[str, Any]) -> Experiment:
     A configuration as a frozen `Experiment`, every part right by itself; `fit` checks the combination.
 
     Raises:
-        ConfigError: lists every part that is wrong.
+        ConfigError: lists every part that is wrong; NotImported where a class among them cannot be imported.
     """
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:
-        raise invalid(error, lambda path: _fields_at(path, config), keys=flatten(config)) from None
+        found = invalid(error, lambda path: _fields_at(path, config), keys=flatten(config))
+        if any(each["type"] == NOT_IMPORTED for each in error.errors(include_url=False)):
+            raise NotImported(str(found)) from None
+        raise found from None
 
 
 def fit(experiment: Experiment, workers: int) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -36,8 +38,8 @@ def explain(error: BaseException, overrides: list[str]) -> str:
         text = "it refers to itself, or is nested too deeply to be read"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing_option(error)
-    if found := re.search(r"Could not override '(?P<key>[^']+)'", text):
-        return _missing_key(found["key"], error)
+    if missing := missing_key(error):
+        return _missing_key(missing, error)
     lines = [line for line in text.splitlines() if line and not line.startswith(("Set the environment", "See https"))]
     cause = error.__cause__
     if cause is not None and str(cause) not in text:
@@ -49,7 +51,34 @@ def explain(error: BaseException, overrides: list[str]) -> str:
         getattr(error, "override", None) or _suspect(overrides, interpolated="interpolation" in text or circular)
     ]
     where = [f"in '{_cut(suspect)}':" for suspect in suspects if suspect and f"'{suspect}'" not in text]
-    return listed("The configuration is wrong:", [*where, *lines])
+    hints = [hint for suspect in suspects if suspect and "'='" in text and (hint := _quoted(suspect))]
+    return listed("The configuration is wrong:", [*where, *lines, *hints])
+
+
+def _quoted(override: str) -> str:
+    """How a value with an equals sign is given; empty where there is none, or it is more than one name and value."""
+    key, _, value = override.partition("=")
+    if not re.fullmatch(r"[\w./@-]+=[\w./@-]*", value):
+        return ""
+    return f"a value with an equals sign needs quotes, for the shell and for Hydra: '{key}=\"{value}\"'"
+
+
+@contextmanager
+def faults_of_hydra() -> Iterator[None]:
+    """Turn what Hydra and OmegaConf trip over, of which hostile input finds much, into an error of the configuration."""
+    try:
+        yield
+    except KeyError as error:  # hydra.job.env_copy
+        raise ConfigCompositionException(f"there is no environment variable {error}") from None
+    except (AttributeError, TypeError, AssertionError, IndexError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ConfigCompositionException(f"Hydra cannot read it: {type(error).__name__}: {first}") from error
+
+
+def missing_key(error: BaseException) -> str:
+    """The key that was given and does not exist; empty for any other error."""
+    found = re.search(r"Could not override '(?P<key>[^']+)'", printable(str(error)))
+    return found["key"] if found else ""
 
 
 def _cut(line: str) -> str:

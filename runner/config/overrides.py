@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,6 +24,7 @@ MAX_RUNS = 100_000
 """Runs of a sweep."""
 
 QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
+WITHOUT_SECTION = re.compile(r"\+{0,2}(?P<rule>(exclude|baseline)=.*=.*)", re.DOTALL)
 SEVERAL = re.compile(r"tracker=\[\s*([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*\]", re.ASCII)
 """Several trackers, which Hydra would merge into one."""
 MEMBER = re.compile(r"\+tracker@tracker\.of\.(\w+)=(\w+)", re.ASCII)
@@ -67,6 +69,9 @@ def _depth(text: str) -> int:
 
 def _quoted(override: str) -> str:
     """A rule of `sweep.exclude` or `sweep.baseline` holds a second equals sign, so Hydra wants it quoted."""
+    if bare := WITHOUT_SECTION.fullmatch(override):
+        meant = shlex.quote(f"sweep.{bare['rule']}")
+        raise ConfigError(f"{bare['rule'].partition('=')[0]}: unknown key. Did you mean {meant}?")
     found = QUOTED_KEYS.fullmatch(override)
     if found is None or "=" not in found["value"] or found["value"].lstrip().startswith(("'", '"')):
         return override
@@ -130,6 +135,19 @@ def split_outside(text: str, separators: str) -> list[str]:
             parts.append(text[start:index])
             start = index + 1
     return [*parts, text[start:]]
+
+
+def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
+    """Where options of a group vary, keys in it as values of a sweep, of one value: each job then sees its own option."""
+    parser = OverridesParser.create()
+    if not any(each.startswith(f"{group}=") and parser.parse_override(each).is_sweep_override() for each in overrides):
+        return list(overrides)
+    found = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        inside = key.startswith(f"{group}.") and value and not parser.parse_override(override).is_sweep_override()
+        found.append(f"{key}=choice({value})" if inside else override)
+    return found
 
 
 def check_number(overrides: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.errors import ConfigError, NotImported
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.console import one_line, printable, warn
 from meshrunner.runner.rundir.damage import find_damage, find_yaml_damage
@@ -32,6 +32,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
 
     Raises:
         ConfigError: none is left.
+        NotImported: the class of a run cannot be imported here.
     """
     problems = sweep_damage(sweep_dir)
     run_dirs: list[Path] = []
@@ -49,6 +50,8 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
                 experiment = check(read_config(run_dir))
                 first = first or experiment
                 run_dirs.append(run_dir)
+            except NotImported as error:  # the run is not to blame, and others may need the same class
+                raise NotImported(f"{run_dir}: {error}") from None
             except ConfigError as error:
                 problems.append(f"damaged: {run_dir}: {error}")
     for problem in problems:

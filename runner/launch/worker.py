@@ -146,6 +146,7 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:
     """Write the error to the rank's log, and to a file for the launcher."""
     from meshrunner.runner.measure.out_of_memory import explained
+    from meshrunner.runner.own_code import fault
 
     plain = isinstance(error, ConfigError | FloatingPointError)  # written for the user, who needs no traceback
     message = f"{error}" if plain else f"{type(error).__name__}: {error}"
@@ -160,7 +161,9 @@ def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) ->
         "plain": plain,
         "traceback": trace,
     }
-    sys.stderr.write(f"{message}\n" if plain else trace)
+    # At the end, which is quoted: a traceback ends in the library that was called.
+    own = f"{found}\n" if (found := fault(error)) else ""
+    sys.stderr.write(f"{message}\n" if plain else trace + own)
     sys.stderr.flush()
     with suppress(OSError):  # on a full disk the exit code has to suffice
         write_json(rank_error(run_dir, context.rank), record)

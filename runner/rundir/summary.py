@@ -36,7 +36,7 @@ def summarise(
     The summary keys that follow from the rows; null where nothing was measured.
 
     Of a run that was resumed under another layout, the figures are of the steps under the last one; `earlier_layouts` says what
-    the steps before were measured under.
+    the steps before were measured under. `measured_steps` is how many steps count.
 
     Args:
         rows: one per step, ordered.
@@ -50,7 +50,11 @@ def summarise(
     measured = measured_rows(rows, measure_after, current)
     this_attempt = [row for row in rows if row["attempt"] == attempt]
     chosen = {"last": rows[-1:], "final": rows[-1:], "sum": this_attempt}
-    found: dict[str, Any] = {"steps": rows[-1]["step"] if rows else 0, "earlier_layouts": earlier}
+    found: dict[str, Any] = {
+        "steps": rows[-1]["step"] if rows else 0,
+        "measured_steps": len(measured),
+        "earlier_layouts": earlier,
+    }
     for figure in figures.FIGURES:
         for key, statistic in zip(figure.summary_keys, figure.over_steps.split(), strict=True):
             if statistic in OVER_STEPS:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
@@ -18,6 +20,7 @@ from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.config.hydra_errors import explain, missing_key
 from meshrunner.runner.config.overrides import MAX_RUNS, as_typed
 from meshrunner.runner.console import naming, warn
 from meshrunner.runner.launch.nodes import only_this_node
@@ -27,6 +30,7 @@ from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
+from meshrunner.runner.sweep.lacking import advice
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 NAME_LENGTH = 100
@@ -118,7 +122,8 @@ def check_batch(
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
-    runs = 0
+    lacking: dict[str, list[Sequence[str]]] = {}
+    runs = not_composed = 0
     varying = _varying(job_overrides) - set(typed(config.hydra.overrides.task))
     with naming(f"composing and checking {len(job_overrides):,} combinations"):
         for number, overrides in enumerate(job_overrides, first):
@@ -130,12 +135,19 @@ def check_batch(
                 for run in job.runs:
                     _check_existing(run)
                 jobs.append(job)
-            except ConfigError as error:
-                wrong.setdefault(str(error), []).append(f"job {number} ({' '.join(named)})")
+            except (ConfigError, HydraException, OmegaConfBaseException) as error:
+                problem = str(error)
+                if not isinstance(error, ConfigError):
+                    problem, not_composed = explain(error, list(overrides)), not_composed + 1
+                    if key := missing_key(error):
+                        lacking.setdefault(key, []).append(overrides)
+                    if not_composed == len(job_overrides) and len(lacking) < 2:  # it is not a matter of what varies
+                        raise
+                wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
     if runs > MAX_RUNS:
         raise ConfigError(f"sweep.repeat x sweep.seeds: {runs:,} runs; a sweep has at most {MAX_RUNS:,}")
     if wrong:
-        raise ConfigError("\n".join(_wrong_jobs(wrong)))
+        raise ConfigError("\n".join([*_wrong_jobs(wrong), *advice(lacking, job_overrides)]))
     if any(job.hydra.hydra.sweeper != config.hydra.sweeper for job in jobs):
         warn("hydra.sweeper has no effect in what is itself swept over: give the grid on the command line")
     _check_exclude(loader, config, jobs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.errors import ConfigError
@@ -14,7 +13,11 @@ if TYPE_CHECKING:
     from meshrunner.runner.config.compose import Composer
     from meshrunner.runner.config.reference.keys import Key
 
-USAGE = "usage: meshrunner help KEY, where KEY is such as optimizer.lr, lr, optimizer, optimizer=adamw or hydra.launcher.time"
+USAGE = (
+    "usage: meshrunner help KEY [--config-dir DIR], where KEY is such as optimizer.lr, lr, optimizer, optimizer=adamw or "
+    "hydra.launcher.time"
+)
+CONFIG_DIR = ("--config-dir", "-cd")
 SCHEMA_USAGE = "usage: meshrunner schema [GROUP]; without GROUP the schema of a run's config.yaml"
 FLAGS = """\
 usage: meshrunner {verb} [OVERRIDES] [FLAGS]
@@ -63,10 +66,26 @@ OF_RUNS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra.sweeper.para
 
 def help(arguments: list[str]) -> int:
     """Explain a key, group or option; raises ConfigError with the nearest name for an unknown one."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
+    words, config_dir = split_config_dir(arguments)
+    if len(words) != 1 or words[0].startswith("-") or config_dir == "":
         raise ConfigError(USAGE)
-    say(explanation(arguments[0]))
+    from meshrunner.runner.shipped import also_in
+
+    with also_in(config_dir):
+        say(explanation(words[0]))
     return 0
+
+
+def split_config_dir(arguments: Iterable[str]) -> tuple[list[str], str | None]:
+    """The words beside `--config-dir DIR`, and DIR; empty where none follows."""
+    words, config_dir, rest = [], None, iter(arguments)
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        if flag in CONFIG_DIR:
+            config_dir = value if equals else next(rest, "")
+        else:
+            words.append(argument)
+    return words, config_dir
 
 
 def schema(arguments: list[str]) -> int:
@@ -102,8 +121,11 @@ def answered(composer: Composer) -> bool:
     helped = composer.helped()
     if helped is None:
         return composer.answer_query()
+    from meshrunner.runner.shipped import also_in
+
     verb = composer.args.parser.prog.rpartition(" ")[2]
-    say("\n".join([FLAGS.format(verb=verb), *_parts(*helped)]))
+    with also_in(composer.args.config_dir):
+        say("\n".join([FLAGS.format(verb=verb), *_parts(*helped)]))
     return True
 
 
@@ -153,11 +175,16 @@ def _of_group(group: str, option: str, keys: list[Key]) -> str:
     from meshrunner.runner.config.experiment import Experiment
     from meshrunner.runner.config.reference import explain
     from meshrunner.runner.config.reference.docstrings import documentation
+    from meshrunner.runner.config.reference.keys import check_class
 
     if not option:
         return explain.of_group(group, ABOUT.get(group) or documentation(Experiment)[group], keys)
     if option not in shipped.options(group):
-        raise _unknown(f"{group}: unknown option '{option}'", option, shipped.options(group))
+        own = "" if shipped.has_own() else "; one of your own needs --config-dir DIR, as for `run`"
+        unknown = _unknown(f"{group}: unknown option '{option}'", option, shipped.options(group))
+        raise ConfigError(f"{unknown}{own}")
+    if (kind := shipped.values(group, option).get("kind")) in shipped.own_kinds(group):
+        check_class(group, option, kind)
     return explain.of_option(group, option, keys)
 
 
@@ -186,9 +213,8 @@ def _of_hydra(name: str) -> str:
     return f"{full}\n{explain.paragraph(known[nearest])}{default}"
 
 
-@cache
 def every_key() -> tuple[Key, ...]:
-    """All keys, those of hydra/launcher=slurm included."""
+    """All keys, those of hydra/launcher=slurm and of the classes that `shipped.also_in` adds included."""
     from meshrunner.runner.config.reference import keys
 
     return (*keys.every_key(), *_launcher_keys())

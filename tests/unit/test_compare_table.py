@@ -30,7 +30,7 @@ PR165 = """\
 | selective_op          | fsdp1       | 6,600 (6,500-6,700)      |          | 28.6% | 50.35 GiB (52.98%) | 63.90 GiB (67.23%) |                 |
 | selective_op          | fsdp2       | 6,700 (6,600-6,800)      | +1.5% ~  | 29.0% | 49.54 GiB (52.13%) | 59.41 GiB (62.51%) | agrees (2.8e-3) |
 
-~ within noise"""  # noqa: E501
+- ~ within noise"""  # noqa: E501
 """Figures of torchtitan's pull request 165."""
 
 MEASURED: dict[str, tuple[Any, ...]] = {
@@ -75,9 +75,39 @@ def of(folder: Path, baseline: str | None = None) -> Comparison:
 def test_the_table_of_a_pull_request(tmp_path: Path) -> None:
     text = markdown(of(pr165(tmp_path), "parallelism=fsdp1"))
     assert PR165 in text
-    table, _, below = text[text.index(PR165) :].partition("~ within noise")
+    table, _, below = text[text.index(PR165) :].partition("- ~ within noise")
     assert "Welch's t-test" in below and "of several runs" in below
     assert len({len(line) for line in table.strip().splitlines()}) == 1
+
+
+def test_every_line_below_the_table_is_rendered_by_itself(tmp_path: Path) -> None:
+    """Markdown joins lines that follow each other to a paragraph, unless each is an entry of a list."""
+    make_run(tmp_path / "0", "parallelism=fsdp1", environment={"packages": {"torch": "2.11.0"}})
+    make_run(tmp_path / "1", "parallelism=fsdp2", environment={"packages": {"torch": "2.13.0"}})
+    make_run(tmp_path / "2", "parallelism=fsdp2", "steps=5", state="failed", reason="rank 0 raised")
+    *_, below = markdown(of(pr165(tmp_path, repeats=2), "parallelism=fsdp1")).split("|\n\n")
+    lines = below.splitlines()
+    assert len(lines) > 5 and all(line.startswith("- ") for line in lines), below
+
+
+def test_a_speed_of_two_steps_is_remarked_on(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", "steps=5", "measure_after=3", summary={"measured_steps": 2})
+    make_run(tmp_path / "1", "steps=30", "measure_after=3", summary={"measured_steps": 27})
+    remark = "- measure_after(3) leaves 2 of steps(5): too few for a speed to rely on; raise steps"
+    assert markdown(of(tmp_path)).splitlines().count(remark) == 1
+    make_run(tmp_path / "2", "steps=3", "measure_after=3", wps=None, summary={"measured_steps": 0})
+    assert "- measure_after(3) leaves none of steps(3)" in markdown(of(tmp_path))
+    assert "measure_after" not in markdown(of(tmp_path / "1"))
+
+
+def test_losses_of_different_models_are_results(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", losses=(6.0, 5.0), summary={"train/final_loss": 5.0})
+    make_run(tmp_path / "1", "model=llama_large", losses=(6.0, 4.0), summary={"train/final_loss": 4.0})
+    remark = "- losses of different models are results, to compare as they stand in the table"
+    text = markdown(of(tmp_path, "model=llama_tiny"))
+    assert remark in text and "| 4.0000" in text and "differs" not in text
+    assert remark not in markdown(of(tmp_path))
+    assert remark not in markdown(of(pr165(tmp_path / "layouts"), "parallelism=fsdp1"))
 
 
 def test_without_repeats_nothing_is_called_noise(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> d
 def test_the_first_steps_do_not_count() -> None:
     rows = [row(step, wps=1.0 if step <= 3 else 100.0 + step, time=10.0 + step) for step in range(1, 14)]
     found = summarise(rows, measure_after=3, started=5.0, attempt=1)
-    assert found["perf/wps_median"] == 108.5
+    assert found["perf/wps_median"] == 108.5 and found["measured_steps"] == 10
     assert found["perf/wps_p10"] == pytest.approx(104.9) and found["perf/wps_p90"] == pytest.approx(112.1)
     assert found["perf/time_to_first_step_s"] == 6.0
     assert found["train/final_loss"] == pytest.approx(1 / 13)
@@ -116,6 +116,7 @@ def test_a_layout_under_which_no_step_was_done_does_not_count(tmp_path: Path) ->
     rows = [row(step) for step in range(1, 6)]
     found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
     assert found["perf/wps_median"] == 100.0 and found["earlier_layouts"] == []
+    assert found["measured_steps"] == 3
 
 
 def test_more_steps_and_another_tracker_are_no_other_layout(tmp_path: Path) -> None:

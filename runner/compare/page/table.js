@@ -96,8 +96,7 @@ function markdown() {
     some && DATA.verdict.length ? [`Of all ${rows.length} rows:`, ...DATA.verdict] : DATA.verdict,
     some ? [`The ${selection.rows.length} of them with \`${filter}\`:`] : [],
     joined,
-    DATA.below,
-    DATA.notes.map((note) => `- ${note}`),
+    [...DATA.below, ...DATA.notes].map((line) => `- ${line}`),
   ];
   return `${blocks.filter((block) => block.length).map((block) => block.join("\n")).join("\n\n")}\n`;
 }

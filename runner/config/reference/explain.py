@@ -116,10 +116,11 @@ def of_option(group: str, option: str, keys: list[Key]) -> str:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]
         return "\n".join([*parts, "", *(f"  {line}".rstrip() for line in body)])
     values = shipped.values(group, option)
-    owners = [key.owners[kind] for key in keys for kind in key.owners if kind == values.get("kind")]
+    kind = str(values.get("kind"))
+    owners = [key.owners[kind] for key in keys if kind in key.owners]
     parts += [paragraph(summary(owners[0]))] if owners else []
     rows = [
-        (_assigned(key, value), _row(key))
+        (_assigned(key, value), _row(key._replace(owners={kind: key.owners[kind]}) if kind in key.owners else key))
         for key in keys
         if key.field != "kind"
         and (value := key.defaults().get(option, ...)) is not ...

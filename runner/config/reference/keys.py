@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, Section
 from meshrunner.runner import shipped
 from meshrunner.runner.config.experiment import Experiment
@@ -74,11 +75,29 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
         section = field.annotation
         yield Key(name, name, {"": Experiment})
         if isinstance(section, type) and issubclass(section, Option) and is_group(section):
-            kinds = section.kinds if config is None else [value_at(config, f"{name}.kind")]
-            with suppress(PydanticCustomError):  # a kind that does not exist has no keys
-                yield from keys_of(name, {kind: section.resolve(kind) for kind in kinds})
+            every = [*section.kinds, *shipped.own_kinds(name)]
+            yield from keys_of(name, _classes(section, every if config is None else [value_at(config, f"{name}.kind")]))
         elif isinstance(section, type) and issubclass(section, Section):
             yield from keys_of(name, {"": section})
+
+
+def check_class(group: str, option: str, kind: str) -> None:
+    """Raise ConfigError where the class that an option of the user's names cannot be taken."""
+    base = Experiment.model_fields[group].annotation
+    assert isinstance(base, type) and issubclass(base, Option)
+    try:
+        base.resolve(kind)
+    except PydanticCustomError as error:
+        raise ConfigError(f"{group}={option}: {error}") from None
+
+
+def _classes(group: type[Option], kinds: Iterable[Any]) -> dict[str, type[Section]]:
+    """Kind -> class, of those that exist."""
+    found: dict[str, type[Section]] = {}
+    for kind in kinds:
+        with suppress(PydanticCustomError):
+            found[kind] = group.resolve(kind)
+    return found
 
 
 def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
