@@ -277,6 +277,11 @@ def failed(*overrides: str, cwd: Path, state: str = "failed", within: float = BO
 
 ONE_RANK = {
     "raises": ("Raises", "rank 1: RuntimeError: the user's own mistake", "with a second line"),
+    "raises, and where": (
+        "Raises",
+        "rank 1: RuntimeError: ",
+        "before raised RuntimeError: the user's own mistake with",
+    ),
     "raises much text": ("RaisesLongText", "rank 1: RuntimeError: line 0", "line 199"),
     "segfaults": ("Segfaults", "rank 1 was killed by signal SIGSEGV", "faulty.py"),
     "leaves": ("Exits", "rank 1 ended with exit code 3", "about to leave"),
