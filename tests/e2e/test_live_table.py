@@ -36,7 +36,7 @@ def test_all_runs_in_one_table_one_by_one(folder: Path) -> None:
         frame
         for frame in terminal.frames
         if re.match(r"#\d \S+ +completed +40/40 ", line_of("#0 seed=1", frame))
-        and re.match(r"#\d \S+ +running +\d+/40 +[\d,]+ +\d.\d\d GiB host +(?:\d+m)?\d+s", line_of("#1 seed=2", frame))
+        and re.match(r"#\d \S+ +running +\d+/40 +[\d.,]+ +\d.\d\d GiB host +(?:\d+m)?\d+s", line_of("#1 seed=2", frame))
         and re.match(r"#\d \S+ +pending", line_of("#2 seed=3", frame))
         and "1 completed, 1 running, 1 pending" in frame
     ]

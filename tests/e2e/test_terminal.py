@@ -140,14 +140,14 @@ def test_the_table_of_a_sweep_that_runs(columns: int, lines: int, folder: Path) 
     middle = [
         " ".join(screen)
         for screen in tables
-        if any(re.match(r"#0 none lr=0.001 +completed +12/12 +[\d,]+ +\d\.\d\d GiB host +-$", line) for line in screen)
+        if any(re.match(r"#0 none lr=0.001 +completed +12/12 +[\d.,]+ +\d\.\d\d GiB host +-$", line) for line in screen)
         and any(
-            re.match(rf"#1 none lr=0.002 +running +\d+/12 +[\d,]+ +\d\.\d\d GiB host +{TIME}$", line) for line in screen
+            re.match(rf"#1 none lr=0.002 +running +\d+/12 +[\d.,]+ +\d\.\d\d GiB host +{TIME}$", line) for line in screen
         )
         and any(re.match(r"#3 full lr=0.002 +pending +- +- +- +-$", line) for line in screen)
     ]
     assert middle, tables
-    best = rf"1/4 done, about {TIME} left, best so far: #0 none lr=0.001 [\d,]+ tokens per CPU-second"
+    best = rf"1/4 done, about {TIME} left, best so far: #0 none lr=0.001 [\d.,]+ tokens per CPU-second"
     assert any(re.search(best, screen) and "1 completed, 1 running, 2 pending" in screen for screen in middle), middle[
         0
     ]

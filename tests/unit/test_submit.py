@@ -42,7 +42,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     for module in (client, submit, cancel):
         monkeypatch.setattr(module, "slurm", fake.slurm)
         monkeypatch.setattr(module, "jobs", fake.known)
-    monkeypatch.setattr("meshrunner.runner.console.SILENT_S", 600.0)  # on a busy machine composing would be named, too
     monkeypatch.chdir(tmp_path)
     return fake
 
