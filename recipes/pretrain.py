@@ -72,7 +72,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     split_by_tensor = split_parameters(network)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan uses module names, too, so it is made before checkpoint wrappers change them.
-    plan = recipe.wrap.plan(network, layout.reshard_after_forward)
+    plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
     # 4. Recomputation and compilation, inside the FSDP units: parameters must be gathered and freed around the compiled and
     # recomputed code, not in it.
     recompute_and_compile(recipe, network, plan)
@@ -130,7 +130,7 @@ def update(
 ) -> tuple[Tensor, Tensor]:
     """Take one optimizer step; returns this rank's loss and the global gradient norm before clipping, both 0-d."""
     loss = backward(recipe, model, batches)
-    grad_norm = global_norm(trained)
+    grad_norm = global_norm(trained, loss.device)
     if recipe.max_grad_norm is not None:
         clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
     for group in optimizer.param_groups:

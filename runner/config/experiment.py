@@ -201,18 +201,23 @@ def remarks(experiment: Experiment) -> list[str]:
             "will be unknown, and its peak memory is that of the start-up, too"
         )
     found += experiment.lr_schedule.remarks(experiment.steps)
+    if experiment.precision.compute == "fp8" and not experiment.compile.is_partitioned:
+        found.append(
+            "precision=float8 without inductor: scaling and casting are kernels of their own, which float8 counts on the "
+            "compiler to fuse; compile=per_block"
+        )
     if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
         found.append(f"objective({experiment.objective}) is known only with profiler=trace")
     if not experiment.parallelism.wraps_units:
         idle = {
             f"wrap={experiment.wrap.kind}": experiment.wrap.kind != "blocks",
-            "parallelism.reshard_after_forward": experiment.parallelism.reshard_after_forward != "always",
+            "parallelism.reshard_after_forward": experiment.parallelism.reshard_after_forward not in ("auto", "always"),
         }
         found += [f"{key} has no effect: {experiment.parallelism.kind} has no units" for key in idle if idle[key]]
     if not (experiment.model.freeze or experiment.wrap.needs_network):
         return found
     network = experiment.model.on_meta(experiment.seq_len)
-    units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
+    units = experiment.wrap.plan(network, "always")
     return found + experiment.wrap.remarks(network, units, experiment.parallelism.kind)
 
 
