@@ -96,9 +96,12 @@ def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
     """
     if experiment.steps <= trained:
         return False
-    if not good_checkpoints(run_dir / FOLDER)[0]:
-        raise ConfigError(
+    good, warnings = good_checkpoints(run_dir / FOLDER)
+    if not good:
+        lines = [
             f"{run_dir} is completed with {trained} steps and holds no good checkpoint to continue from up to step "
-            f"{experiment.steps}; for a new run choose another hydra.run.dir"
-        )
+            f"{experiment.steps}; for a new run choose another hydra.run.dir",
+            *warnings,
+        ]
+        raise ConfigError("\n  ".join(lines))
     return True
