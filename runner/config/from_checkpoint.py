@@ -63,6 +63,8 @@ def fit_continuing(
 def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> None:
     """Raise ConfigError that names every changed key that affects what is trained."""
     before, now = _with_defaults(record.config), experiment.model_dump(mode="json")
+    if experiment.precision.kind == "auto":  # it is resolved, and compared, where the run starts
+        before["precision"] = now["precision"]
     changed = [each for each in differences(before, now) if not each[0].startswith(MAY_CHANGE)]
     if not changed:
         return
