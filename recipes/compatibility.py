@@ -33,10 +33,16 @@ TABLE = [
         instead="launch.workers=1, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind != "fp32",
+        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind == "float8",
         where="precision",
-        reason="fp32 master weights with lower-precision compute need FSDP's mixed precision; single and ddp keep one copy",
-        instead="parallelism=fsdp2 parallelism.shard=1 with as many parallelism.replicate as there are devices",
+        reason="float8 takes weights that FSDP hands it in bf16; single and ddp keep them in fp32, for autocast",
+        instead="precision=bf16, or parallelism=fsdp2 parallelism.shard=1 with as many parallelism.replicate as devices",
+    ),
+    Conflict(
+        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and getattr(r.precision, "reduce", "fp32") != "fp32",
+        where="precision.reduce",
+        reason="ddp reduces gradients in the dtype of its parameters, fp32, and single has none to reduce",
+        instead="precision.reduce=fp32, or parallelism=fsdp2",
     ),
     Conflict(
         when=lambda r, _: r.activation_checkpoint.kind == "memory_budget" and not r.compile.compiles,

@@ -17,12 +17,17 @@ class Precision(Option):
     """The dtypes that a model computes and communicates in."""
 
     kinds: ClassVar[dict[str, str]] = {
+        "auto": "meshrunner.recipes.precision:AutoPrecision",
         "fp32": "meshrunner.recipes.precision:FP32",
         "bf16": "meshrunner.recipes.precision:BF16",
         "float8": "meshrunner.recipes.float8:Float8",
     }
     compute: ClassVar[str] = "fp32"
     """dtype of the matrix products; MFU is relative to its peak FLOP/s."""
+
+    def on(self, device_type: str) -> Precision:
+        """The option that this one stands for on `cpu` or `cuda` devices."""
+        return self
 
     def unsupported(self, device_type: str) -> str | None:
         """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
@@ -36,7 +41,7 @@ class Precision(Option):
 
     @property
     def param_dtype(self) -> torch.dtype | None:
-        """dtype in which sharded fp32 parameters are all-gathered; None: unchanged."""
+        """dtype that fp32 parameters are computed with, and in which sharded ones are all-gathered; None: unchanged."""
         return None
 
     @property
@@ -65,12 +70,15 @@ class FP32(Precision):
 
 
 class BF16(Precision):
-    """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32."""
+    """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
+
+    `single` and `ddp` gather nothing: there autocast has every matrix product and attention compute in bf16, the rest in fp32.
+    """
 
     compute: ClassVar[str] = "bf16"
 
     reduce: Literal["fp32", "bf16"] = "fp32"
-    """dtype of the gradient reduction."""
+    """dtype of the gradient reduction; ddp reduces in fp32."""
 
     @property
     def param_dtype(self) -> torch.dtype:
@@ -87,3 +95,10 @@ class BF16(Precision):
     @property
     def reduce_bytes(self) -> int:
         return 4 if self.reduce == "fp32" else 2
+
+
+class AutoPrecision(Precision):
+    """bf16 on CUDA, fp32 on CPU. It is decided where the run starts, and environment.json records it."""
+
+    def on(self, device_type: str) -> Precision:
+        return BF16(kind="bf16") if device_type == "cuda" else FP32(kind="fp32")

@@ -119,7 +119,8 @@ def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):
         with layout.accumulating(model, last=i == len(batches)), loss_parallel() if split_logits else nullcontext():
-            loss = model(*batch) / len(batches)
+            with layout.computing(recipe.precision, total.device.type):
+                loss = model(*batch) / len(batches)
             loss.backward()
         total += (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach()
     return total
@@ -172,6 +173,7 @@ def train(
         FloatingPointError: from the meter, when a loss or gradient was not finite.
     """
     meter.doing("building the model")
+    recipe = recipe.on(device.type)
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
     as_configured = recipe

@@ -37,7 +37,7 @@ class Recipe(Section):
     compile: Annotated[SerializeAsAny[Compile], chosen(Compile)]
     """Which parts of the model torch.compile compiles."""
     precision: Annotated[SerializeAsAny[Precision], chosen(Precision)]
-    """The dtypes of compute and of the gradient reduction; master weights are fp32."""
+    """The dtypes of compute and of the gradient reduction; master weights are fp32. auto: bf16 on CUDA, fp32 on CPU."""
     loss: Annotated[SerializeAsAny[Loss], chosen(Loss)]
     """How the cross entropy is computed; every option gives the same value."""
     optimizer: Annotated[SerializeAsAny[Optimizer], chosen(Optimizer)]
@@ -72,6 +72,10 @@ class Recipe(Section):
                 f"ranks({data_ranks}) = {per_pass}"
             )
         return total, total // per_pass
+
+    def on(self, device_type: str) -> Self:
+        """This recipe on `cpu` or `cuda` devices: what is `auto` about its numbers is resolved."""
+        return self.model_copy(update={"precision": self.precision.on(device_type)})
 
     def resumed_from(self, record: Record) -> Self:
         """

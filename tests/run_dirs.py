@@ -46,6 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "activation_checkpoint=none": {"kind": "none"},
     "activation_checkpoint=full": {"kind": "full"},
     "activation_checkpoint=selective_op": {"kind": "selective_op", "save": ["mm"]},
+    "precision=auto": {"kind": "auto"},
     "precision=fp32": CONFIG["precision"],
     "precision=bf16": {"kind": "bf16", "reduce": "fp32"},
     "tracker=wandb": {"kind": "wandb", "mode": "offline"},

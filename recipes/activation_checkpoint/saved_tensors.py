@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,7 +29,11 @@ class SavedTensors(NamedTuple):
 
 
 def saved_by_block(
-    option: ActivationCheckpoint, build: Callable[[], Network], shape: tuple[int, int], dtype: torch.dtype | None
+    option: ActivationCheckpoint,
+    build: Callable[[], Network],
+    shape: tuple[int, int],
+    dtype: torch.dtype | None,
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[SavedTensors, SavedTensors]:
     """
     Tensors saved by one block (without recomputation, with `option`), for a micro batch before tensor parallelism.
@@ -39,6 +44,7 @@ def saved_by_block(
         build: builds the network; called under fake tensors.
         shape: (batch, seq) of a micro batch.
         dtype: dtype of the parameters in compute; None: unchanged.
+        computing: context managers around forward, such as autocast.
     """
     with FakeTensorMode():
         network = build()
@@ -50,8 +56,8 @@ def saved_by_block(
                     setattr(module, name, nn.Parameter(parameter.to(dtype)))
         block = network.get_submodule(chosen)
         inputs = _block_inputs(block, network, torch.zeros(shape, dtype=torch.long))
-        without = _saved_by_forward(block, inputs)
-        return without, _saved_by_forward(option.wrap(block, preserve_rng_state=network.uses_rng), inputs)
+        without = _saved_by_forward(block, inputs, computing)
+        return without, _saved_by_forward(option.wrap(block, preserve_rng_state=network.uses_rng), inputs, computing)
 
 
 class _BlockReached(Exception):
@@ -92,8 +98,10 @@ class _OperatorResults(TorchDispatchMode):
         return result
 
 
-def _saved_by_forward(block: nn.Module, inputs: tuple[Any, ...]) -> SavedTensors:
-    with _OperatorResults() as results:
+def _saved_by_forward(
+    block: nn.Module, inputs: tuple[Any, ...], computing: Callable[[], AbstractContextManager[None]]
+) -> SavedTensors:
+    with _OperatorResults() as results, computing():
         output = block(*inputs)
     ends = {each.untyped_storage()._cdata for each in tree_leaves((inputs, output)) if isinstance(each, Tensor)}
     alive: dict[int, tuple[str, int]] = {}

@@ -25,6 +25,11 @@ RECORD = "checkpoint.json"
 METADATA = ".metadata"
 FOLDER = "checkpoints"
 """The folder with the checkpoints in a run directory."""
+FORMAT = 2
+"""
+What the tensors mean. In format 1, which was not recorded, rotary embeddings turned neighbouring elements of a head and not
+its halves, so that the rows of wq and wk, and their optimizer state, were in another order.
+"""
 RECORD_BYTES = 64 << 20
 """Largest checkpoint.json that is read."""
 TEMPORARY = ".tmp-"
@@ -33,6 +38,10 @@ NAME = re.compile(r"step-(\d{8,})")
 
 class Damaged(Exception):
     """A checkpoint cannot be used; the message says why."""
+
+
+class OtherFormat(Damaged):
+    """A checkpoint of another version: as good as new, but it means something else."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class Record:
     """The validated configuration of the run."""
     files: dict[str, tuple[int, int]]
     """Name -> (bytes, CRC-32)."""
+    format: int = FORMAT
 
 
 @dataclass(frozen=True)
@@ -89,9 +99,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path) -> StoredCheckpoint:
-    """A checkpoint, verified except for the content of large files; raises Damaged."""
+    """A checkpoint, verified except for the content of large files; raises Damaged, or OtherFormat."""
     try:
-        record = Record(**json.loads(read_regular(folder / RECORD, RECORD_BYTES)))
+        found = json.loads(read_regular(folder / RECORD, RECORD_BYTES))
+        _check_format(found.get("format", 1))
+        record = Record(**found)
         sizes = {name: int(size) for name, (size, _) in record.files.items()}
         metadata = tuple(record.files[METADATA])
         _check_types(record)
@@ -112,6 +124,17 @@ def read_checkpoint(folder: Path) -> StoredCheckpoint:
     if checksum(folder / METADATA) != metadata:
         raise Damaged(f"{METADATA} is damaged: its checksum differs")
     return StoredCheckpoint(folder, record)
+
+
+def _check_format(found: Any) -> None:
+    """Raise OtherFormat where the tensors are not to be read as this version reads them."""
+    if found == 1:
+        raise OtherFormat(
+            "it is of format 1: the rows of wq and wk are in another order since rotary embeddings turn the halves of a head. "
+            "The version that wrote it can continue it; without it a run begins again at step 1"
+        )
+    if found != FORMAT:
+        raise OtherFormat(f"it is of format {found!r:.20}, which this version cannot read; it reads format {FORMAT}")
 
 
 def _check_types(record: Record) -> None:
@@ -155,9 +178,11 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
         own: the run's own `checkpoints` folder; it takes precedence over `load`.
 
     Raises:
-        ConfigError: `load` contains no good checkpoint.
+        ConfigError: `load` contains no good checkpoint, or the run's own ones are of another format.
     """
     found, warnings = good_checkpoints(own) if own else ([], [])
+    if own and not found:
+        _refuse_other_format(own)
     if found or load is None:
         return found, warnings
     path = Path(load).expanduser().absolute()
@@ -173,6 +198,17 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
         why = "".join(f"\n  {each}" for each in more) or f"; expected folders like '{path / FOLDER / step_folder(10)}'"
         raise ConfigError(f"checkpoint.load: '{path}' contains no usable checkpoint{why}")
     return elsewhere, warnings + more
+
+
+def _refuse_other_format(folder: Path) -> None:
+    """Raise ConfigError for a checkpoint of another version: to begin again would lose what it holds."""
+    for path in checkpoint_folders(folder).values():
+        try:
+            read_checkpoint(path)
+        except OtherFormat as error:
+            raise ConfigError(f"the checkpoint {path} cannot be continued from: {error}") from None
+        except Damaged:
+            continue
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:

@@ -29,24 +29,58 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """
+    Radians per position of each pair, [head_dim / 2], fp32, on the CPU.
+
+    The order of operations is that of transformers (`_compute_llama3_parameters`): at position 8,000 a frequency's last bit is
+    half a thousandth of a radian.
+    """
+    freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
+    if scaling is None:
+        return freqs
+    length, low, high = scaling.original_seq_len, scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / freqs
+    # few rotations in the original length: slower by the factor; many: unchanged; linear in between
+    slow = wavelength > length / low
+    scaled = torch.where(slow, freqs / scaling.factor, freqs)
+    keep = (length / wavelength - low) / (high - low)
+    between = (1 - keep) * scaled / scaling.factor + keep * scaled
+    return torch.where((wavelength >= length / high) & ~slow, between, scaled)
+
+
 def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
-    """Cosine and sine of position x frequency, [seq_len, head_dim / 2, 2], fp32 (Su et al. 2021)."""
-    freqs = theta ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
-    if scaling is not None:
-        # 1: many rotations in the original length, keep; 0: hardly one, scale; linear in between
-        rotations = scaling.original_seq_len * freqs / (2 * math.pi)
-        keep = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        keep = keep.clamp(0, 1)
-        freqs = keep * freqs + (1 - keep) * freqs / scaling.factor
+    """For every position what `rotate` multiplies a head and its swapped halves by, [seq_len, 2, head_dim], fp32."""
+    freqs = rope_frequencies(head_dim, theta, scaling).to(device)
     angles = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), freqs)
-    return torch.stack((angles.cos(), angles.sin()), dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate adjacent pairs of the last dimension. x: [batch, seq, heads, head_dim]; rope: [seq, head_dim / 2, 2]."""
-    even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
-    cos, sin = rope.unsqueeze(1).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+    """
+    Rotate every pair (i, i + head_dim / 2) of a head by its position's angle (Su et al. 2021), in fp32.
+
+    The pairs are those of transformers; the original code of Llama rotates neighbours, the same up to the order of rows in the
+    weights of queries and keys.
+
+    Args:
+        x: [batch, seq, heads, head_dim].
+        rope: [seq, 2, head_dim], from `rope_table`.
+    """
+    cos, sin = rope.unsqueeze(1).unbind(2)
+    swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
+    return torch.addcmul(x * cos, swapped, sin).type_as(x)
+
+
+def lacks_grouped_kernel(query: Tensor) -> bool:
+    """
+    Whether torch has no fused kernel for fewer key than query heads, and would compute attention from whole score matrices.
+
+    In fp32 on CUDA: flash and cuDNN attention are for 16 bits, and the memory-efficient one takes equal heads alone
+    (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
+    """
+    return query.is_cuda and query.dtype == torch.float32
 
 
 class Attention(nn.Module):
@@ -55,7 +89,7 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderShape) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.grouped = config.n_kv_heads != config.n_heads
+        self.queries_per_key = config.n_heads // config.n_kv_heads
         kv_dim = config.n_kv_heads * config.head_dim
         self.wq = nn.Linear(config.dim, config.dim, bias=False)
         self.wk = nn.Linear(config.dim, kv_dim, bias=False)
@@ -67,7 +101,11 @@ class Attention(nn.Module):
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        grouped = self.queries_per_key > 1
+        if grouped and lacks_grouped_kernel(q):
+            k, v = (t.repeat_interleave(self.queries_per_key, dim=1) for t in (k, v))
+            grouped = False
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))
 
 
@@ -112,7 +150,7 @@ class Transformer(Network):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_weights()
-        self.register_buffer("rope", torch.empty(seq_len, config.head_dim // 2, 2), persistent=False)
+        self.register_buffer("rope", torch.empty(seq_len, 2, config.head_dim), persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.tok_embeddings(tokens)

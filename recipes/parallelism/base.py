@@ -69,6 +69,8 @@ class Parallelism(Option):
     """Whether backward all-gathers the table of an embedding again, which it has no use for."""
     wraps_units: ClassVar[bool] = False
     """Whether the units of the wrap plan are wrapped and all-gathered one by one."""
+    autocasts: ClassVar[bool] = False
+    """Whether parameters are fp32 in forward, so that autocast is what lowers the precision; else `apply` lowers it."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over; auto: what the other degrees leave."""
@@ -136,6 +138,14 @@ class Parallelism(Option):
         Returns:
             The model to train: `model` or a wrapper around it.
         """
+
+    def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:
+        """Context manager around forward."""
+        if not self.autocasts or precision.param_dtype is None:
+            return nullcontext()
+        import torch
+
+        return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         """Context manager around a micro batch, the last of a step or not: when gradients are reduced, see `accumulate`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class DDP(Parallelism):
     """Every data-parallel device holds a replica: the devices of `shard: auto` become replicas, too."""
+
+    autocasts: ClassVar[bool] = True
 
     bucket_cap_mb: float = Field(gt=0)
     """MiB of gradients in one all-reduce."""

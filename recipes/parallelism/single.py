@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from meshrunner.recipes.parallelism.base import Parallelism
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class Single(Parallelism):
     """The unwrapped model on one device."""
+
+    autocasts: ClassVar[bool] = True
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser

@@ -33,6 +33,10 @@ def _sequence(run: Run) -> str | None:
     return f"{length} tokens, {batch} a device" if length and batch else None
 
 
+def _precision(run: Run) -> str | None:
+    return run.precision if "precision" in run.config and run.precision != "auto" else None
+
+
 def _versions(run: Run) -> str | None:
     packages, commit = run.environment.get("packages"), run.environment.get("git_commit")
     known = packages if isinstance(packages, dict) else {}
@@ -57,6 +61,7 @@ def _of_sweep(folder: Path) -> list[str] | None:
 FACTS: dict[str, Callable[[Run], str | None]] = {
     "model": _model,
     "devices": _devices,
+    "precision": _precision,
     "sequences": _sequence,
     "versions": _versions,
     "command": _command,

@@ -32,6 +32,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "device": lambda run: run.summary.get("device"),
     "world_size": lambda run: run.summary.get("world_size"),
     "torch": lambda run: _version(run, "torch"),
+    "auto precision": lambda run: run.precision if _option(run, "precision") == "auto" and run.environment else None,
     "text": _text_hash,
     "meshrunner": lambda run: _version(run, "meshrunner"),
     "commit": lambda run: str(run.environment.get("git_commit") or "")[:8] or None,

@@ -109,7 +109,7 @@ def _incomparable(a: Run, b: Run) -> str:
 
 def _precision(run: Run) -> str:
     flat = flatten(run.config)
-    return "bf16" if flat.get("precision.matmul", "highest") != "highest" else str(flat.get("precision.kind"))
+    return "bf16" if flat.get("precision.matmul", "highest") != "highest" else run.precision
 
 
 def _curve(run: Run, key: str) -> dict[int, float | None]:

@@ -95,6 +95,15 @@ class Run:
         return number(self.summary.get(key))
 
     @property
+    def precision(self) -> str:
+        """The kind of `precision`, `auto` resolved as it was where the run started."""
+        section, resolved = self.config.get("precision"), self.environment.get("resolved")
+        kind = section.get("kind") if isinstance(section, dict) else None
+        if kind == "auto" and isinstance(resolved, dict):
+            kind = resolved.get("precision.kind", kind)
+        return str(kind)
+
+    @property
     def seed(self) -> Any:
         seed = self.config.get("seed")
         return seed if isinstance(seed, int) else str(seed)

@@ -63,6 +63,8 @@ def fit_continuing(
 def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> None:
     """Raise ConfigError that names every changed key that affects what is trained."""
     before, now = _with_defaults(record.config), experiment.model_dump(mode="json")
+    if experiment.precision.kind == "auto":  # it is resolved, and compared, where the run starts
+        before["precision"] = now["precision"]
     changed = [each for each in differences(before, now) if not each[0].startswith(MAY_CHANGE)]
     if not changed:
         return
@@ -96,9 +98,12 @@ def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
     """
     if experiment.steps <= trained:
         return False
-    if not good_checkpoints(run_dir / FOLDER)[0]:
-        raise ConfigError(
+    good, warnings = good_checkpoints(run_dir / FOLDER)
+    if not good:
+        lines = [
             f"{run_dir} is completed with {trained} steps and holds no good checkpoint to continue from up to step "
-            f"{experiment.steps}; for a new run choose another hydra.run.dir"
-        )
+            f"{experiment.steps}; for a new run choose another hydra.run.dir",
+            *warnings,
+        ]
+        raise ConfigError("\n  ".join(lines))
     return True

@@ -41,7 +41,12 @@ def environment(devices: NodeDevices, launch_env: dict[str, str]) -> dict[str, A
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
-    """Key -> value, for keys of the configuration whose `auto` or null stands for something that depends on the devices."""
+    """
+    Key -> value, for keys of the configuration whose `auto` or null stands for something that depends on the devices.
+
+    Args:
+        experiment: on these devices, as `Recipe.on` answers it.
+    """
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
     return {
@@ -50,6 +55,7 @@ def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
         "parallelism.shard": degrees.shard,
         "parallelism.replicate": degrees.replicate,
         "parallelism.reshard_after_forward": experiment.parallelism.reshard(degrees.shard),
+        "precision.kind": experiment.precision.kind,
         "global_batch": experiment.accumulation(degrees.data)[0],
         "hardware.kind": {"cpu": "cpu", "cuda": "gpu"}.get(devices.type, kind) if kind == "auto" else kind,
     }

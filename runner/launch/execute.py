@@ -69,6 +69,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     if display is None:
         say(f"run directory: {shown(run_dir)}")
     devices = node_devices(experiment)
+    experiment = experiment.on(devices.type)
     continued, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
     _print_remarks(experiment, devices, stored)
     status: dict[str, Any] | None = None
@@ -146,8 +147,9 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
     with interruptible(), Preemption(run_dir, saves=saves) as preemption, Peers(run_dir, node) as peers:
 
         def run() -> Outcome:
+            devices = node_devices(experiment)
             # Only the first node writes rows, which hold the number of the attempt.
-            attempt = Attempt(run_dir, experiment, node_devices(experiment), 0, peers, preemption)
+            attempt = Attempt(run_dir, experiment.on(devices.type), devices, 0, peers, preemption)
             with prepare_data(experiment, run_dir):
                 return launch(attempt, started=lambda workers: peers.publish(workers=workers), poll=lambda _: None)
 

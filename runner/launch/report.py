@@ -10,9 +10,9 @@ from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, one_line, say, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
 from meshrunner.runner.launch.outcome import Outcome
-from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_log, read_json
+from meshrunner.runner.rundir.files import ENVIRONMENT, TRACE_TABLE, TRACES, rank_log, read_json
 from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.run import read_overrides
+from meshrunner.runner.rundir.run import options_in_force, read_overrides
 
 SHOWN = ("model", "parallelism", "precision")
 """Groups whose choice stands in the row of a single run."""
@@ -26,7 +26,7 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
         row: False where a table of all runs shows it.
     """
     if row and (outcome.state == "completed" or summary.get("perf/wps_median") is not None):
-        chosen = read_overrides(run_dir).choices
+        chosen = options_in_force(read_overrides(run_dir).choices, read_json(run_dir / ENVIRONMENT))
         print_row({group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary))
         if summary.get("perf/mfu_median") is not None:
             peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,16 @@ def load_config(run_dir: Path) -> dict[str, Any]:
 def key_of(override: str) -> str:
     """`a.b` of `+a.b=1`, `~a.b` and the like."""
     return override.partition("=")[0].lstrip("+~")
+
+
+def options_in_force(choices: Mapping[str, str], environment: dict[str, Any]) -> dict[str, str]:
+    """The chosen options, `precision=auto` as what it was where the run started. environment: the content of environment.json."""
+    resolved = environment.get("resolved")
+    became = resolved.get("precision.kind") if isinstance(resolved, dict) else None
+    return {
+        group: str(became) if became and (group, option) == ("precision", "auto") else option
+        for group, option in choices.items()
+    }
 
 
 @dataclass(frozen=True)

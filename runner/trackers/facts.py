@@ -10,6 +10,7 @@ from typing import Any
 from meshrunner.recipes.config_diff import differences, flatten
 from meshrunner.runner import shipped
 from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, read_json
+from meshrunner.runner.rundir.run import options_in_force
 from meshrunner.runner.rundir.states import is_count
 
 TAG_LENGTH = 64
@@ -26,7 +27,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
     environment, summary = read_json(run_dir / ENVIRONMENT), read_json(run_dir / SUMMARY)
     versions = _object(environment, "packages") | {"python": environment.get("python")}
     facts = {
-        "options": dict(choices),
+        "options": options_in_force(choices, environment),
         "world_size": summary.get("world_size") or _devices(config, environment),
         "device": summary.get("device"),
         "device_type": environment.get("device_type"),

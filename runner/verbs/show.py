@@ -15,7 +15,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.devices import gpu_count, node_devices
 from meshrunner.runner.config.experiment import Experiment, check, fit
-from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.config.hardware import GPU, Hardware
 from meshrunner.runner.console import console
 from meshrunner.runner.verbs.help import answered
 
@@ -47,7 +47,8 @@ def _show(arguments: list[str]) -> int:
     composed = composer.single_run()
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
-    experiment = check(composed.config)
+    as_configured = check(composed.config)
+    experiment = as_configured.on(_device_type(as_configured.hardware))
     workers = _workers(experiment)
     fit(experiment, workers)
     network = experiment.model.on_meta(experiment.seq_len)
@@ -75,6 +76,13 @@ def _show(arguments: list[str]) -> int:
     return 0
 
 
+def _device_type(hardware: Hardware) -> str:
+    """`cuda` or `cpu`, on the named hardware or on this machine."""
+    if isinstance(hardware, GPU):
+        return "cuda"
+    return "cuda" if hardware.kind != "cpu" and gpu_count() else "cpu"
+
+
 def _workers(experiment: Experiment) -> int:
     """Workers of a node; auto: as many as the named hardware has devices, so that a laptop can show a cluster's run."""
     given, hardware = experiment.launch.workers, experiment.hardware
@@ -96,6 +104,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
         {
             "parameters": f"{parameters:,}" + (f", {trained:,} trained" if trained != parameters else ""),
             "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
+            "precision": experiment.precision.kind,
             "mesh": " x ".join(f"{name}({size})" for name, size in mesh_dims(degrees).items()),
             "data-parallel ranks": f"{degrees.data}",
             "global batch": f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens, "
@@ -191,11 +200,13 @@ def _recompute(experiment: Experiment, blocks: int) -> str:
         return title
     from meshrunner.recipes.activation_checkpoint.saved_tensors import saved_by_block
 
+    layout, dtype = experiment.parallelism, experiment.precision.param_dtype
     whole, kept = saved_by_block(
         option,
         lambda: experiment.model.build(experiment.seq_len),
         (experiment.micro_batch, experiment.seq_len),
-        experiment.precision.param_dtype,
+        None if layout.autocasts else dtype,
+        lambda: layout.computing(experiment.precision, "cpu"),
     )
     if kept == whole:
         return f"{title}; the compiler decides how much of a block's {_bytes(whole.nbytes)} is kept for backward"

@@ -64,7 +64,7 @@ def test_there_is_nothing_without_a_folder(tmp_path: Path) -> None:
         (METADATA, b"metadatA", ".metadata is damaged: its checksum differs"),
         ("checkpoint.json", b"{", "checkpoint.json cannot be read"),
         ("checkpoint.json", b"[]", "checkpoint.json cannot be read"),
-        ("checkpoint.json", b'{"step": 20}', "checkpoint.json cannot be read"),
+        ("checkpoint.json", b'{"step": 20, "format": 2}', "checkpoint.json cannot be read"),
         ("checkpoint.json", b"\xff", "checkpoint.json cannot be read"),
         ("checkpoint.json", None, "checkpoint.json is missing"),
     ],
@@ -192,6 +192,35 @@ def test_load_of_nothing_usable_says_what_was_expected(tmp_path: Path) -> None:
         candidates(str(one), None)
     with pytest.raises(ConfigError, match=r"\.metadata is missing"):
         candidates(str(tmp_path), None)
+
+
+def in_format(path: Path, number: object) -> None:
+    record = json.loads((path / "checkpoint.json").read_text())
+    assert record.pop("format") == 2
+    (path / "checkpoint.json").write_text(json.dumps(record if number is None else record | {"format": number}))
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (None, "format 1: the rows of wq and wk are in another order"),
+        (3, "format 3, which"),
+        ("2", "format '2', which"),
+    ],
+)
+def test_another_format_is_refused_and_not_lost(number: object, said: str, tmp_path: Path) -> None:
+    own = tmp_path / "run" / "checkpoints"
+    in_format(written(own, 10), number)
+    (written(own, 20) / METADATA).unlink()
+    with pytest.raises(ConfigError, match=rf"{step_folder(10)} cannot be continued from: it is of {said}"):
+        candidates(None, own)
+    with pytest.raises(ConfigError, match=rf"contains no usable checkpoint\n.*\n.*is skipped: it is of {said}"):
+        candidates(str(tmp_path / "run"), tmp_path / "other")
+    with pytest.raises(ConfigError, match=rf"cannot be used: it is of {said}"):
+        candidates(str(own / step_folder(10)), None)
+    written(own, 30)
+    found, warnings = candidates(None, own)
+    assert [each.record.step for each in found] == [30] and len(warnings) == 2
 
 
 def test_differences_name_the_keys() -> None:

@@ -53,6 +53,16 @@ def test_tolerance_follows_from_the_precision(tmp_path: Path, precision: str, by
     assert str(of(tmp_path, f"precision={precision}", losses=changed(3, by))) == said
 
 
+@pytest.mark.parametrize(("became", "kind"), [("bf16", "agrees"), ("fp32", "differs")])
+def test_auto_is_judged_as_what_it_became(tmp_path: Path, became: str, kind: str) -> None:
+    environment = {"resolved": {"precision.kind": became}}
+    runs = [
+        make_run(tmp_path / name, "precision=auto", losses=losses, environment=environment)
+        for name, losses in (("mine", changed(3, 3.1e-3)), ("base", LOSSES))
+    ]
+    assert verdict([read_run(runs[0])], [read_run(runs[1])]).kind == kind
+
+
 def test_tf32_is_judged_as_bf16(tmp_path: Path) -> None:
     assert of(tmp_path, "precision.matmul=high", losses=changed(2, 1e-3)).kind == "agrees"
 

@@ -83,7 +83,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("model", 7, "model: expected a mapping with 'kind', got 7"),
         ("optimizer.lr", float("nan"), "optimizer.lr"),
         ("optimizer.betas", [0.9], "optimizer.betas"),
-        ("precision.matmul", "low", "precision.matmul"),
+        ("precision.matmul", "high", "precision.matmul: unknown key"),
         ("parallelism.reshard_after_forward", "sometimes", "parallelism.reshard_after_forward"),
     ],
 )
@@ -126,7 +126,12 @@ def test_all_problems_are_listed_together() -> None:
             "global_batch(6) is not a multiple of micro_batch(2) x data-parallel ranks(2) = 4",
         ),
         (["parallelism=single"], 2, "single is one device"),
-        (["parallelism=single", "precision=bf16"], 1, "use parallelism=fsdp2 parallelism.shard=1"),
+        (["parallelism=single", "precision=float8"], 1, "use precision=bf16, or parallelism=fsdp2 parallelism.shard=1"),
+        (
+            ["parallelism=ddp", "precision=bf16", "precision.reduce=bf16"],
+            2,
+            "ddp reduces gradients in the dtype of its",
+        ),
         (["parallelism.tensor=3"], 3, "parallelism.tensor(3) does not divide model.n_heads(8)"),
         (["parallelism=ddp", "parallelism.shard=2"], 2, "ddp does not shard, but shard is 2"),
         (
@@ -169,6 +174,17 @@ def test_everything_that_does_not_go_together_is_listed() -> None:
         fit(experiment("parallelism.tensor=3", "parallelism.shard=4", "profiler=trace", "steps=2"), 2)
     for part in ("n_heads(8)", "n_kv_heads(8)", "= 12, but launch", "measure_after(3)"):
         assert part in str(caught.value)
+
+
+def test_auto_precision_is_what_the_devices_are_for() -> None:
+    found = experiment()
+    assert found.precision.kind == "auto"
+    assert {device: found.on(device).precision.model_dump() for device in ("cpu", "cuda")} == {
+        "cpu": experiment("precision=fp32").precision.model_dump(),
+        "cuda": experiment("precision=bf16").precision.model_dump(),
+    }
+    assert experiment("precision=fp32").on("cuda").precision.kind == "fp32"
+    assert experiment("precision=bf16").on("cpu").precision.kind == "bf16"
 
 
 @pytest.mark.parametrize("steps", [2, 3])

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshrunner.recipes.init_weights import CUTOFF, initial_value, parameter_seed
+from meshrunner.recipes.model import transformer
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.model.shape import RopeScaling
-from meshrunner.recipes.model.transformer import rope_table, rotate
-from tests.composed import experiment
+from meshrunner.recipes.model.transformer import Attention, rope_frequencies, rope_table, rotate
+from tests.composed import SMALL, experiment
 
 PUBLISHED = {
     "llama2_7b": 6_738_415_616,
@@ -55,6 +63,9 @@ def test_heads_that_do_not_divide_are_refused(key: str, value: int) -> None:
         Llama.model_validate(good | {key: value})
 
 
+LLAMA31 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_len=8192)
+
+
 def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
     rope = rope_table(head_dim=8, seq_len=64, theta=1e4, scaling=None, device=torch.device("cpu"))
     q, k = torch.randn(2, 8).unbind(0)
@@ -66,14 +77,151 @@ def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
         assert torch.allclose(along, along[0].expand_as(along), atol=1e-4)
 
 
+def as_transformers(x: Tensor, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Rotary embeddings as transformers writes them down. x: [batch, seq, heads, head_dim]."""
+    dim = x.shape[-1]
+    inv_freq = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+    if scaling is not None:
+        low_freq_wavelen = scaling.original_seq_len / scaling.low_freq_factor
+        high_freq_wavelen = scaling.original_seq_len / scaling.high_freq_factor
+        wavelen = 2 * math.pi / inv_freq
+        inv_freq_llama = torch.where(wavelen > low_freq_wavelen, inv_freq / scaling.factor, inv_freq)
+        smooth = (scaling.original_seq_len / wavelen - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        smoothed = (1 - smooth) * inv_freq_llama / scaling.factor + smooth * inv_freq_llama
+        is_medium = ~(wavelen < high_freq_wavelen) * ~(wavelen > low_freq_wavelen)
+        inv_freq = torch.where(is_medium, smoothed, inv_freq_llama)
+    positions = torch.arange(x.shape[1]).float()
+    angles = (inv_freq[:, None] @ positions[None, :]).T
+    emb = torch.cat((angles, angles), dim=-1)
+    cos, sin = emb.cos()[:, None], emb.sin()[:, None]
+    rotate_half = torch.cat((-x[..., dim // 2 :], x[..., : dim // 2]), dim=-1)
+    return x * cos + rotate_half * sin
+
+
+@pytest.mark.parametrize("scaling", [None, LLAMA31], ids=["plain", "llama3"])
+def test_rotation_is_that_of_transformers(scaling: RopeScaling | None) -> None:
+    x = torch.randn(2, 9000, 3, 128)
+    rope = rope_table(128, 9000, 5e5, scaling, torch.device("cpu"))
+    torch.testing.assert_close(rotate(x, rope), as_transformers(x, 5e5, scaling), rtol=0, atol=2e-6)
+    # The table itself to the last bit: its angles reach thousands of radians.
+    ones = as_transformers(torch.ones(1, 9000, 1, 128), 5e5, scaling)[0, :, 0]
+    assert torch.equal(rope[:, 0] + rope[:, 1], ones)
+
+
+def neighbours(x: Tensor, theta: float) -> Tensor:
+    """Rotary embeddings as the original code of Llama has them, and checkpoints of format 1: pairs of neighbours."""
+    angles = torch.outer(torch.arange(x.shape[1]).float(), theta ** -(torch.arange(0, x.shape[-1], 2) / x.shape[-1]))
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def test_halves_are_neighbours_with_other_rows_of_queries_and_keys() -> None:
+    """The same function and gradients: element 2i of a head becomes i, element 2i + 1 becomes i + head_dim / 2."""
+    llama = experiment(*SMALL).model
+    assert isinstance(llama, Llama)
+    attention, dim = Attention(llama), llama.head_dim
+    rope = rope_table(dim, 34, 1e4, None, torch.device("cpu"))
+    rows = torch.arange(dim).unflatten(0, (-1, 2)).T.flatten()
+    x = torch.randn(2, 34, llama.dim)
+    old = {name: torch.randn_like(p).div_(7).requires_grad_() for name, p in attention.named_parameters()}
+    q, k, v = ((x @ old[f"w{name}.weight"].T).unflatten(-1, (-1, dim)) for name in "qkv")
+    q, k = neighbours(q, 1e4), neighbours(k, 1e4)
+    k, v = (t.repeat_interleave(3, dim=2) for t in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / dim**0.5
+    scores = scores.masked_fill(torch.ones(34, 34).triu(1).bool(), float("-inf"))
+    expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2) @ old["wo.weight"].T
+
+    def reordered(name: str, weight: Tensor) -> Tensor:
+        turns = name.startswith(("wq", "wk"))
+        return weight.unflatten(0, (-1, dim))[:, rows].flatten(0, 1) if turns else weight
+
+    attention.load_state_dict({name: reordered(name, weight.detach()) for name, weight in old.items()})
+    found = attention(x, rope)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    along = torch.randn_like(found)
+    (found * along).sum().backward()
+    (expected * along).sum().backward()
+    for name, parameter in attention.named_parameters():
+        gradient = old[name].grad
+        assert gradient is not None and parameter.grad is not None
+        difference = parameter.grad - reordered(name, gradient)
+        assert difference.norm() < 1e-5 * gradient.norm(), name
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operators that compute: on a GPU each is a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
+            self.names.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 6), (torch.bfloat16, 8)])
+def test_eager_rotation_takes_few_kernels(dtype: torch.dtype, expected: int) -> None:
+    """Of queries and keys together; neighbouring pairs took 14 and 18."""
+    rope = rope_table(8, 16, 1e4, None, torch.device("cpu"))
+    q, k = torch.randn(1, 16, 4, 8, dtype=dtype), torch.randn(1, 16, 2, 8, dtype=dtype)
+    with Kernels() as kernels:
+        assert rotate(q, rope).dtype == rotate(k, rope).dtype == dtype
+    assert len(kernels.names) == expected, kernels.names
+
+
+def test_bf16_is_rotated_in_fp32() -> None:
+    rope = rope_table(64, 512, 1e4, None, torch.device("cpu"))
+    x = torch.randn(1, 512, 2, 64).bfloat16()
+    assert torch.equal(rotate(x, rope), rotate(x.float(), rope).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kv_heads"),
+    [("cpu", torch.float32, 2), ("cuda", torch.bfloat16, 2), ("cuda", torch.float32, 6)],
+)
+def test_grouped_heads_are_repeated_where_no_fused_kernel_takes_them(
+    device: str, dtype: torch.dtype, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 key heads of 6 query heads: repeated, all heads in the order of their groups, in fp32 on CUDA alone."""
+    llama = experiment(*SMALL).model
+    assert isinstance(llama, Llama)
+    seen: list[tuple[int, bool]] = []
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, enable_gqa: bool) -> Tensor:
+        assert k.shape == v.shape
+        seen.append((k.shape[1], enable_gqa))
+        return q
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    with torch.device("meta"):
+        attention = Attention(llama)
+    with FakeTensorMode(), torch.device(device), torch.no_grad():
+        for module in attention.children():
+            module.weight = nn.Parameter(torch.empty(module.weight.shape, dtype=dtype))
+        attention(torch.empty(1, 34, llama.dim, dtype=dtype), torch.empty(34, 2, llama.head_dim))
+    assert seen == [(kv_heads, kv_heads == 2)]
+
+
+def test_repeated_heads_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    llama = experiment(*SMALL).model
+    assert isinstance(llama, Llama)
+    attention, x = Attention(llama), torch.randn(2, 34, llama.dim)
+    rope = rope_table(llama.head_dim, 34, 1e4, None, torch.device("cpu"))
+    grouped = attention(x, rope)
+    monkeypatch.setattr(transformer, "lacks_grouped_kernel", lambda query: True)
+    torch.testing.assert_close(attention(x, rope), grouped)
+
+
 def test_rope_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
     """Figures of Llama 3.1's own formula: head_dim 128, theta 500000, factor 8 over 8192."""
-    scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_len=8192)
-    cpu = torch.device("cpu")
-    plain, scaled = (rope_table(128, 2, 5e5, s, cpu)[1] for s in (None, scaling))
-    angle = lambda table: torch.atan2(table[:, 1], table[:, 0])  # noqa: E731
-    ratio = angle(scaled) / angle(plain)
-    wavelength = 2 * torch.pi / angle(plain)
+    plain, scaled = (rope_frequencies(128, 5e5, s) for s in (None, LLAMA31))
+    ratio = scaled / plain
+    wavelength = 2 * torch.pi / plain
     assert torch.allclose(ratio[wavelength < 8192 / 4], torch.ones(1), atol=1e-5)
     assert torch.allclose(ratio[wavelength > 8192], torch.full((1,), 1 / 8), atol=1e-5)
     between = (wavelength >= 8192 / 4) & (wavelength <= 8192)

@@ -19,7 +19,8 @@ def saved(chosen: Experiment) -> tuple[SavedTensors, SavedTensors]:
         chosen.activation_checkpoint,
         lambda: chosen.model.build(chosen.seq_len),
         (chosen.micro_batch, chosen.seq_len),
-        chosen.precision.param_dtype,
+        None if chosen.parallelism.autocasts else chosen.precision.param_dtype,
+        lambda: chosen.parallelism.computing(chosen.precision, "cpu"),
     )
 
 
@@ -51,3 +52,10 @@ def test_bf16_keeps_half_of_it() -> None:
     option = ("activation_checkpoint=selective_op", "activation_checkpoint.save=[{op:aten.mm}]")
     fp32, bf16 = (saved(experiment(*SMALL, *option, f"precision={p}"))[1].nbytes for p in ("fp32", "bf16"))
     assert bf16 == fp32 / 2
+
+
+def test_autocast_keeps_what_it_computes_with_in_bf16() -> None:
+    option = ("activation_checkpoint=selective_op", "activation_checkpoint.save=[{op:aten.mm}]", "parallelism=ddp")
+    fp32, bf16 = (saved(experiment(*SMALL, *option, f"precision={p}")) for p in ("fp32", "bf16"))
+    assert bf16[1].operators == fp32[1].operators and bf16[1].nbytes == fp32[1].nbytes / 2
+    assert bf16[0].operators["_to_copy"][0] >= 7, "every weight that autocast has cast, until backward"

@@ -157,6 +157,14 @@ def test_a_description_says_what_auto_became(tmp_path: Path) -> None:
     assert run.config == config, "what is on record stays"
 
 
+def test_auto_precision_is_told_as_what_it_became(tmp_path: Path) -> None:
+    environment = {"resolved": {"precision.kind": "bf16"}}
+    run = RunRecord.load(make_run(tmp_path / "run", "precision=auto", environment=environment))
+    told = run.describe()
+    assert (told["precision"]["kind"], told["options"]["precision"]) == ("bf16", "bf16")
+    assert not [tag for tag in run.tags if "precision" in tag], "it is the default"
+
+
 @pytest.mark.parametrize("written", ["[]", '{"resolved": 3, "packages": [1]}', '{"resolved": {"steps.x": 1}}'])
 def test_a_damaged_environment_is_no_reason_to_fail(tmp_path: Path, written: str) -> None:
     run_dir = placed(tmp_path / "run")
@@ -166,12 +174,13 @@ def test_a_damaged_environment_is_no_reason_to_fail(tmp_path: Path, written: str
 
 def test_a_resumed_run_records_the_batch_of_its_checkpoint() -> None:
     """`resolved` is given the experiment as it continues, whose global batch no longer follows from the ranks."""
-    assert resolved(experiment("hardware=cpu"), NodeDevices("cpu", 2, 1)) == {
+    assert resolved(experiment("hardware=cpu").on("cpu"), NodeDevices("cpu", 2, 1)) == {
         "launch.workers": 2,
         "launch.threads": 1,
         "parallelism.shard": 2,
         "parallelism.replicate": 1,
         "parallelism.reshard_after_forward": "always",
+        "precision.kind": "fp32",
         "global_batch": 8,
         "hardware.kind": "cpu",
     }
