@@ -25,12 +25,13 @@ from meshrunner.recipes.meter import PHASES
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch import worker
-from meshrunner.runner.launch.failure import first_failure, hang, oom_kills
+from meshrunner.runner.launch.failure import first_failure, hang
 from meshrunner.runner.launch.nodes import Peers
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.worker import STOPPED_EARLY
 from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.oom_kills import oom_kills
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.signals import first_interrupt
 from meshrunner.runner.process.tree import started_at
