@@ -31,6 +31,7 @@ from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.worker import STOPPED_EARLY
 from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.network import gloo_interface
 from meshrunner.runner.process.oom_kills import oom_kills
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.signals import first_interrupt
@@ -117,6 +118,8 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
     port = SharedIntegers(1)
     port[0] = launch.port or node.port
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"), **launch.env}
+    if node.count > 1 and "GLOO_SOCKET_IFNAME" not in environment and (name := gloo_interface(environment, node.host)):
+        environment["GLOO_SOCKET_IFNAME"] = name
     pickled = pickle.dumps(attempt.experiment)
     processes: list[BaseProcess] = []
     for local_rank in range(devices.workers):
