@@ -22,8 +22,9 @@ from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.recipes.meter import PHASES
-from meshrunner.runner.config.devices import NodeDevices
+from meshrunner.runner.config.devices import NodeDevices, too_few_cores
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.console import warn
 from meshrunner.runner.launch import worker
 from meshrunner.runner.launch.failure import first_failure, hang
 from meshrunner.runner.launch.nodes import Peers
@@ -84,6 +85,8 @@ def launch(
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
     poll(PHASES[0])
+    if remark := too_few_cores(attempt.devices):
+        warn(remark)
     processes = _create_processes(attempt, steps, phase)
     oom_kills_before = oom_kills()
     try:

@@ -129,7 +129,9 @@ class Aborts(Faulty):
     def fail(self) -> None:
         said = "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: "
         what = said + "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later.\n"
-        os.write(2, f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {what}".encode())
+        os.write(
+            2, f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {what}".encode()
+        )
         os.abort()
 
 
