@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA and the AMD driver."""
@@ -38,6 +39,16 @@ def gpu_count() -> int:
 def cores() -> int:
     """Number of cores this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def too_few_cores(devices: NodeDevices) -> str | None:
+    """What the user is told where the workers would leave their GPUs waiting; None: they have enough cores."""
+    if devices.type == "cpu" or cores() >= FEWEST_CORES * devices.workers:
+        return None
+    return (
+        f"{devices.workers} workers on GPUs, {cores()} CPU core{'s' * (cores() > 1)}: with fewer than {FEWEST_CORES} for "
+        "each the GPUs wait for them. Under SLURM hydra.launcher.cpus_per_task and cpus_per_gpu ask for more"
+    )
 
 
 def cpu_name() -> str:

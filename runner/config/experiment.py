@@ -81,6 +81,8 @@ class Launch(Section):
         AfterValidator(_not_secret),
     ]
     """Environment variables of the workers: allocator, NCCL, CUDA settings."""
+    bind: Literal["auto", "none"] = "auto"
+    """CPUs of a worker; auto: those in its GPU's NUMA domain, if they are enough; none: all of the node."""
     port: Annotated[int | None, whole(None, at_most=65535)]
     """TCP port of the rendezvous on the first node; null: one that is free."""
     host_memory_gib: float | None = Field(gt=0)

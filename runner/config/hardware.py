@@ -62,6 +62,11 @@ class GPU(Hardware):
     devices_per_node: Count
     """Devices of a node: the workers that `submit` requests where launch.workers is auto."""
 
+    def found(self, device_name: str, memory_gib: float) -> Hardware | None:
+        # Named by the user, whatever the driver calls it; but a slice of a GPU (MIG) has not its peak.
+        sliced = re.search(r"\bMIG\b", device_name) and not re.search(self.match, device_name, re.IGNORECASE)
+        return None if sliced else self
+
     def peak_tflops(self, rate: str) -> float | None:
         value = getattr(self.peak, rate)
         return None if value is None else float(value)

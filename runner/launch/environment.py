@@ -15,7 +15,7 @@ from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 
 PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
-RECORDED = ("NCCL_", "CUDA_", "TORCH", "PYTORCH_", "OMP_", "SLURM_")
+RECORDED = ("NCCL_", "GLOO_", "CUDA_", "TORCH", "PYTORCH_", "OMP_", "SLURM_")
 """Prefixes of environment variables that may affect measurements."""
 
 

@@ -6,14 +6,16 @@ import re
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.measure.out_of_memory import says_out_of_device_memory
 from meshrunner.runner.rundir.files import ERROR, rank_error, rank_log, read_json, write_json
-from meshrunner.runner.rundir.logs import last_stack
+from meshrunner.runner.rundir.logs import last_exception, last_stack
 
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection (refused|closed)|remote (worker|process)|timed out waiting|"
-    r"NCCL.*(abort|remote)|Failed to recv|Socket",
+    r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
 """Messages of a rank whose peer is gone."""
@@ -46,13 +48,16 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
         killed_by_kernel: whether the kernel has killed a process for lack of memory during the run.
     """
     errors = {rank: read_json(rank_error(run_dir, rank)) for rank in codes}
+    errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
 
     def order(rank: int) -> int:
         code, error = codes[rank], errors[rank]
+        if code < 0 and code != -signal.SIGABRT:
+            return 0
+        if error:
+            return 3 if COLLATERAL.search(error["message"]) else 1
         # A signal is a cause, except SIGABRT: communication libraries abort their victims.
-        if code < 0:
-            return 2 if code == -signal.SIGABRT else 0
-        return 3 if error and COLLATERAL.search(error["message"]) else 1
+        return 2 if code < 0 else 1
 
     rank = min(codes, key=lambda rank: (order(rank), errors[rank].get("time", float("inf"))))
     code, error = codes[rank], errors[rank]
@@ -70,6 +75,19 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
     return Outcome(state, reason, rank, exit_code=code, collateral=order(rank) > 1)
 
 
+def _aborted(run_dir: Path, rank: int) -> dict[str, Any]:
+    """
+    What a rank would have written of the C++ exception that aborted it; {} when there was none.
+
+    A fault of a kernel on the device, such as an index out of range, is often seen by NCCL's watchdog first.
+    """
+    log = rank_log(run_dir, rank)
+    if not (message := last_exception(log)):
+        return {}
+    oom = says_out_of_device_memory(message)
+    return {"time": log.stat().st_mtime, "oom": oom, "message": message, "plain": False}
+
+
 def write_error(run_dir: Path, outcome: Outcome) -> None:
     """Write error.json, about the rank that failed first; nothing where none did."""
     if outcome.rank is None or outcome.state == "timeout":
@@ -82,9 +100,3 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 def _first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0][:300]
-
-
-def oom_kills() -> int:
-    """Number of processes that the kernel killed for lack of memory since boot; 0 when unknown."""
-    found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0

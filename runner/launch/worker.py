@@ -18,8 +18,9 @@ from meshrunner.recipes.checkpoint.on_disk import FOLDER
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
 from meshrunner.runner.process.worker_context import WorkerContext
-from meshrunner.runner.rundir.files import rank_error, rank_log, write_json
+from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error, rank_log, read_json, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -63,13 +64,16 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     torch.set_float32_matmul_precision(getattr(experiment.precision, "matmul", "highest"))
     kind = context.device_type
     device = torch.device("cpu") if kind == "cpu" else torch.device(kind, context.local_rank)
+    launch = experiment.launch
     if device.type == "cuda":
+        if launch.bind == "auto":
+            bind_to_gpu(context.local_rank, context.workers)
         torch.cuda.set_device(device)
     else:
         _keep_freed_memory()
-    launch = experiment.launch
     minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1
     _init_process_group(context, device, timedelta(minutes=minutes))
+    _record_cpus(run_dir, context)
     if launch.host_memory_gib is not None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         limit = held + int(launch.host_memory_gib * GIB)
@@ -141,6 +145,17 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
         world_size=context.world_size,
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
+    """Add to environment.json the CPUs that each worker may run on, in the order of ranks."""
+    import torch.distributed as dist
+
+    everyone = [""] * context.world_size
+    dist.all_gather_object(everyone, allowed_cpus())
+    if context.rank == 0:
+        with suppress(OSError):  # on a full disk the run goes on
+            write_json(run_dir / ENVIRONMENT, read_json(run_dir / ENVIRONMENT) | {"cpus": everyone})
 
 
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:

@@ -22,15 +22,18 @@ from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.recipes.meter import PHASES
-from meshrunner.runner.config.devices import NodeDevices
+from meshrunner.runner.config.devices import NodeDevices, too_few_cores
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.console import warn
 from meshrunner.runner.launch import worker
-from meshrunner.runner.launch.failure import first_failure, hang, oom_kills
+from meshrunner.runner.launch.failure import first_failure, hang
 from meshrunner.runner.launch.nodes import Peers
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.worker import STOPPED_EARLY
 from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.network import gloo_interface
+from meshrunner.runner.process.oom_kills import oom_kills
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.signals import first_interrupt
 from meshrunner.runner.process.tree import started_at
@@ -82,6 +85,8 @@ def launch(
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
     poll(PHASES[0])
+    if remark := too_few_cores(attempt.devices):
+        warn(remark)
     processes = _create_processes(attempt, steps, phase)
     oom_kills_before = oom_kills()
     try:
@@ -116,6 +121,8 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
     port = SharedIntegers(1)
     port[0] = launch.port or node.port
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"), **launch.env}
+    if node.count > 1 and "GLOO_SOCKET_IFNAME" not in environment and (name := gloo_interface(environment, node.host)):
+        environment["GLOO_SOCKET_IFNAME"] = name
     pickled = pickle.dumps(attempt.experiment)
     processes: list[BaseProcess] = []
     for local_rank in range(devices.workers):

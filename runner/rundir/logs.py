@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from meshrunner.recipes.durable import open_regular
@@ -12,6 +13,10 @@ LINES = 12
 WIDTH = 200
 CURRENT = "Current thread"
 """First words of the stack of the thread that was running, as faulthandler writes it."""
+FATAL = "Fatal Python error"
+"""First words of faulthandler at the end of a process that crashes."""
+TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
+"""The message of a C++ exception that nothing caught, as its runtime writes it, without the group and rank that torch adds."""
 STACK_LINES = 200
 """Lines from the end of a log within which a stack belongs to the end of the process."""
 
@@ -34,10 +39,25 @@ def last_stack(log: Path) -> str:
     return "\n".join(lines[starts[-1] :]) if starts else ""
 
 
+def last_exception(log: Path) -> str:
+    """The message of the C++ exception that aborted the process, of some lines; "" when it was not aborted by one."""
+    lines = _tail(log)
+    found = [i for i, line in enumerate(lines) if TERMINATED.match(line)]
+    # A log continues that of an earlier attempt: two crashes after the message, and it is of the first.
+    if not found or sum(line.startswith(FATAL) for line in lines[found[-1] :]) > 1:
+        return ""
+    message = []
+    for line in lines[found[-1] :]:
+        if not line or line.startswith(("Exception raised from ", "frame #", FATAL)):
+            break
+        message.append(line)
+    return TERMINATED.sub(r"\1", "\n".join(message), count=1)
+
+
 def last_lines(log: Path) -> list[str]:
     """The lines of a log to show to a user: the beginning of a crash's stack, else the end; long lines are cut."""
     lines = _tail(log)
-    fatal = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]
     if not hung or len(lines) - hung[-1] > STACK_LINES:
         shown = lines[-LINES:]

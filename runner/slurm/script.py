@@ -9,15 +9,19 @@ from importlib.resources import files
 from pathlib import Path
 
 from meshrunner.runner.rundir.files import LOGS, SLURM_OUTPUT, SLURM_TASK_OUTPUT
-from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.slurm.settings import Nodes, Slurm
+
+CPUS_AND_MEMORY = {"--exclusive", "--oversubscribe", "-s", "--cpus-per-task", "-c", "--cpus-per-gpu", "--mincpus"}
+CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
+"""Options that say which part of a node's CPUs and memory a job has."""
 
 
-def for_run(run_dir: Path, settings: Slurm, *, nodes: int, gpus: int | None) -> str:
+def for_run(run_dir: Path, settings: Slurm, nodes: Nodes) -> str:
     """The script of one run."""
-    return _filled(run_dir, settings, [f"--output={run_dir / LOGS / SLURM_OUTPUT}"], nodes, gpus)
+    return _filled(run_dir, settings, [f"--output={run_dir / LOGS / SLURM_OUTPUT}"], nodes)
 
 
-def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, *, nodes: int, gpus: int | None) -> str:
+def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, nodes: Nodes) -> str:
     """
     The script of an array over the runs of a sweep.
 
@@ -26,10 +30,10 @@ def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, *, nodes: 
     """
     throttle = f"%{settings.max_parallel}" if settings.max_parallel is not None else ""
     own = [f"--array={_ranges(tasks)}{throttle}", f"--output={sweep_dir / SLURM_TASK_OUTPUT}"]
-    return _filled(sweep_dir, settings, own, nodes, gpus)
+    return _filled(sweep_dir, settings, own, nodes)
 
 
-def _filled(folder: Path, settings: Slurm, own: list[str], nodes: int, gpus: int | None) -> str:
+def _filled(folder: Path, settings: Slurm, own: list[str], nodes: Nodes) -> str:
     """slurm/run.sbatch for a run or sweep directory; `own`: options that depend on which of the two it is."""
     variables = {
         "meshrunner": f"({settings.program})",
@@ -38,7 +42,7 @@ def _filled(folder: Path, settings: Slurm, own: list[str], nodes: int, gpus: int
         "arguments": f"({shlex.quote(str(folder))})",
     }
     lines = []
-    for line in _with_options(own + _options(settings, nodes, gpus), settings.extra):
+    for line in _with_options(own + _options(settings, nodes), settings.extra):
         variable = re.match(r"(\w+)=", line)
         if variable and variable[1] in variables:
             lines.append(f"{variable[1]}={variables.pop(variable[1])}")
@@ -50,19 +54,33 @@ def _filled(folder: Path, settings: Slurm, own: list[str], nodes: int, gpus: int
     return "\n".join(lines) + "\n"
 
 
-def _options(settings: Slurm, nodes: int, gpus: int | None) -> list[str]:
+def _options(settings: Slurm, nodes: Nodes) -> list[str]:
     given = {
         "partition": settings.partition,
         "account": settings.account,
         "qos": settings.qos,
         "constraint": settings.constraint,
-        "nodes": nodes,
-        "gpus-per-node": gpus,
-        "cpus-per-task": settings.cpus_per_task,
+        "nodes": nodes.number,
+        "gpus-per-node": nodes.gpus,
+        **_cpus_and_memory(settings, nodes),
         "time": settings.time,
         "signal": f"B:USR1@{settings.notice_s}",
     }
-    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value is not None]
+
+
+def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
+    """Without these SLURM gives a task one core, which the workers of all GPUs of a node would share, and some of the memory."""
+    if settings.cpus_per_task is not None or nodes.gpus is None:
+        return {"cpus-per-task": settings.cpus_per_task}
+    if CPUS_AND_MEMORY & _names(settings.extra):
+        return {}
+    return {"exclusive": True, "mem": 0} if nodes.whole else {"cpus-per-gpu": settings.cpus_per_gpu}
+
+
+def _names(options: list[str]) -> set[str]:
+    """The names of options: `--mem` of `--mem=0`, of `--mem 0` and of `'--mem=0'`."""
+    return {re.split("[= ]", option.strip("'"))[0] for option in options}
 
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
@@ -72,7 +90,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
     Args:
         extra: options as the user wrote them: `--mail-type END` is two words, `--comment='a b'` one.
     """
-    given = {re.split("[= ]", option.strip("'"))[0] for option in [*options, *extra]}
+    given = _names([*options, *extra])
     lines = [
         line
         for line in files("meshrunner.slurm").joinpath("run.sbatch").read_text().splitlines()

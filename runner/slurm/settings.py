@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -23,6 +23,16 @@ from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.validation import invalid
 
 CountOrNull = Annotated[int | None, whole(None)]
+
+
+class Nodes(NamedTuple):
+    """What a run asks of SLURM. The tasks of an array have to ask for the same."""
+
+    number: int
+    gpus: int | None
+    """GPUs on each node; None: none."""
+    whole: bool
+    """Whether these are all GPUs of a node: no other job can use its CPUs and memory for more."""
 
 
 def _time(value: Any) -> Any:
@@ -72,7 +82,12 @@ class Slurm(Section):
     gpus_per_node: CountOrNull
     """GPUs that a run requests on each node; null: launch.workers (auto: the hardware's), where `hardware` names a GPU."""
     cpus_per_task: CountOrNull
-    """CPUs of the one task on a node, which starts all its workers; null: the cluster's default."""
+    """
+    CPUs of the one task on a node, which starts all its workers; null: all of the node, with its memory, where the run uses all
+    its GPUs (`--exclusive --mem=0`), else `cpus_per_gpu`; what `extra` says of CPUs or memory replaces either.
+    """
+    cpus_per_gpu: CountOrNull
+    """CPUs for each GPU of a run that does not use all of its nodes', as far as `hardware` says; null: the cluster's default."""
     time: Annotated[Line | None, BeforeValidator(_time)]
     """Limit of a job as quoted text, '12:00:00' or '2-00:00:00': YAML would read 12:00:00 as a number; null: the partition's."""
     max_parallel: CountOrNull
@@ -82,7 +97,7 @@ class Slurm(Section):
     notice_s: int = Field(ge=0, le=65535)
     """Seconds before the time limit at which a job is told to stop: time for a checkpoint."""
     extra: list[Line]
-    """More lines for sbatch: ['--exclusive', '--mail-type=END']."""
+    """More lines for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[Line]
     """More arguments of srun: ['--container-image=image.sqsh']."""
     preamble: str
@@ -142,6 +157,12 @@ class Slurm(Section):
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers
+
+    def asked(self, experiment: Experiment) -> Nodes:
+        """What a run asks for."""
+        gpus, hardware = self.gpus(experiment), experiment.hardware
+        whole = gpus is not None and isinstance(hardware, GPU) and gpus >= hardware.devices_per_node
+        return Nodes(experiment.launch.nodes, gpus, whole)
 
     def gpus(self, experiment: Experiment) -> int | None:
         """GPUs that a run requests on each node; None: none."""

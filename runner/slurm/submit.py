@@ -22,7 +22,7 @@ from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state, read_status, update_status
 from meshrunner.runner.slurm import script
 from meshrunner.runner.slurm.client import jobs, slurm
-from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.slurm.settings import Nodes, Slurm
 
 POLL_S = 2.0
 
@@ -31,9 +31,7 @@ POLL_S = 2.0
 class JobArray:
     """Runs of a sweep that ask for the same nodes, which the tasks of an array have to."""
 
-    nodes: int
-    gpus: int | None
-    """GPUs per node; None: none."""
+    nodes: Nodes
     tasks: dict[int, Path] = field(default_factory=dict)
     """Line of runs.txt, counted from 0 -> run directory."""
 
@@ -55,7 +53,7 @@ def submit_run(run_dir: Path, settings: Slurm) -> None:
     settings.fit(experiment)
     if not to_submit([run_dir], [], quiet=settings.dry_run):
         return
-    text = script.for_run(run_dir, settings, nodes=experiment.launch.nodes, gpus=settings.gpus(experiment))
+    text = script.for_run(run_dir, settings, settings.asked(experiment))
     if settings.dry_run:
         say(text, end="")
         return
@@ -96,7 +94,7 @@ def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> Usab
         job = _sbatch(path, _text(sweep_dir, array, settings), sweep_dir)
         for task, run_dir in array.tasks.items():
             _record(run_dir, f"{job}_{task}", path)
-        runs, nodes = len(array.tasks), array.nodes
+        runs, nodes = len(array.tasks), array.nodes.number
         print(f"submitted job array {job}: {runs} run{'s' * (runs > 1)} of {nodes} node{'s' * (nodes > 1)}")
     place = shown(sweep_dir)
     say(
@@ -112,10 +110,10 @@ def job_arrays(names: Sequence[str], runs: Mapping[Path, Experiment], settings: 
     Args:
         names: all run directories of the sweep, as in runs.txt.
     """
-    found: dict[tuple[int, int | None], JobArray] = {}
+    found: dict[Nodes, JobArray] = {}
     for run_dir, experiment in runs.items():
-        nodes, gpus = experiment.launch.nodes, settings.gpus(experiment)
-        found.setdefault((nodes, gpus), JobArray(nodes, gpus)).tasks[names.index(run_dir.name)] = run_dir
+        nodes = settings.asked(experiment)
+        found.setdefault(nodes, JobArray(nodes)).tasks[names.index(run_dir.name)] = run_dir
     return list(found.values())
 
 
@@ -126,7 +124,7 @@ def print_arrays(sweep_dir: Path, arrays: Sequence[JobArray], settings: Slurm) -
 
 
 def _text(sweep_dir: Path, array: JobArray, settings: Slurm) -> str:
-    return script.for_sweep(sweep_dir, list(array.tasks), settings, nodes=array.nodes, gpus=array.gpus)
+    return script.for_sweep(sweep_dir, list(array.tasks), settings, array.nodes)
 
 
 def wait(run_dirs: Sequence[Path]) -> int:

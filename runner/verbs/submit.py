@@ -59,8 +59,7 @@ def submit_one(composed: Composed) -> int:
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
     if settings.dry_run:
-        nodes, gpus = experiment.launch.nodes, settings.gpus(experiment)
-        say(script.for_run(composed.run_dir, settings, nodes=nodes, gpus=gpus), end="")
+        say(script.for_run(composed.run_dir, settings, settings.asked(experiment)), end="")
         return 0
     place_run(composed.config, composed.run_dir, composed.overrides)
     submit_run(composed.run_dir, settings)

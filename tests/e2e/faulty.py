@@ -123,6 +123,18 @@ class Raises(Faulty):
         raise RuntimeError("the user's own mistake\nwith a second line")
 
 
+class Aborts(Faulty):
+    """As NCCL's watchdog thread does when it sees that a kernel has failed on the device."""
+
+    def fail(self) -> None:
+        said = "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: "
+        what = said + "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later.\n"
+        os.write(
+            2, f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {what}".encode()
+        )
+        os.abort()
+
+
 class RaisesLongText(Faulty):
     def fail(self) -> None:
         raise RuntimeError("\n".join(f"line {i} " + "x" * 1000 for i in range(200)))

@@ -284,6 +284,11 @@ ONE_RANK = {
     ),
     "raises much text": ("RaisesLongText", "rank 1: RuntimeError: line 0", "line 199"),
     "segfaults": ("Segfaults", "rank 1 was killed by signal SIGSEGV", "faulty.py"),
+    "aborts": (
+        "Aborts",
+        "rank 1: Process group watchdog thread terminated with exception: CUDA error: device-",
+        "in fail",
+    ),
     "leaves": ("Exits", "rank 1 ended with exit code 3", "about to leave"),
     "leaves by sys.exit": ("ExitsInPython", "rank 1: SystemExit: the user's module had enough", "faulty.py"),
 }

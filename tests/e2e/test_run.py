@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from meshrunner.runner.process.cpu_binding import allowed_cpus
 from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.files import read_json
 from meshrunner.runner.rundir.states import read_status
@@ -127,6 +128,8 @@ def test_the_run_directory_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert status["started"] < status["ended"]
     assert read_json(folder / "environment.json")["packages"]["torch"]
     assert (folder / "logs" / "rank1.log").exists()
+    found = read_json(folder / "environment.json")["cpus"]
+    assert found == [allowed_cpus()] * 2, "without GPUs no worker is bound"
 
 
 def test_resume_executes_a_directory_as_it_stands(tmp_path: Path) -> None:

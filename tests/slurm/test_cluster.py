@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from meshrunner.runner.rundir.events import read_events
+from meshrunner.runner.slurm.client import show_job
 from tests.e2e.command import TINY, meshrunner, read, run, status, steps_done
 from tests.e2e.wandb_offline import read_offline_run
 from tests.slurm.cluster import LOW, MAIN, SLOW, daemons_of_step, ended, in_a_step, root, slurm, submit, until
@@ -192,6 +193,22 @@ def test_a_node_that_dies(folder: Path) -> None:
     ended()
     assert attempts(folder / "out") == [1, 2]
     assert curve(folder / "out") == straight(folder, *overrides, workers=4)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "exclusive"),
+    [(8, 16, True), (2, 4, False)],
+    ids=["all GPUs of a node", "two of them"],
+)
+def test_the_cpus_of_a_job_with_gpus(workers: int, cpus: int, exclusive: bool, folder: Path) -> None:
+    """A node of the cluster has 16 CPUs and 8 GPUs that torch cannot use: the run fails, the job shows what it was given."""
+    asked = ("hardware=h100_80gb", f"launch.workers={workers}", "hydra.launcher.cpus_per_gpu=2")
+    submit(*asked, *MAIN, "hydra.launcher.max_requeues=0", "hydra.run.dir=out", cwd=folder)
+    ended()
+    job = show_job(job_of(folder / "out"))
+    assert (job["NumCPUs"], job["OverSubscribe"] == "NO") == (str(cpus), exclusive), job
+    said = next((folder / "out" / "logs").glob("slurm-*.out")).read_text()
+    assert "no GPU that torch can use" in said, said
 
 
 def test_what_slurm_refuses_is_said_and_nothing_is_lost(folder: Path) -> None:

@@ -249,7 +249,15 @@ def test_a_model_brings_the_learning_rate_of_its_paper(tmp_path: Path) -> None:
         ("NVIDIA A100-SXM4-80GB", 79.2, "A100 80GB"),
         ("NVIDIA B200", 178.0, "B200"),
         ("AMD Instinct MI300X", 191.5, "MI300X"),
-        ("NVIDIA H100 PCIe", 79.1, None),
+        ("NVIDIA H100 PCIe", 79.1, "H100 PCIe"),
+        ("NVIDIA H100 NVL", 93.1, "H100 NVL"),
+        ("NVIDIA B300 SXM6 AC", 267.7, "B300"),
+        ("NVIDIA GB200", 184.3, "GB200"),
+        ("NVIDIA GB300", 277.0, None),
+        ("NVIDIA H200 NVL", 139.8, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.8, None),
+        ("NVIDIA A100-SXM4-80GB MIG 7g.80gb", 79.2, None),
+        ("NVIDIA H100 PCIe MIG 3g.40gb", 39.4, None),
         ("NVIDIA GH200 480GB", 95.0, None),
         ("NVIDIA GeForce RTX 4090", 24.0, None),
     ],
@@ -258,7 +266,15 @@ def test_hardware_is_recognised_or_unknown(name: str, gib: float, expected: str 
     """A near name with other rates must not be taken: its MFU would be a guess."""
     found = experiment().hardware.found(name, gib)
     assert getattr(found, "name", None) == expected
-    assert len(known_gpus()) == 6
+    assert len(known_gpus()) == 10
+
+
+def test_a_slice_of_a_gpu_has_no_peak_but_its_own() -> None:
+    named = experiment("hardware=h100_80gb").hardware
+    assert named.found("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.8) is None
+    assert named.found("NVIDIA Graphics Device", 79.1) is named
+    own = experiment("hardware=h100_80gb", "hardware.match='H100.*MIG 3g'", "hardware.peak.bf16=400").hardware
+    assert own.found("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 39.4) is own
 
 
 @pytest.mark.parametrize("kind", ["mine", "mine:", ":X", ".mine:X", "mine.:X", "a..b:X", "{}/mine:X", "mine:X"])

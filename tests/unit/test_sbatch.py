@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config import devices
+from meshrunner.runner.config.devices import NodeDevices, too_few_cores
 from meshrunner.runner.rundir.files import CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS
 from meshrunner.runner.rundir.owner import this_process
 from meshrunner.runner.slurm.client import SlurmJob
 from meshrunner.runner.slurm.script import for_run, for_sweep
-from meshrunner.runner.slurm.settings import Slurm, seconds
+from meshrunner.runner.slurm.settings import Nodes, Slurm, seconds
+from tests.composed import experiment
 
 GOLDEN = Path(__file__).with_name("sbatch")
 SHIPPED = Path(__file__).parents[2] / "slurm"
 NONE: dict[str, Any] = {
     "partition": None, "account": None, "qos": None, "constraint": None, "nodes": None, "gpus_per_node": None,
-    "cpus_per_task": None, "time": None, "max_parallel": None, "max_requeues": 10, "notice_s": 120, "extra": [],
-    "srun": [], "preamble": "", "command": "meshrunner", "wait": False, "dry_run": False,
+    "cpus_per_task": None, "cpus_per_gpu": 8, "time": None, "max_parallel": None, "max_requeues": 10, "notice_s": 120,
+    "extra": [], "srun": [], "preamble": "", "command": "meshrunner", "wait": False, "dry_run": False,
 }  # fmt: skip
 ALL = NONE | {
     "partition": "gpu", "account": "llm", "qos": "high", "constraint": "h100", "cpus_per_task": 96, "time": "2-00:00:00",
@@ -31,10 +34,12 @@ ALL = NONE | {
     "preamble": "module load cuda/13.0\nexport NCCL_IB_HCA=mlx5\n",
 }  # fmt: skip
 SCRIPTS = {
-    "run": for_run(Path("/shared/runs/a b"), Slurm(**NONE), nodes=1, gpus=None),
-    "run_all": for_run(Path("/shared/runs/one"), Slurm(**ALL), nodes=4, gpus=8),
-    "sweep": for_sweep(Path("/shared/sweeps/one"), [0, 1, 2, 5, 7, 8], Slurm(**NONE), nodes=1, gpus=8),
-    "sweep_all": for_sweep(Path("/shared/sweeps/one"), [3], Slurm(**ALL), nodes=2, gpus=8),
+    "run": for_run(Path("/shared/runs/a b"), Slurm(**NONE), Nodes(1, None, whole=False)),
+    "run_all": for_run(Path("/shared/runs/one"), Slurm(**ALL), Nodes(4, 8, whole=True)),
+    "run_all_gpus": for_run(Path("/shared/runs/one"), Slurm(**NONE), Nodes(2, 8, whole=True)),
+    "run_some_gpus": for_run(Path("/shared/runs/one"), Slurm(**NONE), Nodes(1, 2, whole=False)),
+    "sweep": for_sweep(Path("/shared/sweeps/one"), [0, 1, 2, 5, 7, 8], Slurm(**NONE), Nodes(1, 8, whole=True)),
+    "sweep_all": for_sweep(Path("/shared/sweeps/one"), [3], Slurm(**ALL), Nodes(2, 8, whole=True)),
 }
 
 
@@ -42,6 +47,46 @@ SCRIPTS = {
 def test_the_text_is_the_one_that_was_read(name: str) -> None:
     """After a change that is meant: `python -m tests.unit.test_sbatch` writes the files anew, and one reads them."""
     assert SCRIPTS[name] == (GOLDEN / f"{name}.sbatch").read_text()
+
+
+def options(**settings: Any) -> list[str]:
+    """What a run on all 8 GPUs of a node asks for beside them."""
+    text = for_run(Path("/shared/runs/one"), Slurm(**NONE | settings), Nodes(1, 8, whole=True))
+    return re.findall(r"^#SBATCH '?(--(?:cpus|mem|exclusive)[^'\n]*)", text, re.MULTILINE)
+
+
+def test_what_the_user_says_of_cpus_and_memory_is_all_that_is_said() -> None:
+    assert options() == ["--exclusive", "--mem=0"]
+    assert options(cpus_per_task=96) == ["--cpus-per-task=96"]
+    for extra in ("--mem=500G", "--cpus-per-gpu=12", "'--mem-per-gpu=60G'", "--exclusive=user"):
+        assert options(extra=["--mail-type=END", extra]) == [extra.strip("'")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        (["hardware=h100_80gb"], Nodes(1, 8, whole=True)),
+        (["hardware=h100_80gb", "launch.workers=8", "launch.nodes=2"], Nodes(2, 8, whole=True)),
+        (["hardware=h100_80gb", "launch.workers=2"], Nodes(1, 2, whole=False)),
+        (["hardware=h100_80gb", "hardware.devices_per_node=4", "launch.workers=4"], Nodes(1, 4, whole=True)),
+        (["hardware=cpu"], Nodes(1, None, whole=False)),
+        ([], Nodes(1, None, whole=False)),
+    ],
+)
+def test_what_a_run_asks_for(overrides: list[str], asked: Nodes) -> None:
+    assert Slurm(**NONE).asked(experiment(*overrides)) == asked
+
+
+def test_how_many_gpus_a_node_has_is_not_known_without_hardware() -> None:
+    assert Slurm(**NONE | {"gpus_per_node": 8}).asked(experiment()) == Nodes(1, 8, whole=False)
+
+
+def test_workers_of_gpus_that_share_a_core_are_remarked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cores", lambda: 1)
+    assert "8 workers on GPUs, 1 CPU core: with fewer than 2" in str(too_few_cores(NodeDevices("cuda", 8, 1)))
+    assert too_few_cores(NodeDevices("cpu", 8, 1)) is None
+    monkeypatch.setattr(devices, "cores", lambda: 16)
+    assert too_few_cores(NodeDevices("cuda", 8, 1)) is None
 
 
 @pytest.mark.parametrize("path", [*SHIPPED.glob("*.sbatch"), *SHIPPED.glob("*/*.sh"), *GOLDEN.iterdir()], ids=str)
