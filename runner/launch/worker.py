@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.launch.environment import apply_allocator_settings
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import rank_error, rank_log, write_json
@@ -64,8 +65,9 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     kind = context.device_type
     device = torch.device("cpu") if kind == "cpu" else torch.device(kind, context.local_rank)
     if device.type == "cuda":
+        apply_allocator_settings()
         torch.cuda.set_device(device)
-    else:
+    elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
     launch = experiment.launch
     minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1

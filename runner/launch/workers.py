@@ -18,13 +18,13 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.recipes.meter import PHASES
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch import worker
+from meshrunner.runner.launch.environment import worker_environment
 from meshrunner.runner.launch.failure import first_failure, hang, oom_kills
 from meshrunner.runner.launch.nodes import Peers
 from meshrunner.runner.launch.outcome import Outcome
@@ -115,7 +115,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
     devices, node, launch = attempt.devices, attempt.peers.node, attempt.experiment.launch
     port = SharedIntegers(1)
     port[0] = launch.port or node.port
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"), **launch.env}
+    environment = worker_environment(attempt.experiment, devices.type)
     pickled = pickle.dumps(attempt.experiment)
     processes: list[BaseProcess] = []
     for local_rank in range(devices.workers):
