@@ -118,12 +118,6 @@ TABLE = [
         instead="parallelism.sequence_parallel=false, or a multiple of parallelism.tensor",
     ),
     Conflict(
-        when=lambda r, d: r.deterministic and r.parallelism.kind == "ddp" and d.replicate > 2,
-        where="deterministic",
-        reason="after its first step DDP puts gradients into other buckets, in which more than two devices add in another order",
-        instead="parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate, or at most two devices",
-    ),
-    Conflict(
         when=lambda r, _: r.deterministic and str(getattr(r.compile, "mode", "")).startswith("max-autotune"),
         where="compile.mode",
         reason="autotuning takes the kernel that was the fastest this time, and another one rounds in another way",

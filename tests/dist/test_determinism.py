@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from meshrunner.recipes import compatibility
-from meshrunner.recipes.pretrain import train
+from meshrunner.recipes.determinism import compute_deterministically
+from meshrunner.recipes.parallelism.mesh import build_mesh
+from meshrunner.recipes.pretrain import assemble, backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
-from tests.dist.test_checkpoint import interrupted
+from tests.dist.test_checkpoint import KEPT, interrupted
 from tests.dist.test_layouts import CPU, Recorder
 
 OPTIONS = [
@@ -53,10 +53,24 @@ def test_a_resumed_run_is_bit_equal(layout: str, tmp_path: Path) -> None:
         assert len(straight) == 6 and resumed == straight
 
 
-def test_ddp_of_three_is_refused_because_it_is_not(tmp_path: Path) -> None:
-    """When torch keeps the order of its buckets, the row of the table is to go."""
-    three: Any = experiment(*SMALL, "parallelism=ddp", "deterministic=true")
-    assert [each for each in compatibility.problems(three, three.parallelism.degrees(1, 3)) if "buckets" in each]
-    assert not compatibility.problems(three, three.parallelism.degrees(1, 2))
-    ranks = on_ranks(3, interrupted, tmp_path, "dcp", ("parallelism=ddp", "deterministic=true"))
-    assert any(resumed != straight for straight, resumed in ranks)
+def gradients_of_one_batch(deterministic: bool) -> list[bool]:
+    """Whether DDP's gradients of the second and third backward are those of the first, to the last bit."""
+    if deterministic:
+        compute_deterministically(compiles=False)
+    recipe = experiment(*SMALL, "parallelism=ddp", "model.dim=96", "model.ffn_dim=192")
+    model, trained, _ = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, 3)), CPU)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    tokens = torch.randint(recipe.model.vocab_size, (2, 1, recipe.seq_len), generator=generator)
+    found = []
+    for _ in range(3):
+        backward(recipe, model, [(tokens[0], tokens[1])])
+        found.append([each.parameter.grad.clone() for each in trained if each.parameter.grad is not None])
+        model.zero_grad()
+    KEPT.append(model)
+    return [all(map(torch.equal, found[0], other)) for other in found[1:]]
+
+
+def test_ddp_of_three_keeps_the_order_in_which_gradients_are_added() -> None:
+    """Else the steps after a resume would not be those of a run that went on."""
+    assert on_ranks(3, gradients_of_one_batch, True) == [[True, True]] * 3
+    assert on_ranks(3, gradients_of_one_batch, False) == [[False, False]] * 3, "the test would show nothing"
