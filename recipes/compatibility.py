@@ -136,6 +136,12 @@ TABLE = [
         reason="sequence parallelism splits every sequence evenly, and parallelism.tensor does not divide seq_len",
         instead="parallelism.sequence_parallel=false, or a multiple of parallelism.tensor",
     ),
+    Conflict(
+        when=lambda r, _: r.deterministic and str(getattr(r.compile, "mode", "")).startswith("max-autotune"),
+        where="compile.mode",
+        reason="autotuning takes the kernel that was the fastest this time, and another one rounds in another way",
+        instead="compile.mode=default, or deterministic=false",
+    ),
 ]
 
 

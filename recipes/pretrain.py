@@ -20,6 +20,7 @@ from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.determinism import compute_deterministically
 from meshrunner.recipes.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.init_weights import Initialiser, clean_name
 from meshrunner.recipes.loss import cross_entropy
@@ -174,6 +175,8 @@ def train(
     """
     meter.doing("building the model")
     recipe = recipe.on(device.type)
+    if recipe.deterministic:
+        compute_deterministically(compiles=recipe.compile.compiles)
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
     as_configured = recipe

@@ -53,6 +53,8 @@ class Recipe(Section):
     """Optimizer steps."""
     seed: Annotated[int, whole(at_least=0, at_most=2**62)]
     """Seed of the initial weights and of the data order."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time, if the layout and the devices are the same. Slower on GPUs."""
     seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
     micro_batch: Annotated[int, whole(at_most=2**16)]

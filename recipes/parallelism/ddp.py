@@ -38,6 +38,7 @@ class DDP(Parallelism):
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
+        import torch
         from torch.nn.parallel import DistributedDataParallel
 
         initialiser.materialise(model)
@@ -48,6 +49,9 @@ class DDP(Parallelism):
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas are equal by construction
+            # Without it buckets are put together anew after the first step, also the first after a resume, and more than two
+            # devices then add up in another order.
+            find_unused_parameters=torch.are_deterministic_algorithms_enabled(),
         )
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:

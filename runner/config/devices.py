@@ -12,6 +12,8 @@ from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA and the AMD driver."""
+CORES = "MESHRUNNER_CORES"
+"""The variable that tells one of several runs on a node how many cores it has."""
 CPU_WORKERS = 2
 """Workers on a node without GPUs: the fewest that still communicate."""
 
@@ -36,9 +38,17 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that torch can use here, as CUDA_VISIBLE_DEVICES names them: by number, or by UUID where the user does."""
+    count = gpu_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(count)] if named is None else [each.strip() for each in named.split(",")][:count]
+
+
 def cores() -> int:
-    """Number of cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Number of cores that this process may run on: of the runs that share a node each has its part."""
+    own = len(os.sched_getaffinity(0))
+    return min(own, int(os.environ.get(CORES, own)))
 
 
 def too_few_cores(devices: NodeDevices) -> str | None:
@@ -82,5 +92,4 @@ def node_devices(experiment: Experiment) -> NodeDevices:
     device_type = "cuda" if gpus else "cpu"
     if reason := experiment.precision.unsupported(device_type):
         raise Incompatible(reason)
-    threads = max(1, cores() // workers) if launch.threads == "auto" else launch.threads
-    return NodeDevices(device_type, workers, threads)
+    return NodeDevices(device_type, workers, launch.given_threads or max(1, cores() // workers))

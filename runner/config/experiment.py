@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -32,8 +31,8 @@ from meshrunner.recipes.option import (
     whole,
 )
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.recipes.secrets import WHERE, is_secret
 from meshrunner.runner.config.hardware import Hardware
+from meshrunner.runner.config.launch_env import THREADS, as_text, effective
 from meshrunner.runner.config.validation import invalid, listed
 from meshrunner.runner.figures import summary_keys
 from meshrunner.runner.profiler.base import ProfiledRun, Profiler
@@ -54,19 +53,6 @@ def _figures(schema: JsonDict) -> None:
     schema["enum"] = [*summary_keys()]
 
 
-def _as_text(value: Any) -> Any:
-    """What YAML reads as a number or a bool was meant as text: the environment knows nothing else."""
-    return json.dumps(value) if isinstance(value, int | float) else value
-
-
-def _not_secret(variables: dict[str, str]) -> dict[str, str]:
-    if secret := sorted(filter(is_secret, variables)):
-        raise PydanticCustomError(
-            "secret", "the value of {names} is secret, as the name says: " + WHERE, {"names": ", ".join(secret)}
-        )
-    return variables
-
-
 class Launch(Section):
     """How the workers of a run are started."""
 
@@ -75,12 +61,12 @@ class Launch(Section):
     workers: Annotated[int | Auto, whole("auto", at_most=1024)]
     """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
     threads: Annotated[int | Auto, whole("auto", at_most=4096)]
-    """Threads of a worker's CPU operations; auto: the node's cores / workers."""
+    """Threads of a worker's CPU operations; auto: OMP_NUM_THREADS of launch.env, else the cores that the run has / workers."""
     env: Annotated[
-        dict[str, Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]],
-        AfterValidator(_not_secret),
+        dict[str, Annotated[str, BeforeValidator(as_text, json_schema_input_type=str | int | float | bool)]],
+        AfterValidator(effective),
     ]
-    """Environment variables of the workers: allocator, NCCL, CUDA settings."""
+    """Environment variables of the workers: allocator, NCCL, CUDA, torch settings. They win over those of the command."""
     bind: Literal["auto", "none"] = "auto"
     """CPUs of a worker; auto: those in its GPU's NUMA domain, if they are enough; none: all of the node."""
     port: Annotated[int | None, whole(None, at_most=65535)]
@@ -91,6 +77,23 @@ class Launch(Section):
     """Minutes until the first step is done, compilation included; then the run ends in state `timeout`."""
     timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
     """Minutes without a completed step, after the first; then the run ends in state `timeout`."""
+
+    @property
+    def given_threads(self) -> int | None:
+        """Threads of a worker, where the configuration says how many."""
+        if self.threads != "auto":
+            return self.threads
+        return int(self.env[THREADS]) if THREADS in self.env else None
+
+    @model_validator(mode="after")
+    def _one_number_of_threads(self) -> Launch:
+        if THREADS in self.env and self.threads not in ("auto", int(self.env[THREADS])):
+            raise PydanticCustomError(
+                "threads",
+                "threads({threads}) and env.{name}({other}) contradict each other",
+                {"threads": self.threads, "name": THREADS, "other": self.env[THREADS]},
+            )
+        return self
 
 
 class Sweep(Section):
@@ -109,7 +112,11 @@ class Sweep(Section):
     rerun: list[Literal["completed", "oom", "skipped"]]
     """Results that do not count: such runs are executed again when a sweep is resumed."""
     devices: AutoCount
-    """Devices of this node that runs share: several run at once where they fit; auto: its GPUs, without any one at a time."""
+    """
+    Devices of this node that runs share: several run at once where they fit, each with its part of the cores.
+
+    GPUs are counted inside CUDA_VISIBLE_DEVICES; auto: all of them, without any one run at a time.
+    """
     fail_fast: bool
     """Stop at the first run that is not completed."""
 

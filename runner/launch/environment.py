@@ -1,4 +1,4 @@
-"""environment.json: the versions, devices and environment variables of a run, and what `auto` became."""
+"""The environment of the workers, and environment.json: versions, devices, variables of a run, and what `auto` became."""
 
 from __future__ import annotations
 
@@ -10,17 +10,64 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from meshrunner.recipes.cache_dir import cache_dir
+from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 
 PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
-RECORDED = ("NCCL_", "GLOO_", "CUDA_", "TORCH", "PYTORCH_", "OMP_", "SLURM_")
+RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of environment variables that may affect measurements."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Names under which torch reads the settings of its allocator, today's first."""
 
 
-def environment(devices: NodeDevices, launch_env: dict[str, str]) -> dict[str, Any]:
-    """The content of environment.json; `launch_env` is the configuration's `launch.env`."""
+def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
+    """The environment of the workers. What was exported wins over the defaults, and `launch.env` over both."""
+    own = experiment.launch.env
+    replaced = (
+        ALLOCATOR if not own.keys().isdisjoint(ALLOCATOR) else ()
+    )  # torch may prefer another name than that of `own`
+    given = {name: value for name, value in os.environ.items() if name not in replaced} | own
+    defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
+    if device_type == "cuda" and given.keys().isdisjoint(ALLOCATOR):
+        # Segments of fixed size would fragment: memory is reserved that no tensor fits into.
+        defaults["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    if device_type == "cuda" and experiment.deterministic:
+        name, value = CUBLAS_WORKSPACE
+        defaults[name] = value
+    return defaults | given
+
+
+def apply_allocator_settings() -> None:
+    """
+    Hand torch the settings of its allocator that this process has: it may have read its environment before they were there.
+
+    Raises:
+        ConfigError: torch does not accept them.
+    """
+    import torch
+
+    apply = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    for name in ALLOCATOR:
+        if settings := os.environ.get(name):
+            try:
+                apply(settings)
+            except (RuntimeError, ValueError) as error:
+                raise ConfigError(f"{name}={settings}: {str(error).splitlines()[0]}") from error
+            return
+
+
+def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> dict[str, Any]:
+    """
+    The content of environment.json.
+
+    Args:
+        launch_env: the configuration's `launch.env`.
+        variables: the environment of the workers.
+    """
     return {
         "host": socket.gethostname(),
         "command": sys.argv,
@@ -34,7 +81,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str]) -> dict[str, A
         "launch.env": launch_env,
         "environment": {
             name: value
-            for name, value in sorted(os.environ.items())
+            for name, value in sorted(variables.items())
             if name.startswith(RECORDED) and not is_secret(name)
         },
     }

@@ -17,13 +17,14 @@ from meshrunner.runner.config.experiment import Experiment, check, remarks
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.launch.data import prepare_data, refuse_other_data
-from meshrunner.runner.launch.environment import environment, resolved
+from meshrunner.runner.launch.environment import environment, resolved, worker_environment
 from meshrunner.runner.launch.failure import write_error
 from meshrunner.runner.launch.nodes import Peers, this_node
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.progress import Display, ProgressLine
 from meshrunner.runner.launch.workers import Attempt, launch
+from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import INTERRUPTS, blocked, interruptible
 from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR, write_json
@@ -63,6 +64,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
         Moved: the directory was moved before the workers had started.
     """
     experiment = _configuration(run_dir)
+    warm(experiment.launch.env)  # before anything is started: it replaces a forkserver that was started without
     node = this_node(experiment.launch.nodes)
     if node.rank > 0:
         return Executed(run_dir, _execute_other_node(run_dir, experiment, node), {})
@@ -93,7 +95,9 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
             tracking = Trackers.start(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)
             with heartbeat(run_dir):
-                record = environment(devices, experiment.launch.env) | {"resolved": resolved(continued, devices)}
+                variables = worker_environment(experiment, devices.type)
+                record = environment(devices, experiment.launch.env, variables)
+                record["resolved"] = resolved(continued, devices)
                 write_json(run_dir / ENVIRONMENT, record)
                 own = stored is not None and stored.path.parent == run_dir / FOLDER
                 with shows if isinstance(shows, ProgressLine) else nullcontext():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.launch.environment import apply_allocator_settings
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
 from meshrunner.runner.process.worker_context import WorkerContext
@@ -68,8 +69,9 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     if device.type == "cuda":
         if launch.bind == "auto":
             bind_to_gpu(context.local_rank, context.workers)
+        apply_allocator_settings()
         torch.cuda.set_device(device)
-    else:
+    elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
     minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1
     _init_process_group(context, device, timedelta(minutes=minutes))

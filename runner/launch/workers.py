@@ -18,7 +18,6 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.recipes.meter import PHASES
@@ -26,6 +25,7 @@ from meshrunner.runner.config.devices import NodeDevices, too_few_cores
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import warn
 from meshrunner.runner.launch import worker
+from meshrunner.runner.launch.environment import worker_environment
 from meshrunner.runner.launch.failure import first_failure, hang
 from meshrunner.runner.launch.nodes import Peers
 from meshrunner.runner.launch.outcome import Outcome
@@ -120,7 +120,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
     devices, node, launch = attempt.devices, attempt.peers.node, attempt.experiment.launch
     port = SharedIntegers(1)
     port[0] = launch.port or node.port
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor"), **launch.env}
+    environment = worker_environment(attempt.experiment, devices.type)
     if node.count > 1 and "GLOO_SOCKET_IFNAME" not in environment and (name := gloo_interface(environment, node.host)):
         environment["GLOO_SOCKET_IFNAME"] = name
     pickled = pickle.dumps(attempt.experiment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import torch
@@ -35,6 +36,9 @@ class HostMemory:
                 return {"memory/peak_rss_gib": int(line.split()[1]) * 1024 / GIB}
         return {"memory/peak_rss_gib": None}
 
+    def release_cached(self) -> None:
+        """Return what is only cached to the device, so that a peak of reserved memory is that of the steps, not of the start."""
+
     def reset(self) -> None:
         try:
             Path("/proc/self/clear_refs").write_text("5")
@@ -60,6 +64,10 @@ class CudaMemory(HostMemory):
             "memory/alloc_retries": float(stats["num_alloc_retries"] - self._retries),
             **super().read(),
         }
+
+    def release_cached(self) -> None:
+        gc.collect()  # cycles hold tensors
+        torch.cuda.empty_cache()
 
     def reset(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -90,6 +90,7 @@ class RunMeter:
     ) -> None:
         self.device, self.describe_data = device, describe_data
         self.memory = memory_of(device)
+        self.memory.release_cached()
         self.flops, self.attention_flops = flops_per_token, attention_flops_per_token
         self.peak, facts = peak_flops(self.experiment, device, self.context)
         facts |= {"model/params": params, "model/flops_per_token": flops_per_token}

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
@@ -37,13 +38,28 @@ PRELOAD = [
 """Modules that the forkserver imports before it forks. Never a user's: an exception there would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
+_variables: Mapping[str, str] | None = None
+"""What was added to the environment of the forkserver; None before it was started."""
 END_SIGNAL = signal.SIGUSR2
 """The signal that ends a child after its stack is written to its log. Not SIGTERM: SLURM sends that to every process of a job
 to request a stop, and only the launcher may act on it."""
 
 
-def warm() -> None:
-    """Start the forkserver; it imports torch in the background. Takes milliseconds. Raises ConfigError."""
+def warm(variables: Mapping[str, str] | None = None) -> None:
+    """
+    Start the forkserver; it imports torch in the background. Takes milliseconds. Raises ConfigError.
+
+    Args:
+        variables: added to its environment. Libraries read many variables while they are loaded, for children too late; so a
+            forkserver that was started with others is replaced. It must have no children then.
+    """
+    global _variables
+    variables = variables or {}
+    if variables == _variables:
+        return
+    if _variables is not None and (pid := _kill()):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects it, and starts another
+    _variables = variables
     multiprocessing.set_forkserver_preload(PRELOAD)
     with ExitStack() as stack:
         # Inherited by the forkserver: only the launcher handles Ctrl-C. Here it is blocked until the forkserver is started.
@@ -52,6 +68,7 @@ def warm() -> None:
             stack.callback(signal.signal, name, signal.signal(name, signal.SIG_IGN))
         temporary = temporary_folder()
         for variable, value in (
+            *variables.items(),
             (VARIABLE, temporary),
             ("TORCHINDUCTOR_CACHE_DIR", f"{temporary}/inductor"),  # torch creates it on import; workers get their own
             ("PYTHONSAFEPATH", "1"),  # no file of the current directory may shadow a preloaded module
@@ -70,11 +87,17 @@ def _set_environment(variable: str, value: str | None) -> None:
         os.environ[variable] = value
 
 
-def exit_now(code: int) -> NoReturn:
-    """Exit immediately; kill the forkserver, which may still be importing torch, and remove the command's temporary files."""
-    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+def _kill() -> int | None:
+    """Kill the forkserver, which may still be importing torch. Returns its process id; None: there is none."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exit immediately; kill the forkserver and remove the command's temporary files."""
+    _kill()
     remove()
     os._exit(code)
 

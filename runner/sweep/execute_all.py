@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted, Moved
-from meshrunner.runner.config.devices import gpu_count, node_devices
+from meshrunner.runner.config.devices import CORES, NodeDevices, cores, node_devices, visible_gpus
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.console import say, warn
 from meshrunner.runner.launch.execute import execute
@@ -54,9 +54,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     for run_dir in run_dirs:
         if run_dir not in todo:
             print(f"\n{run_dir.name}\n{condition(read_status(run_dir))}", flush=True)
-    devices = gpu_count() if settings.devices == "auto" else settings.devices
-    needs = {run_dir: node_devices(check(read_config(run_dir))).workers for run_dir in todo} if devices > 1 else {}
-    in_parallel = len(needs) > 1 and devices >= 2 * min(needs.values())
+    devices, needs = _shared(todo, settings)
     try:
         with (
             interruptible(),
@@ -64,7 +62,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
             _display(run_dirs, todo, experiment) as table,
         ):
             page = LivePage(run_dirs[0].parent, len(run_dirs))
-            execute_todo = _Parallel(devices, needs, page) if in_parallel else partial(_sequential, page)
+            execute_todo = _Parallel(devices, needs, page) if devices else partial(_sequential, page)
             execute_todo(todo, settings, table, preemption)
     except Interrupted as error:
         cause = str(error).partition(";")[0]  # what follows names the run to resume
@@ -79,6 +77,27 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
         return 75, True
     code = 0 if all(state in RESULTS or state == "running" for state in states) else 1
     return code, any(_fails_fast(run_dir, settings) for run_dir in todo)
+
+
+def _shared(run_dirs: Collection[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
+    """
+    The devices that runs of this node share, and what each run takes; no devices: one run at a time.
+
+    GPUs are named as in CUDA_VISIBLE_DEVICES. Runs on CPUs only count their devices.
+
+    Raises:
+        ConfigError: there are fewer GPUs than `sweep.devices` says.
+    """
+    gpus = visible_gpus()
+    count = len(gpus) if settings.devices == "auto" else settings.devices
+    needs = {run_dir: node_devices(check(read_config(run_dir))) for run_dir in run_dirs} if count > 1 else {}
+    if len(needs) < 2 or count < 2 * min(each.workers for each in needs.values()):
+        return [], {}
+    if all(each.type == "cpu" for each in needs.values()):
+        return [str(number) for number in range(count)], needs
+    if count > len(gpus):
+        raise ConfigError(f"sweep.devices({count}) is more than the {len(gpus)} GPUs visible here: {', '.join(gpus)}")
+    return gpus[:count], needs
 
 
 def _display(run_dirs: Sequence[Path], todo: Collection[Path], experiment: Experiment) -> Display:
@@ -153,10 +172,10 @@ def _sequential(page: LivePage, todo: dict[Path, int], settings: Sweep, table: D
 class _Parallel:
     """Execute runs in parallel, each by a process that sees only its devices."""
 
-    def __init__(self, devices: int, needs: dict[Path, int], page: LivePage) -> None:
-        self.needs, self.page = needs, page
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        self.free = visible.split(",") if visible else [str(device) for device in range(devices)]
+    def __init__(self, devices: list[str], needs: dict[Path, NodeDevices], page: LivePage) -> None:
+        """`devices`: as CUDA_VISIBLE_DEVICES names them; runs on CPUs only count them."""
+        self.devices, self.needs, self.page = devices, needs, page
+        self.free = devices
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.starts: dict[Path, int] = {}
         self.interrupted = False
@@ -187,7 +206,7 @@ class _Parallel:
                 if self.interrupted:
                     warn("the runs end, after a checkpoint where they save any; Ctrl-C again ends them at once")
             # In order: small runs must not starve a large one that waits for devices.
-            while queue and (self.needs[queue[0]] <= len(self.free) or not self.running):
+            while queue and (self.needs[queue[0]].workers <= len(self.free) or not self.running):
                 run_dir = queue.pop(0)
                 if _is_gone(run_dir):
                     continue
@@ -211,7 +230,8 @@ class _Parallel:
             time.sleep(POLL_S)
 
     def _start(self, run_dir: Path) -> None:
-        own, self.free = self.free[: self.needs[run_dir]], self.free[self.needs[run_dir] :]
+        need = self.needs[run_dir]
+        own, self.free = self.free[: need.workers], self.free[need.workers :]
         self.starts[run_dir] = self.starts.get(run_dir, 0) + 1
         if read_state(run_dir) in FINAL:  # of an earlier execution
             update_status(run_dir, state="pending", reason="")
@@ -219,7 +239,7 @@ class _Parallel:
             process = subprocess.Popen(
                 # -P: nothing in the current directory may shadow what is imported
                 [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(own)},
+                env=os.environ | self._environment(need.type, own),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -229,11 +249,16 @@ class _Parallel:
         self.running[run_dir] = process, own
         print(f"{run_dir.name}: started on {', '.join(own)}", flush=True)
 
+    def _environment(self, device_type: str, own: list[str]) -> dict[str, str]:
+        """The variables by which a run keeps to its part of the node: its devices, and as large a part of the cores."""
+        part = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
+        return part | ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if device_type == "cuda" else {})
+
     def _reap(self) -> list[Path]:
         ended = [run_dir for run_dir, (process, _) in self.running.items() if process.poll() is not None]
         for run_dir in ended:
             process, own = self.running.pop(run_dir)
-            self.free = sorted(self.free + own, key=lambda device: (len(device), device))
+            self.free = [device for device in self.devices if device in self.free or device in own]
             status = read_status(run_dir)
             # One that was interrupted while it was starting stays pending.
             may_record = process.returncode != 130 and run_dir.is_dir()

@@ -6,6 +6,7 @@ meshrunner run model.kind=faulty:Raises +model.rank=1 +model.step=2
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -187,6 +188,29 @@ class NotFiniteGradient(Faulty):
 class ShowsEnvironment(Faulty):
     def built(self) -> None:
         print("MINE is", os.environ.get("MINE"))
+
+
+class ShowsSettings(Faulty):
+    """Prints what became of environment variables in a worker, one line for each."""
+
+    def built(self) -> None:
+        import torch._inductor.config
+        from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+        found: dict[str, object] = {
+            "inductor's settings": torch._inductor.config.split_reductions,
+            "dynamo's settings": torch._dynamo.config.verbose,
+            "logging": logging.getLogger("torch._dynamo").isEnabledFor(logging.DEBUG),
+            "c10d": torch.distributed.get_debug_level().name,
+            "interpreter": sys.flags.hash_randomization,
+            "OpenMP": bool(ctypes.CDLL(None).omp_get_dynamic()),
+            "threads": torch.get_num_threads(),
+            "process": os.environ.get("NCCL_DEBUG"),
+            "inductor's cache": cache_dir(),
+            "Triton's cache": triton_cache_dir(0),
+        }
+        for name, value in found.items():
+            print(f"{name}: {value}")
 
 
 class SlowAdamW(AdamW):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -125,8 +126,10 @@ def test_runs_share_the_devices_of_a_node(folder: Path) -> None:
         running += change
         most = max(most, running)
     assert most == 2
-    seen = [read(run / "environment.json")["environment"]["CUDA_VISIBLE_DEVICES"] for run in runs(folder)]
-    assert set(seen) == {"0,1", "2,3"}
+    started = re.findall(r"started on (.*)", ended.out)
+    assert len(started) == 3 and set(started) == {"0, 1", "2, 3"}
+    visible = {read(run / "environment.json")["environment"].get("CUDA_VISIBLE_DEVICES") for run in runs(folder)}
+    assert visible == {os.environ.get("CUDA_VISIBLE_DEVICES")}, "runs on CPUs must not see a GPU that was hidden"
 
 
 def test_an_interrupt_reaches_runs_that_share_a_node(folder: Path) -> None:

@@ -85,6 +85,7 @@ OURS = {
     **dict.fromkeys(
         ("steps", "seed", "seq_len", "micro_batch", "global_batch", "max_grad_norm", "log_every", "progress"), WORKS
     ),
+    "deterministic": WORKS,
     "measure_after": "works, remarked on where it leaves no step",
     "objective": "works with an adaptive sweeper, else remarked on; refused where no summary has it",
     **dict.fromkeys(

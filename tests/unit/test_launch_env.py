@@ -1,0 +1,98 @@
+"""The environment of the workers: what wins, what is recorded, and what is refused because it would have no effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config import devices
+from meshrunner.runner.config.devices import NodeDevices, node_devices
+from meshrunner.runner.launch.environment import ALLOCATOR, apply_allocator_settings, environment, worker_environment
+from tests.composed import experiment
+
+EXPANDABLE = "expandable_segments:True"
+
+
+@pytest.fixture(autouse=True)
+def _without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*ALLOCATOR, "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RANK", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "MESHRUNNER_CACHE", "WANDB_PROJECT", "HF_HOME"],
+)
+def test_what_would_have_no_effect_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"launch.env: these would have no effect here: {name} \("):
+        experiment(f"++launch.env.{name}=1")
+
+
+def test_all_that_would_have_no_effect_is_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r": LOCAL_RANK \(.*\), PYTHONPATH \(.* export it before .*\)$"):
+        experiment("++launch.env.PYTHONPATH=x", "++launch.env.LOCAL_RANK=0", "++launch.env.NCCL_DEBUG=INFO")
+
+
+def test_the_number_of_threads_may_come_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cores", lambda: 16)
+    cpu = ("hardware=cpu", "launch.workers=2")
+    assert node_devices(experiment(*cpu)).threads == 8
+    assert node_devices(experiment(*cpu, "++launch.env.OMP_NUM_THREADS=3")).threads == 3
+    assert node_devices(experiment(*cpu, "++launch.env.OMP_NUM_THREADS=3", "launch.threads=3")).threads == 3
+    with pytest.raises(ConfigError, match=r"launch: threads\(4\) and env.OMP_NUM_THREADS\(3\) contradict each other"):
+        experiment("++launch.env.OMP_NUM_THREADS=3", "launch.threads=4")
+    with pytest.raises(ConfigError, match="expected a whole number of at least 1 for OMP_NUM_THREADS, got '4,2'"):
+        experiment("++launch.env={OMP_NUM_THREADS:'4,2'}")
+
+
+def test_launch_env_wins_over_what_was_exported_and_that_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    assert worker_environment(experiment(), "cpu")[name].endswith("/inductor")
+    monkeypatch.setenv(name, "/exported")
+    assert worker_environment(experiment(), "cpu")[name] == "/exported"
+    assert worker_environment(experiment(f"++launch.env.{name}=/own"), "cpu")[name] == "/own"
+
+
+def allocator(device_type: str, *overrides: str) -> dict[str, str]:
+    """The variables of the allocator that workers have."""
+    return {k: v for k, v in worker_environment(experiment(*overrides), device_type).items() if k in ALLOCATOR}
+
+
+def test_segments_are_expandable_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allocator("cuda") == {"PYTORCH_ALLOC_CONF": EXPANDABLE} and allocator("cpu") == {}
+    own = "++launch.env.PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:512'"
+    assert allocator("cuda", own) == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
+    assert allocator("cuda") == {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+    assert allocator("cuda", own) == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, (
+        "torch prefers the other name"
+    )
+
+
+def test_what_the_workers_have_is_recorded() -> None:
+    found = experiment("++launch.env.MKL_CBWR=AVX2", "++launch.env.OTHER=x")
+    recorded = environment(NodeDevices("cuda", 1, 1), found.launch.env, worker_environment(found, "cuda"))
+    assert recorded["launch.env"] == {"MKL_CBWR": "AVX2", "OTHER": "x"}
+    assert recorded["environment"]["PYTORCH_ALLOC_CONF"] == EXPANDABLE
+    assert recorded["environment"]["MKL_CBWR"] == "AVX2" and "OTHER" not in recorded["environment"]
+
+
+def test_torch_is_handed_the_settings_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    handed: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", handed.append)
+    apply_allocator_settings()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "a")
+    apply_allocator_settings()
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "b")
+    apply_allocator_settings()
+    assert handed == ["a", "b"]
+
+
+def test_settings_that_torch_refuses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDABLE)
+    apply_allocator_settings()
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:yes")
+    with pytest.raises(ConfigError, match=r"^PYTORCH_ALLOC_CONF=expandable_segments:yes: Expected 'True' or 'False'"):
+        apply_allocator_settings()
