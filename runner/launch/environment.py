@@ -103,6 +103,7 @@ def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
         "parallelism.replicate": degrees.replicate,
         "parallelism.reshard_after_forward": experiment.parallelism.reshard(degrees.shard),
         "precision.kind": experiment.precision.kind,
+        "log_every": experiment.steps_between_read_outs(devices.type),
         "global_batch": experiment.accumulation(degrees.data)[0],
         "hardware.kind": {"cpu": "cpu", "cuda": "gpu"}.get(devices.type, kind) if kind == "auto" else kind,
     }
