@@ -142,7 +142,8 @@ def test_the_table_of_a_sweep_that_runs(columns: int, lines: int, folder: Path) 
         for screen in tables
         if any(re.match(r"#0 none lr=0.001 +completed +12/12 +[\d.,]+ +\d\.\d\d GiB host +-$", line) for line in screen)
         and any(
-            re.match(rf"#1 none lr=0.002 +running +\d+/12 +[\d.,]+ +\d\.\d\d GiB host +{TIME}$", line) for line in screen
+            re.match(rf"#1 none lr=0.002 +running +\d+/12 +[\d.,]+ +\d\.\d\d GiB host +{TIME}$", line)
+            for line in screen
         )
         and any(re.match(r"#3 full lr=0.002 +pending +- +- +- +-$", line) for line in screen)
     ]
