@@ -28,13 +28,17 @@ def _to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _device(trained: Sequence[Trainable]) -> torch.device:
+    return _to_local(trained[0].parameter).device
+
+
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
     """This rank's gradient shards. A rank whose shard of a parameter is empty may have no gradient for it."""
     return [_to_local(t.parameter.grad) for t in trained if t.parameter.grad is not None]
 
 
 @torch.no_grad()
-def global_norm(trained: Sequence[Trainable]) -> Tensor:
+def global_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
     """
     The 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
@@ -42,15 +46,18 @@ def global_norm(trained: Sequence[Trainable]) -> Tensor:
     that error alone (2e-6 of the norm) made FSDP1 and FSDP2 drift apart, which are otherwise bit-identical.
 
     A collective: every rank calls it with the same parameters in the same order.
+
+    Args:
+        device: where ranks communicate and the result lies; None: where the parameters do, which may be host memory.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
         by_groups.setdefault(each.shard_groups, []).append(each)
-    total = torch.zeros((), device=_to_local(trained[0].parameter).device, dtype=torch.float64)
+    total = torch.zeros((), device=device or _device(trained), dtype=torch.float64)
     for shard_groups, members in by_groups.items():
         parts = local_gradients(members)
         norms = torch._foreach_norm(parts, 2.0, dtype=torch.float64) if parts else (torch.zeros_like(total),)
-        square = torch.linalg.vector_norm(torch.stack(norms)) ** 2
+        square = torch.linalg.vector_norm(torch.stack(norms)).to(total.device) ** 2
         for group in shard_groups:
             dist.all_reduce(square, group=group)
         total += square
@@ -58,7 +65,7 @@ def global_norm(trained: Sequence[Trainable]) -> Tensor:
 
 
 @torch.no_grad()
-def clip_by_norm(trained: Iterable[Trainable], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients in place to a global norm of at most `max_norm`, without a host-device sync."""
+def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients in place to a global norm of at most `max_norm`, without a sync unless they are in host memory."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(local_gradients(trained), factor)
+    torch._foreach_mul_(local_gradients(trained), factor.to(_device(trained)))

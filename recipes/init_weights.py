@@ -51,9 +51,19 @@ class Initialiser:
     seed: int
     device: torch.device
 
-    def materialise(self, model: nn.Module) -> None:
-        """Allocate and initialise a network on meta, sharded or not. `model` is the network or its wrapper."""
-        model.to_empty(device=self.device)
+    def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
+        """
+        Allocate and initialise a network on meta, sharded or not; values are drawn on the device.
+
+        Args:
+            model: the network or its wrapper.
+            offload: parameters are kept in host memory; buffers are on the device even then.
+        """
+        model.to_empty(device="cpu" if offload else self.device)
+        if offload:
+            for module in model.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    setattr(module, name, torch.empty_like(buffer, device=self.device))
         self.network.tie_weights()
         for name, parameter in model.named_parameters():
             self._initialise(clean_name(name), parameter)

@@ -71,7 +71,7 @@ def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
     A fused kernel reads the flag on the device. The other implementations cannot skip a step there, so the host reads
     the flag: a host-device sync on an accelerator.
     """
-    finite = grad_norm.isfinite()
+    finite = grad_norm.isfinite().to(optimizer.param_groups[0]["params"][0].device)  # of offloaded parameters: the host
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = (~finite).to(grad_norm.dtype)  # type: ignore[attr-defined]
         optimizer.step()

@@ -130,7 +130,7 @@ def update(
 ) -> tuple[Tensor, Tensor]:
     """Take one optimizer step; returns this rank's loss and the global gradient norm before clipping, both 0-d."""
     loss = backward(recipe, model, batches)
-    grad_norm = global_norm(trained)
+    grad_norm = global_norm(trained, loss.device)
     if recipe.max_grad_norm is not None:
         clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
     for group in optimizer.param_groups:

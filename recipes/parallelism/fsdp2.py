@@ -59,7 +59,7 @@ class FSDP2(Parallelism):
         if self.prefetch:
             units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
             _prefetch(units[1:], self.prefetch)
-        initialiser.materialise(model)
+        initialiser.materialise(model, offload=self.cpu_offload)
         return model
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
