@@ -21,6 +21,7 @@ KNOWN_OPERATORS = (
     "aten._scaled_dot_product_efficient_attention",
     "aten._scaled_dot_product_flash_attention",
     "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten._scaled_mm",
     "aten.max",
     "aten.mm",
 )

@@ -201,6 +201,11 @@ def remarks(experiment: Experiment) -> list[str]:
             "will be unknown, and its peak memory is that of the start-up, too"
         )
     found += experiment.lr_schedule.remarks(experiment.steps)
+    if experiment.precision.compute == "fp8" and not experiment.compile.is_partitioned:
+        found.append(
+            "precision=float8 without inductor: scaling and casting are kernels of their own, which float8 counts on the "
+            "compiler to fuse; compile=per_block"
+        )
     if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
         found.append(f"objective({experiment.objective}) is known only with profiler=trace")
     if not experiment.parallelism.wraps_units:

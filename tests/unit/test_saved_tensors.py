@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import torch
+
 from meshrunner.recipes.activation_checkpoint.saved_tensors import SavedTensors, saved_by_block
+from meshrunner.recipes.activation_checkpoint.selective_op import SelectiveOp
 from meshrunner.runner.config.experiment import Experiment
 from tests.composed import SMALL, experiment
 
@@ -31,6 +36,15 @@ def test_selective_op_keeps_what_is_listed() -> None:
     _, kept = saved(experiment(*SMALL, option, "activation_checkpoint.save=[{op:aten.silu}]"))
     assert kept.operators == {"silu": (1, 1)}
     assert kept.nbytes == 4 * 34 * 100  # fp32, one sequence of 34, ffn_dim 100
+
+
+def test_products_in_float8_are_kept_like_others() -> None:
+    option = experiment("activation_checkpoint=selective_op").activation_checkpoint
+    assert isinstance(option, SelectiveOp)
+    products = torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default
+    decide = option.policy()
+    kept = [[decide(SimpleNamespace(is_recompute=False), op).name for _ in range(3)] for op in products]
+    assert kept == [["MUST_SAVE", "PREFER_RECOMPUTE", "MUST_SAVE"]] * 2
 
 
 def test_bf16_keeps_half_of_it() -> None:
