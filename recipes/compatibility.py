@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from meshrunner.recipes.compile import CUDA_GRAPH_MODES
 from meshrunner.recipes.parallelism.base import Degrees
 from meshrunner.recipes.recipe import Recipe
 
@@ -48,6 +49,13 @@ TABLE = [
         where="compile",
         reason="torch cannot trace the embedding once tensor parallelism has split its table",
         instead="compile=per_block",
+    ),
+    Conflict(
+        when=lambda r, _: r.parallelism.wraps_units and getattr(r.compile, "mode", None) in CUDA_GRAPH_MODES,
+        where="compile.mode",
+        reason="reduce-overhead and max-autotune replay CUDA graphs, for which FSDP's gathered parameters would have to stay "
+        "at one address",
+        instead="compile.mode=max-autotune-no-cudagraphs, or parallelism=ddp",
     ),
     Conflict(
         when=lambda r, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget",
@@ -100,10 +108,15 @@ TABLE = [
         instead="parallelism.shard of at least 2, parallelism=hsdp2, or parallelism=ddp",
     ),
     Conflict(
-        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and r.accumulation(d.data)[1] > 1,
-        where="global_batch",
-        reason="FSDP1 cannot accumulate gradients of parameters that tensor parallelism has split",
-        instead="parallelism=fsdp2_tp, or a global batch of micro_batch x data-parallel ranks",
+        when=lambda r, d: (
+            r.parallelism.kind == "fsdp1"
+            and d.tensor > 1
+            and r.parallelism.accumulate == "hold"
+            and r.accumulation(d.data)[1] > 1
+        ),
+        where="parallelism.accumulate",
+        reason="FSDP1 cannot hold whole gradients of parameters that tensor parallelism has split",
+        instead="parallelism.accumulate=reduce, or parallelism=fsdp2_tp",
     ),
     Conflict(
         when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and getattr(r.model, "tie_embeddings", False),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 KNOWN_BACKENDS = ("inductor", "aot_eager", "eager")
 """Backends that every supported torch has; any other is looked up in torch."""
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes that record CUDA graphs (torch._inductor.list_mode_options), which replay with the addresses they were recorded with."""
 
 
 class Compile(Option):

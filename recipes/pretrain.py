@@ -72,7 +72,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     split_by_tensor = split_parameters(network)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan uses module names, too, so it is made before checkpoint wrappers change them.
-    plan = recipe.wrap.plan(network, layout.reshard_after_forward)
+    plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
     # 4. Recomputation and compilation, inside the FSDP units: parameters must be gathered and freed around the compiled and
     # recomputed code, not in it.
     recompute_and_compile(recipe, network, plan)

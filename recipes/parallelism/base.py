@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     Groups = tuple[ProcessGroup, ...]
 
-Reshard = Annotated[
-    int | Literal["always", "never", "except_last"], whole("always", "never", "except_last", at_least=2)
-]
+RESHARD = ("always", "never", "except_last")
+Reshard = Annotated[int | Literal["always", "never", "except_last"], whole(*RESHARD, at_least=2)]
 
 
 class Degrees(NamedTuple):
@@ -66,6 +65,8 @@ class Parallelism(Option):
         "fsdp2": "meshrunner.recipes.parallelism.fsdp2:FSDP2",
     }
 
+    gathers_lookups_again: ClassVar[bool] = True
+    """Whether backward all-gathers the table of an embedding again, which it has no use for."""
     wraps_units: ClassVar[bool] = False
     """Whether the units of the wrap plan are wrapped and all-gathered one by one."""
 
@@ -79,9 +80,17 @@ class Parallelism(Option):
     """Shard activations between the matrix products over the sequence, on the `tensor` devices."""
     loss_parallel: bool
     """Keep the logits sharded over the vocabulary on the `tensor` devices, and the cross entropy too."""
-    reshard_after_forward: Reshard
+    reshard_after_forward: Annotated[
+        int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
+    ]
     """Free a unit's gathered parameters after forward and all-gather them again in backward: always, never, except_last
-    (backward needs the last block immediately), or the number of devices over which to keep them sharded meanwhile."""
+    (backward needs the last block immediately), or the number of devices over which to keep them sharded meanwhile; auto:
+    always, and never where `shard` is 1, as there nothing is gathered, only copied."""
+    accumulate: Literal["reduce", "hold"] = "reduce"
+    """When FSDP reduces gradients, with several micro batches per step. reduce: in each, so that a device holds only its shard
+    of them (with `replicate`, FSDP2 adds up shards and replicas exchange them once); hold: only in the last, and a device holds
+    whole gradients until then, FSDP1 in the dtype of compute. `show` has the bytes of both. DDP has whole gradients in any case
+    and reduces them once."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
         """The degrees on nodes x workers devices, `auto` resolved; raises ConfigError with the arithmetic."""
@@ -106,6 +115,12 @@ class Parallelism(Option):
             )
         return degrees
 
+    def reshard(self, shard: int) -> Reshard:
+        """`reshard_after_forward`, `auto` resolved for so many shards."""
+        if self.reshard_after_forward == "auto":
+            return "never" if shard == 1 else "always"
+        return self.reshard_after_forward
+
     @abstractmethod
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
@@ -123,20 +138,22 @@ class Parallelism(Option):
         """
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Context manager around a micro batch: ranks reduce gradients only in the last micro batch of a step."""
+        """Context manager around a micro batch, the last of a step or not: when gradients are reduced, see `accumulate`."""
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         """
         Bytes that data parallelism all-gathers and reduces for one unit in one step.
 
-        FSDP: an all-gather in forward, another in backward if resharded, a reduction in the last micro batch.
+        FSDP: an all-gather in forward, another in backward if resharded, a reduction in every micro batch or the last.
         """
         reduced = precision.reduce_bytes * unit.trained
         if not self.wraps_units or degrees.shard == 1:
             return Traffic(0, reduced if degrees.replicate > 1 else 0)
-        times = micro_batches * (2 if unit.reshard_after_forward else 1)
-        return Traffic(times * precision.param_bytes * (unit.trained + unit.frozen), reduced)
+        again = unit.reshard_after_forward and (self.gathers_lookups_again or not unit.lookup)
+        gathers = micro_batches * (2 if again else 1)
+        reductions = micro_batches if self.accumulate == "reduce" else 1
+        return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
         """What a device holds of one unit: whole parameters where there is one shard, else an even share of each."""
@@ -144,7 +161,7 @@ class Parallelism(Option):
         return Held(weights, trained, trained)
 
     def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
-        """Bytes of a unit's unsharded gradients, which a device holds between the micro batches of a step."""
+        """Bytes of a unit's unsharded gradients, which a device holds between micro batches if `accumulate` is hold."""
         return 0
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:

@@ -79,7 +79,7 @@ class FSDP1(Parallelism):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         assert isinstance(model, FullyShardedDataParallel)
-        return nullcontext() if last else model.no_sync()
+        return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
         """

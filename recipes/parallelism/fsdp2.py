@@ -22,6 +22,7 @@ class FSDP2(Parallelism):
     """Sharding over `shard` devices; with `replicate` above 1, that many sharded replicas (HSDP)."""
 
     wraps_units: ClassVar[bool] = True
+    gathers_lookups_again: ClassVar[bool] = False
 
     prefetch: Annotated[int, whole(at_least=0)]
     """Units that are all-gathered ahead of the current one; 0: torch's default, which is one."""
@@ -49,13 +50,17 @@ class FSDP2(Parallelism):
         )
         on_gpu = initialiser.device.type != "cpu"
         for name, unit in plan.items():
+            module = model.get_submodule(name)
             fully_shard(
-                model.get_submodule(name),
+                module,
                 mesh=data_mesh,
                 mp_policy=policy,
                 offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if self.cpu_offload else OffloadPolicy(),
                 reshard_after_forward=unit.reshard_after_forward,
             )
+            if unit.lookup:
+                assert isinstance(module, FSDPModule)
+                module.set_unshard_in_backward(False)  # its gradient follows from the tokens
         if self.prefetch:
             units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
             _prefetch(units[1:], self.prefetch)
@@ -66,7 +71,10 @@ class FSDP2(Parallelism):
         from torch.distributed.fsdp import FSDPModule
 
         assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(last)
+        if self.accumulate == "hold":
+            model.set_requires_gradient_sync(last)
+        elif self.replicate > 1:
+            model.set_requires_all_reduce(last)  # among replicas, whose shards of the gradients are added up until then
         return nullcontext()
 
     def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:

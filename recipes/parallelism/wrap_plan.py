@@ -20,6 +20,8 @@ class Unit:
 
     reshard_after_forward: bool | int
     """Whether to free the gathered parameters after forward; a number: keep them sharded over that many devices."""
+    lookup: bool = False
+    """Whether it is an embedding, which backward neither calls again nor needs the table of."""
 
 
 WrapPlan = dict[str, Unit]
@@ -60,6 +62,31 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
     return found
 
 
+def top_modules(network: Network) -> list[str]:
+    """
+    The blocks, and the outermost modules with a matrix outside them, in `named_modules` order: embedding, output projection.
+
+    Not among them is what shares a parameter with a module outside it, such as a tied embedding, and what has only vectors,
+    such as the final norm: too small to be communicated by itself.
+    """
+    blocks, shared = set(network.block_names()), parameters_shared_outside(network)
+    around = {prefix for name in blocks for prefix in accumulate(name.split(".")[:-1], "{}.{}".format)}
+    found: list[str] = []
+    for name, module in network.named_modules():
+        if not name or name in around or (found and name.startswith(f"{found[-1]}.")):
+            continue
+        usable = has_forward(module) and name not in shared
+        if name in blocks or (usable and any(parameter.dim() > 1 for parameter in module.parameters())):
+            found.append(name)
+    return found
+
+
+def is_lookup(network: Network, name: str) -> bool:
+    """Whether a module is an embedding outside the blocks, which are called again in backward when they are recomputed."""
+    in_block = any(name.startswith(f"{block}.") for block in network.block_names())
+    return type(network.get_submodule(name)) is nn.Embedding and not in_block
+
+
 def frozen_gradient_bytes(network: Network, plan: WrapPlan) -> dict[str, int]:
     """Unit -> bytes of fp32 gradients that FSDP1 allocates for frozen parameters in units with trained ones."""
     found = {}
@@ -97,6 +124,8 @@ class UnitParameters(NamedTuple):
     parameters: tuple[LocalParameter, ...]
     reshard_after_forward: bool | int
     """False for the root."""
+    lookup: bool
+    """As of `Unit`."""
 
     @property
     def trained(self) -> int:
@@ -120,7 +149,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str,
             if (dim := split.get(name)) is not None:
                 shape[dim] = -(-shape[dim] // tensor)
             local.append(LocalParameter(tuple(shape), parameter.requires_grad))
-        found[unit] = UnitParameters(tuple(local), plan[unit].reshard_after_forward)
+        found[unit] = UnitParameters(tuple(local), plan[unit].reshard_after_forward, plan[unit].lookup)
     return found
 
 

@@ -57,13 +57,13 @@ class Wrap(Option):
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
         """The plan for a network on meta, with `parallelism.reshard_after_forward` resolved for every unit."""
-        from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units
+        from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units, is_lookup
 
         units = {name: own or reshard for name, own in self.units(network).items()}
         check_units(network, units)
         # Children before parents; named_modules has them the other way round.
         names = sorted(units, key=lambda name: name.count("."), reverse=True)
-        plan = {name: Unit(_reshard_argument(units[name])) for name in names}
+        plan = {name: Unit(_reshard_argument(units[name]), is_lookup(network, name)) for name in names}
         if blocks := [name for name in network.block_names() if units.get(name) == "except_last"]:
             plan[blocks[-1]] = Unit(False)
         # The root ends forward and begins backward: if freed in between, it would be gathered again immediately.
@@ -76,10 +76,21 @@ def _reshard_argument(reshard: Reshard) -> bool | int:
 
 
 class Blocks(Wrap):
-    """Each block of the model is a unit; the embedding, the final norm and the output projection belong to the root."""
+    """
+    The embedding, each block and the output projection are units; the final norm belongs to the root.
+
+    So no device gathers the two largest tables before it can look up a token, and the projection's gradient is reduced while
+    the blocks go backward. Tied, they are one parameter and belong to the root.
+    """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        return dict.fromkeys(network.block_names())
+        from meshrunner.recipes.parallelism.wrap_plan import top_modules
+
+        names = top_modules(network)
+        last_block = names.index(network.block_names()[-1])
+        # What is behind the blocks ends forward and begins backward: if freed in between, it would be gathered again
+        # immediately.
+        return {name: None if number <= last_block else "never" for number, name in enumerate(names)}
 
 
 class RootOnly(Wrap):

@@ -211,13 +211,13 @@ def remarks(experiment: Experiment) -> list[str]:
     if not experiment.parallelism.wraps_units:
         idle = {
             f"wrap={experiment.wrap.kind}": experiment.wrap.kind != "blocks",
-            "parallelism.reshard_after_forward": experiment.parallelism.reshard_after_forward != "always",
+            "parallelism.reshard_after_forward": experiment.parallelism.reshard_after_forward not in ("auto", "always"),
         }
         found += [f"{key} has no effect: {experiment.parallelism.kind} has no units" for key in idle if idle[key]]
     if not (experiment.model.freeze or experiment.wrap.needs_network):
         return found
     network = experiment.model.on_meta(experiment.seq_len)
-    units = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
+    units = experiment.wrap.plan(network, "always")
     return found + experiment.wrap.remarks(network, units, experiment.parallelism.kind)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CONFIG = "--config"
 """The flag for the resolved configuration."""
+WHOLE_GRADIENTS = "whole gradients between micro batches"
 
 
 def show(arguments: list[str]) -> int:
@@ -53,7 +54,7 @@ def _show(arguments: list[str]) -> int:
     from meshrunner.recipes.parallelism.wrap_plan import local_parameters
 
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
-    plan = experiment.wrap.plan(network, experiment.parallelism.reshard_after_forward)
+    plan = experiment.wrap.plan(network, experiment.parallelism.reshard(degrees.shard))
     units = local_parameters(network, plan, degrees.tensor)
     screen = console()
     screen.print(_facts(experiment, network, degrees))
@@ -120,12 +121,15 @@ def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: D
         "gradients": 4 * sum(unit.gradients for unit in held),
         "optimizer state": experiment.optimizer.state_bytes(sum(unit.trained for unit in held), tensors),
     }
+    notes = {}
     if experiment.accumulation(degrees.data)[1] > 1 and (
-        kept := sum(layout.accumulated(unit, precision, degrees) for unit in units.values())
+        whole := sum(layout.accumulated(unit, precision, degrees) for unit in units.values())
     ):
-        sizes["gradients between micro batches"] = kept
+        holds = layout.accumulate == "hold"
+        sizes[WHOLE_GRADIENTS] = whole if holds else 0
+        notes[WHOLE_GRADIENTS] = "; 0 with accumulate=reduce" if holds else f"; {whole:,} with accumulate=hold"
     rows = [
-        (name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes")))
+        (name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes{notes.get(name, '')}")))
         for name, size in sizes.items()
     ]
     total = sum(size for size in sizes.values() if size is not None)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
@@ -91,8 +92,8 @@ def test_what_a_device_holds(world: int, layout: str) -> None:
         assert state == planned[2]
 
 
-def accumulated(overrides: tuple[str, ...]) -> int:
-    """Bytes of unsharded gradients on this rank between two micro batches."""
+def accumulated(overrides: tuple[str, ...]) -> tuple[int, int]:
+    """Bytes of unsharded gradients on this rank between two micro batches, and bytes of shards of them."""
     recipe = experiment(*overrides)
     mesh = build_mesh("cpu", recipe.parallelism.degrees(1, dist.get_world_size()))
     model, _, _ = assemble(recipe, mesh, torch.device("cpu"))
@@ -106,16 +107,79 @@ def accumulated(overrides: tuple[str, ...]) -> int:
             own = [p.unsharded_accumulated_grad for p in parameters]
             found += [p.unsharded_param.grad if g is None else g for p, g in zip(parameters, own, strict=True)]
         elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            found.append(module._handle.flat_param.grad)
-    return nbytes([gradient for gradient in found if gradient is not None])
+            flat: Any = module._handle.flat_param
+            if flat.grad is not None and flat.grad.numel() > flat._local_shard.numel():
+                found.append(flat.grad)
+    shards = [p.grad for p in model.parameters() if p.grad is not None]
+    return nbytes([gradient for gradient in found if gradient is not None]), nbytes(shards)
 
 
+@pytest.mark.parametrize("accumulate", ["reduce", "hold"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
-def test_what_accumulates_between_micro_batches(kind: str, precision: str) -> None:
+def test_what_accumulates_between_micro_batches(kind: str, precision: str, accumulate: str) -> None:
     overrides = (*SMALL, f"parallelism={kind}", f"precision={precision}", "global_batch=4")
+    overrides += (f"parallelism.accumulate={accumulate}",)
     recipe = experiment(*overrides)
     degrees, network = recipe.parallelism.degrees(1, 2), recipe.model.on_meta(recipe.seq_len)
     units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor).values()
-    planned = sum(recipe.parallelism.accumulated(unit, recipe.precision, degrees) for unit in units)
-    assert on_ranks(2, accumulated, overrides) == [planned, planned]
+    if accumulate == "hold":
+        whole = sum(recipe.parallelism.accumulated(unit, recipe.precision, degrees) for unit in units)
+        assert [rank[0] for rank in on_ranks(2, accumulated, overrides)] == [whole] * 2
+    else:
+        shards = 4 * sum(recipe.parallelism.held(unit, recipe.precision, degrees).gradients for unit in units)
+        ranks = on_ranks(2, accumulated, overrides)
+        assert [rank[0] for rank in ranks] == [0, 0]
+        assert max(rank[1] for rank in ranks) == shards
+
+
+class Communicated(TorchDispatchMode):
+    """Bytes of what is all-gathered and reduce-scattered, before division among ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gathered = self.reduced = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.c10d._allgather_base_.default:
+            self.gathered += args[0].nbytes
+        elif func is torch.ops.c10d.allgather_.default:  # FSDP1's over gloo
+            self.gathered += sum(each.nbytes for each in args[0][0])
+        elif func is torch.ops.c10d._reduce_scatter_base_.default:
+            self.reduced += args[1].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def communicated(overrides: tuple[str, ...]) -> tuple[int, int]:
+    """Bytes that the micro batches of a step gather and reduce."""
+    recipe = experiment(*overrides)
+    degrees = recipe.parallelism.degrees(1, dist.get_world_size())
+    model, _, _ = assemble(recipe, build_mesh("cpu", degrees), torch.device("cpu"))
+    tokens = torch.zeros(recipe.micro_batch, recipe.seq_len, dtype=torch.long)
+    with Communicated() as seen:
+        backward(recipe, model, [(tokens, tokens)] * recipe.accumulation(degrees.data)[1])
+    return seen.gathered, seen.reduced
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "parallelism=fsdp1",
+        "parallelism=fsdp1 parallelism.reshard_after_forward=never",
+        "parallelism=fsdp2",
+        "parallelism=fsdp2 parallelism.prefetch=2",
+        "parallelism=fsdp2 parallelism.reshard_after_forward=never",
+        "parallelism=fsdp2 parallelism.accumulate=hold",
+        "parallelism=fsdp2 precision=bf16",
+        "parallelism=fsdp2 model.tie_embeddings=true",
+    ],
+)
+def test_what_is_communicated_is_what_show_says(layout: str) -> None:
+    """Shapes that two ranks divide evenly: nothing is padded."""
+    overrides = (*SMALL, "model.vocab_size=512", "global_batch=6", *layout.split())
+    recipe = experiment(*overrides)
+    degrees, network = recipe.parallelism.degrees(1, 2), recipe.model.on_meta(recipe.seq_len)
+    units = local_parameters(network, recipe.wrap.plan(network, recipe.parallelism.reshard(2)), 1).values()
+    each = [recipe.parallelism.traffic(unit, recipe.precision, degrees, 3) for unit in units]
+    planned = sum(unit.gathered for unit in each), sum(unit.reduced for unit in each)
+    assert on_ranks(2, communicated, overrides) == [planned] * 2

@@ -70,6 +70,7 @@ LAYOUTS = [
     (4, "parallelism=fsdp2_tp parallelism.sequence_parallel=false micro_batch=3"),
     (4, "parallelism=fsdp2_tp parallelism.loss_parallel=true micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6"),
+    (4, "parallelism=fsdp1_tp micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.sequence_parallel=false"),
     (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.loss_parallel=true"),
     (4, "parallelism=fsdp2_tp model.tie_embeddings=true micro_batch=3"),
@@ -86,6 +87,28 @@ LAYOUTS = [
     (4, "parallelism=fsdp2_tp loss=chunked loss.tokens=5 micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6 loss=chunked loss.tokens=5"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 wrap=rules wrap.rules=[{match:layers.*},{match:output}]"),
+    (2, "parallelism=fsdp2 wrap=rules"),
+    (2, "parallelism=fsdp1 wrap=rules"),
+    (1, "parallelism=fsdp1"),
+    *(
+        (world, f"{layout} parallelism.accumulate=hold")
+        for world, layout in (
+            (2, "parallelism=fsdp1"),
+            (2, "parallelism=fsdp1 model.tie_embeddings=true"),
+            (2, "parallelism=fsdp1 model.freeze=[tok_embeddings.*,layers.1.attention.*]"),
+            (2, "parallelism=fsdp1 loss=chunked loss.tokens=13"),
+            (4, "parallelism=hsdp1"),
+            (2, "parallelism=fsdp2"),
+            (2, "parallelism=fsdp2 model.tie_embeddings=true"),
+            (2, "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.1.attention.*]"),
+            (2, "parallelism=fsdp2 loss=chunked loss.tokens=13"),
+            (2, "parallelism=fsdp2 parallelism.cpu_offload=true"),
+            (2, "parallelism=hsdp2"),
+            (4, "parallelism=hsdp2"),
+            (4, "parallelism=fsdp2_tp micro_batch=3"),
+        )
+    ),
+    (4, "parallelism=hsdp2 loss=chunked loss.tokens=13"),
     (8, "parallelism=fsdp2_tp parallelism.replicate=2 micro_batch=3"),
     (8, "parallelism=fsdp1_tp parallelism.replicate=2 micro_batch=3"),
 ]

@@ -198,7 +198,7 @@ def test_changes_that_do_not_decide_what_is_trained_need_nothing(straight: Path,
     edit(run_dir, "workers: 2", "workers: 1")
     edit(run_dir, "micro_batch: 1", "micro_batch: 2")
     edit(run_dir, "every: 1\n", "every: 3\n")
-    edit(run_dir, "reshard_after_forward: always", "reshard_after_forward: never")
+    edit(run_dir, "reshard_after_forward: auto", "reshard_after_forward: never")
     completed(resume(run_dir), run_dir)
     assert curve(run_dir)[:4] == curve(straight)[:4]
     for one, two in zip(curve(run_dir)[4:], curve(straight)[4:], strict=True):
@@ -215,7 +215,7 @@ def check_figures_of_the_last_layout(run_dir: Path) -> None:
     table = meshrunner("compare", str(run_dir), cwd=run_dir.parent).out
     assert "from step 5 on" in table
     assert (
-        "steps 1 to 4 ran with parallelism.reshard_after_forward=always, micro_batch=1, launch.workers=2, world_size=2"
+        "steps 1 to 4 ran with parallelism.reshard_after_forward=auto, micro_batch=1, launch.workers=2, world_size=2"
         in table
     )
 

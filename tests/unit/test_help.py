@@ -85,7 +85,7 @@ def test_every_key_of_hydra_is_explained(key: str) -> None:
         ("+global_batch", ["whole number at least 1, or null", "null"]),
         ("betas", ["list of 2: number at least 0, below 1", "[0.9, 0.95]"]),
         ("parallelism.prefetch", ["a key of  parallelism=fsdp2,", "fsdp2_tp"]),
-        ("reshard_after_forward", ["whole number at least 2, always, never or except_last"]),
+        ("reshard_after_forward", ["whole number at least 2, auto, always, never or except_last"]),
         ("compile.mode", ["default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs or null"]),
         ("lr_schedule.total_steps", ["that of steps"]),
         ("data.path", ["none: it has to be given", "data=jsonl,parquet"]),

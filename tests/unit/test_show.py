@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from meshrunner.runner import cli
+from meshrunner.runner.verbs.show import WHOLE_GRADIENTS
 
 
 def shown(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
@@ -18,7 +19,7 @@ def shown(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
 
 def rows(text: str) -> dict[str, str]:
     """Row -> the rest of its line."""
-    names = ("parameters", "mesh", "weights", "gradients between micro batches", "gradients", "optimizer state")
+    names = ("parameters", "mesh", "weights", WHOLE_GRADIENTS, "gradients", "optimizer state")
     found: dict[str, str] = {}
     for line in text.splitlines():
         for name in (*names, "together"):
@@ -67,10 +68,17 @@ def test_what_is_frozen_has_no_gradient(capsys: pytest.CaptureFixture[str]) -> N
     assert found["optimizer state"].endswith(f"{trained * 4 + 4 * 56:,} bytes")
 
 
-def test_gradients_between_micro_batches_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(shown(capsys, "global_batch=16", "launch.workers=2", "hardware=cpu"))
-    assert found["gradients between micro batches"].endswith(f"{7_212_288 * 4:,} bytes")
-    assert "gradients between micro batches" not in rows(shown(capsys, "launch.workers=2", "hardware=cpu"))
+def test_whole_gradients_between_micro_batches_are_held_only_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("launch.workers=2", "hardware=cpu")
+    whole = 7_212_288 * 4
+    found = rows(shown(capsys, "global_batch=16", *common))
+    assert found[WHOLE_GRADIENTS] == f"0.00 MiB 0 bytes; {whole:,} with accumulate=hold"
+    assert found["together"].startswith("55.03 MiB")
+    found = rows(shown(capsys, "global_batch=16", "parallelism.accumulate=hold", *common))
+    assert found[WHOLE_GRADIENTS] == f"27.51 MiB {whole:,} bytes; 0 with accumulate=reduce"
+    assert found["together"].startswith("82.54 MiB")
+    assert WHOLE_GRADIENTS not in rows(shown(capsys, *common))
+    assert WHOLE_GRADIENTS not in rows(shown(capsys, "parallelism=ddp", "global_batch=16", *common))
 
 
 def test_what_is_offloaded_is_in_host_memory(capsys: pytest.CaptureFixture[str]) -> None:

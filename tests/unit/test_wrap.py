@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.parallelism.wrap_plan import frozen_gradient_bytes, local_parameters, unit_parameters
+from meshrunner.recipes.parallelism.wrap_plan import (
+    Unit,
+    frozen_gradient_bytes,
+    local_parameters,
+    top_modules,
+    unit_parameters,
+)
 from meshrunner.runner.config.experiment import remarks
 from tests.composed import SMALL, experiment
 
@@ -19,23 +28,55 @@ def planned(*overrides: str) -> tuple[Network, dict[str, bool | int]]:
     recipe = experiment(*SMALL, *overrides)
     with torch.device("meta"):
         network = recipe.model.build(recipe.seq_len)
-    plan = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)
+    plan = recipe.wrap.plan(network, recipe.parallelism.reshard(2))
     return network, {name: unit.reshard_after_forward for name, unit in plan.items()}
 
 
 @pytest.mark.parametrize(
     ("reshard", "expected"),
     [
-        ("always", [True, True, True, False]),
+        ("auto", [True, True, True, True]),
+        ("always", [True, True, True, True]),
         ("never", [False, False, False, False]),
-        ("except_last", [True, True, False, False]),
-        ("2", [2, 2, 2, False]),
+        ("except_last", [True, True, False, True]),
+        ("2", [2, 2, 2, 2]),
     ],
 )
 def test_blocks(reshard: str, expected: list[bool | int]) -> None:
-    _, plan = planned(f"parallelism.reshard_after_forward={reshard}")
-    assert list(plan) == [*BLOCKS, ""]
-    assert list(plan.values()) == expected
+    """The output projection is kept, as backward begins with it; so is the root, which has but the final norm."""
+    network, plan = planned(f"parallelism.reshard_after_forward={reshard}")
+    assert list(plan) == [*BLOCKS, "tok_embeddings", "output", ""]
+    assert list(plan.values()) == [*expected, False, False]
+    units = unit_parameters(network, {name: Unit(each) for name, each in plan.items()})
+    assert set(units[""]) == {"norm.weight"}
+
+
+def test_where_nothing_is_gathered_nothing_is_freed_by_default() -> None:
+    assert experiment("parallelism=hsdp2", "parallelism.shard=1").parallelism.reshard(1) == "never"
+    assert experiment("parallelism.reshard_after_forward=always").parallelism.reshard(1) == "always"
+
+
+class Headed(nn.Module):
+    """What a person may have around the blocks: a container with a forward, a head of two layers, a table nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 4)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+        self.heads = nn.ModuleList([nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8)), nn.LayerNorm(4)])
+
+    def block_names(self) -> list[str]:
+        return ["body.1"]
+
+
+def test_units_of_a_network_of_ones_own() -> None:
+    """Outermost modules with a matrix; a container that is never called is not one, nor is one around blocks."""
+    network: Any = Headed()
+    assert top_modules(network) == ["table", "body.0", "body.1", "heads.0"]
+    blocks = experiment("wrap=blocks").wrap
+    assert blocks.units(network) == {"table": None, "body.0": None, "body.1": None, "heads.0": "never"}
+    network.heads[0][1].weight = network.table.weight
+    assert top_modules(network) == ["body.0", "body.1"]
 
 
 def test_root_only() -> None:
@@ -129,7 +170,10 @@ def test_what_is_perhaps_not_meant_is_said() -> None:
     [
         ("parallelism=fsdp2", 4, 2, 1),
         ("parallelism=fsdp1 parallelism.reshard_after_forward=never", 4, 1, 1),
-        ("parallelism=fsdp2 global_batch=24", 4, 12, 1),
+        ("parallelism=fsdp2 global_batch=24", 4, 12, 6),
+        ("parallelism=fsdp2 global_batch=24 parallelism.accumulate=hold", 4, 12, 1),
+        ("parallelism=hsdp2 parallelism.shard=1 global_batch=24", 2, 0, 1),
+        ("parallelism=ddp global_batch=24", 4, 0, 1),
         ("parallelism=hsdp2 parallelism.shard=1", 2, 0, 1),
         ("parallelism=fsdp2", 1, 0, 0),
         ("parallelism=ddp", 4, 0, 1),
@@ -143,7 +187,7 @@ def test_what_a_block_gathers_and_reduces(layout: str, workers: int, gathered: f
     degrees = recipe.parallelism.degrees(1, workers)
     network = recipe.model.build(recipe.seq_len)
     parameters = dict(network.get_submodule("layers.0").named_parameters("layers.0"))
-    plan = recipe.wrap.plan(network, recipe.parallelism.reshard_after_forward)
+    plan = recipe.wrap.plan(network, recipe.parallelism.reshard(degrees.shard))
     unit = local_parameters(network, plan, degrees.tensor)["layers.0"]
     traffic = recipe.parallelism.traffic(unit, recipe.precision, degrees, recipe.accumulation(degrees.data)[1])
     whole = 4 * sum(p.numel() for p in parameters.values())
