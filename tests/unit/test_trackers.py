@@ -171,12 +171,14 @@ def test_a_resumed_run_records_the_batch_of_its_checkpoint() -> None:
         "launch.threads": 1,
         "parallelism.shard": 2,
         "parallelism.replicate": 1,
+        "parallelism.reshard_after_forward": "always",
         "global_batch": 8,
         "hardware.kind": "cpu",
     }
     continued = experiment("parallelism=ddp", "global_batch=24")
     found = resolved(continued, NodeDevices("cuda", 3, 4))
     assert (found["parallelism.replicate"], found["global_batch"], found["hardware.kind"]) == (3, 24, "gpu")
+    assert found["parallelism.reshard_after_forward"] == "never"
 
 
 def test_what_a_sweep_has_in_common(tmp_path: Path) -> None:
