@@ -52,7 +52,9 @@ def test_fsdp2_asks_for_what_torch_asks_of_it(offload: bool, monkeypatch: pytest
     assert policies == [offloaded if offload else torch.distributed.fsdp.OffloadPolicy()]
 
 
-def test_the_norm_is_read_out_from_the_device_and_used_in_host_memory() -> None:
+def test_the_norm_is_read_out_from_the_device_and_used_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors: list[Tensor] = []
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda _, factor: factors.append(factor))
     with FakeTensorMode():
         parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
         for parameter in parameters:
@@ -63,5 +65,6 @@ def test_the_norm_is_read_out_from_the_device_and_used_in_host_memory() -> None:
         clip_by_norm(trained, norm, 1.0)
         optimizer = MagicMock(param_groups=[{"params": parameters, "fused": True}])
         step_if_finite(optimizer, norm)
-        assert {gradient.device for gradient in local_gradients(trained)} == {optimizer.found_inf.device} == {CPU}
+        used = [*local_gradients(trained), *factors, optimizer.found_inf]
+        assert [tensor.device for tensor in used] == [CPU] * 4
         assert global_norm(trained).device == CPU
