@@ -14,8 +14,8 @@ from meshrunner.recipes.option import Count, Option
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    SummedLoss = Callable[[Tensor, Tensor], Tensor]
-    """(logits [batch, seq, vocab], targets [batch, seq]) -> sum of the token losses, fp32."""
+    from meshrunner.recipes.chunked_loss import SummedLoss
+
     LossFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]
     """(output projection, hidden [batch, seq, dim], targets [batch, seq]) -> mean token loss."""
 
@@ -35,6 +35,16 @@ class Loss(Option):
         "chunked": "meshrunner.recipes.loss:Chunked",
     }
 
+    def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
+        """
+        As `function`, for a network that nothing but tensor parallelism has wrapped yet.
+
+        Args:
+            output: the network's module of that name, which may be changed in place; None: it has none.
+            summed: the cross entropy of logits, possibly compiled.
+        """
+        return self.function(summed)
+
     @abstractmethod
     def function(self, summed: SummedLoss) -> LossFunction:
         """The loss function that the model calls. `summed`: the cross entropy of logits, possibly compiled."""
@@ -48,12 +58,24 @@ class Plain(Loss):
 
 
 class Chunked(Loss):
-    """The logits are computed chunk by chunk and recomputed in backward, so they are never all in memory."""
+    """The logits are computed chunk by chunk and recomputed in backward, so they are never all in memory.
+
+    The projection's gradient is added up over the chunks in fp32, and reduced once.
+    """
 
     tokens: Count
     """Tokens per chunk and device; at least one position of every sequence."""
 
+    def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
+        from meshrunner.recipes import chunked_loss
+
+        if output is None or not chunked_loss.takes_chunks(output):
+            return self.function(summed)
+        chunked_loss.install(output, summed, self.tokens)
+        return lambda output, hidden, targets: output(hidden, targets=targets) / targets.numel()
+
     def function(self, summed: SummedLoss) -> LossFunction:
+        """For any module: `output` is called for every chunk."""
         import torch
         from torch.distributed.tensor import DTensor
         from torch.utils.checkpoint import checkpoint

@@ -109,7 +109,8 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
         if recompute.inside_compile:
             compilation.compile_block(block, contains_units=contains_units)
     split_logits = recipe.parallelism.tensor > 1 and recipe.parallelism.loss_parallel
-    network.loss = recipe.loss.function(cross_entropy if split_logits else compilation.compile_function(cross_entropy))
+    summed = cross_entropy if split_logits else compilation.compile_function(cross_entropy)
+    network.loss = recipe.loss.install(getattr(network, "output", None), summed)
     compilation.compile_model(network, contains_units=bool(units))
 
 

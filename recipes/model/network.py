@@ -24,6 +24,7 @@ class Network(nn.Module):
     place of its output projection:
 
         output: the module of the output projection; it is passed on, not called, so that logits can be computed in chunks.
+            A linear layer named `output` is called once for all chunks, any other module for each.
         hidden: the last hidden state, after the final norm, [batch, seq, dim].
         targets: the next tokens, [batch, seq], int64.
 

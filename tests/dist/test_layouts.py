@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 from meshrunner.recipes.grad_norm import global_norm
 from meshrunner.recipes.compatibility import problems
@@ -65,25 +66,28 @@ LAYOUTS = [
     (2, "parallelism=fsdp1 model.tie_embeddings=true"),
     (2, "parallelism=tp micro_batch=6"),
     (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=6"),
-    (2, "parallelism=tp parallelism.loss_parallel=true micro_batch=6"),
+    (2, "parallelism=tp parallelism.loss_parallel=false micro_batch=6"),
+    (2, "parallelism=tp parallelism.loss_parallel=false parallelism.sequence_parallel=false micro_batch=6"),
     (4, "parallelism=fsdp2_tp micro_batch=3"),
     (4, "parallelism=fsdp2_tp parallelism.sequence_parallel=false micro_batch=3"),
-    (4, "parallelism=fsdp2_tp parallelism.loss_parallel=true micro_batch=3"),
+    (4, "parallelism=fsdp2_tp parallelism.loss_parallel=false micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6"),
     (4, "parallelism=fsdp1_tp micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.sequence_parallel=false"),
-    (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.loss_parallel=true"),
+    (4, "parallelism=fsdp1_tp micro_batch=6 parallelism.loss_parallel=false"),
     (4, "parallelism=fsdp2_tp model.tie_embeddings=true micro_batch=3"),
     (4, "parallelism=tp model.n_heads=4 model.n_kv_heads=4 seq_len=36 micro_batch=6"),
     (4, "parallelism=hsdp2 parallelism.shard=1 parallelism.replicate=2 parallelism.tensor=2 micro_batch=3"),
     (1, "parallelism=single loss=chunked loss.tokens=13"),
+    (1, "parallelism=single loss=chunked loss.tokens=13 compile=whole_model compile.backend=aot_eager"),
     (2, "parallelism=ddp loss=chunked loss.tokens=13"),
     (2, "parallelism=fsdp1 loss=chunked loss.tokens=13"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 micro_batch=3"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 model.tie_embeddings=true"),
     (2, "parallelism=tp loss=chunked loss.tokens=5 micro_batch=6"),
     (2, "parallelism=tp loss=chunked loss.tokens=5 parallelism.sequence_parallel=false micro_batch=6"),
-    (2, "parallelism=tp loss=chunked loss.tokens=5 parallelism.loss_parallel=true micro_batch=6"),
+    (2, "parallelism=tp loss=chunked loss.tokens=5 parallelism.loss_parallel=false micro_batch=6"),
+    (2, "parallelism=tp loss=chunked loss.tokens=5 model.tie_embeddings=true micro_batch=6"),
     (4, "parallelism=fsdp2_tp loss=chunked loss.tokens=5 micro_batch=3"),
     (4, "parallelism=fsdp1_tp micro_batch=6 loss=chunked loss.tokens=5"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 wrap=rules wrap.rules=[{match:layers.*},{match:output}]"),
@@ -109,6 +113,10 @@ LAYOUTS = [
         )
     ),
     (4, "parallelism=hsdp2 loss=chunked loss.tokens=13"),
+    (2, "parallelism=fsdp1 loss=chunked loss.tokens=13 wrap=rules wrap.rules=[{match:layers.*},{match:output}]"),
+    (4, "parallelism=fsdp2_tp loss=chunked loss.tokens=5 wrap=rules wrap.rules=[{match:output}] micro_batch=3"),
+    (4, "parallelism=fsdp1_tp loss=chunked loss.tokens=5 wrap=rules wrap.rules=[{match:output}] micro_batch=6"),
+    (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 model.freeze=[output.*]"),
     (8, "parallelism=fsdp2_tp parallelism.replicate=2 micro_batch=3"),
     (8, "parallelism=fsdp1_tp parallelism.replicate=2 micro_batch=3"),
 ]
@@ -311,6 +319,61 @@ def test_bf16_stays_near_fp32() -> None:
     assert bf16["losses"] != fp32["losses"]
     assert bf16["losses"] == pytest.approx(fp32["losses"], rel=2e-2)
     assert all(weight.dtype == torch.float32 for weight in bf16["weights"].values())
+
+
+AUTOCASTS = [(1, "single micro_batch=12"), (2, "ddp micro_batch=6")]
+
+
+@pytest.mark.parametrize(("world", "layout"), AUTOCASTS)
+def test_bf16_without_fsdp_is_autocast(world: int, layout: str) -> None:
+    """Near fp32, and to FSDP's bf16; weights and what is added up over micro batches are fp32."""
+    given = (*SMALL, *f"parallelism={layout} precision=bf16".split())
+    fp32, bf16 = reference(""), on_ranks(world, observe, given)[0]
+    fsdp2 = on_ranks(world, observe, (*SMALL, *f"parallelism=fsdp2 {layout.split()[1]} precision=bf16".split()))[0]
+    assert bf16["losses"] != fp32["losses"]
+    assert bf16["losses"] == pytest.approx(fp32["losses"], rel=2e-2)
+    assert bf16["losses"] == pytest.approx(fsdp2["losses"], rel=1e-2)
+    assert bf16["norms"] == pytest.approx(fsdp2["norms"], rel=5e-2)
+    for name, gradient in fp32["gradients"].items():
+        found = bf16["gradients"][name]
+        assert found.dtype == bf16["weights"][name].dtype == torch.float32
+        assert 1e-6 < relative(found, gradient) < 5e-2, name
+
+
+@pytest.mark.parametrize("with_", ["activation_checkpoint=full", "loss=chunked loss.tokens=13", "micro_batch=2"])
+def test_bf16_of_ddp_recomputes_and_accumulates_as_it_is(with_: str) -> None:
+    """What is recomputed in backward, behind autocast, is what forward computed."""
+    given = (*SMALL, "parallelism=ddp", "precision=bf16", "micro_batch=6")
+    plain, other = (on_ranks(2, observe, (*given, *words.split()))[0] for words in ("", with_))
+    if with_.startswith("activation"):
+        assert other["losses"] == plain["losses"] and other["norms"] == plain["norms"]
+    assert other["losses"] == pytest.approx(plain["losses"], rel=1e-3)
+    for name, gradient in plain["gradients"].items():
+        assert relative(other["gradients"][name], gradient) < 2e-2, name
+
+
+def communicated(overrides: tuple[str, ...]) -> tuple[dict[str, int], Tensor]:
+    """Number of each collective in one step's forward and backward, and the gradient of the projection."""
+    recipe = experiment(*overrides)
+    model, _, _ = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, dist.get_world_size())), CPU)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    tokens, targets = torch.randint(509, (2, 6, 34), generator=generator)
+    with CommDebugMode() as mode:
+        backward(recipe, model, [(tokens, targets)])
+    gradient = whole_values(model, gradients=True)["output.weight"]
+    return {str(operator): count for operator, count in mode.get_comm_counts().items()}, gradient
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_chunks_are_gathered_for_and_reduced_once(kind: str, dtype: str) -> None:
+    wrap = ("wrap=rules", "wrap.rules=[{match:layers.*},{match:output}]")
+    given = (*SMALL, *wrap, f"parallelism={kind}", f"precision={dtype}", "micro_batch=6")
+    plain, chunked = (
+        on_ranks(2, communicated, (*given, *words.split()))[0] for words in ("", "loss=chunked loss.tokens=13")
+    )
+    assert chunked[0] == plain[0] and sum(plain[0].values()) > 4
+    assert relative(chunked[1], plain[1]) < {"fp32": 1e-6, "bf16": 5e-3}[dtype]
 
 
 def masked_step(implementation: str) -> tuple[bool, bool]:
