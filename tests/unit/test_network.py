@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from meshrunner.runner.config.devices import NodeDevices
+from meshrunner.runner.launch import workers
 from meshrunner.runner.process import network
 from meshrunner.runner.process.network import allows, gloo_interface, interfaces, sources
+from meshrunner.runner.process.shared_integers import SharedIntegers
+from meshrunner.runner.process.worker_context import Node
+from tests.composed import experiment
 
 ADDRESSES = {
     "lo": ["127.0.0.1", "::1"],
@@ -27,6 +35,9 @@ ROUTES = {
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+
     def routed(host: str) -> Iterator[str]:
         yield from ROUTES.get(host, [])
 
@@ -68,6 +79,30 @@ def test_what_nccl_allows() -> None:
     assert allows("^=docker0", "docker1")
     assert not allows("^docker", "docker0")
     assert not allows("^docker", "lo")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "found"),
+    [
+        (1, {}, None),
+        (2, {}, "eth0"),
+        (2, {"NCCL_SOCKET_IFNAME": "ib"}, "ib0"),
+        (2, {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "ib"}, "ib1"),
+    ],
+)
+def test_workers_of_several_nodes_are_told_unless_the_user_has(
+    nodes: int, given: dict[str, str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Any, ...]] = []
+    fake: Any = SimpleNamespace(Process=lambda target, args: started.append(args))
+    monkeypatch.setattr(workers.forkserver, "context", fake)
+    own = experiment(*(f"+launch.env.{name}={value}" for name, value in given.items()))
+    attempt: Any = SimpleNamespace(
+        run_dir=tmp_path, experiment=own, devices=NodeDevices("cpu", 1, 1), number=1, first_rank=0,
+        peers=SimpleNamespace(node=Node(0, nodes, "node1", 10012, "")), preemption=SimpleNamespace(shared=None),
+    )  # fmt: skip
+    workers._create_processes(attempt, SharedIntegers(1), SharedIntegers(1))
+    assert [args[3].get("GLOO_SOCKET_IFNAME") for args in started] == [found]
 
 
 def test_this_machine_has_addresses() -> None:
