@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config import devices
 from meshrunner.runner.config.devices import NodeDevices, node_devices
@@ -67,6 +68,22 @@ def test_segments_are_expandable_unless_the_user_says_otherwise(monkeypatch: pyt
     assert allocator("cuda", own) == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, (
         "torch prefers the other name"
     )
+
+
+def test_cublas_is_told_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.delenv(name, raising=False)
+    asked = experiment("deterministic=true")
+    assert worker_environment(asked, "cuda")[name] == ":4096:8"
+    assert name not in worker_environment(asked, "cpu") and name not in worker_environment(experiment(), "cuda")
+    monkeypatch.setenv(name, ":16:8")
+    assert worker_environment(asked, "cuda")[name] == ":16:8"
+
+
+def test_autotuning_is_not_deterministic() -> None:
+    for mode, refused in (("max-autotune", True), ("max-autotune-no-cudagraphs", True), ("default", False)):
+        recipe = experiment("deterministic=true", "compile=per_block", f"compile.mode={mode}")
+        assert any("autotuning" in each for each in problems(recipe, recipe.parallelism.degrees(1, 2))) == refused
 
 
 def test_what_the_workers_have_is_recorded() -> None:
