@@ -34,11 +34,12 @@ class Figure(NamedTuple):
     title: str
     """As a person reads it everywhere; empty where no person does."""
     format: Callable[[float], str]
-    over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "once", ""]
+    over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "saves", "once", ""]
     """
     What summary.json holds. Of the steps that count: `median` as `<key>_median`, with `p10` and `p90` their range. The
-    `last` step's value as `<key>`, or as `<group>/final_<name>`; the `sum` over all steps of the last attempt. `once`:
-    what the meter, the profiler or the end of the run adds. Empty: nothing.
+    `last` step's value as `<key>`, or as `<group>/final_<name>`; the `sum` over all steps of the last attempt. The median
+    over its `saves`, which the meter adds: the last one is followed by no step. `once`: what the meter, the profiler or the end
+    of the run adds. Empty: nothing.
     """
     over_repeats: Literal["median", "min", "max", "median min max", ""]
     """How repeats become one value, for `compare` and its --json; of three the last two are a range. Empty: it is left out."""
@@ -65,7 +66,7 @@ class Figure(NamedTuple):
     def summary_keys(self) -> tuple[str, ...]:
         """Its keys in summary.json: of the value, then of its range if it has one."""
         group, _, name = self.key.partition("/")
-        keys = {"last": self.key, "sum": self.key, "once": self.key, "final": f"{group}/final_{name}"}
+        keys = dict.fromkeys(("last", "sum", "saves", "once"), self.key) | {"final": f"{group}/final_{name}"}
         return tuple(keys.get(statistic, f"{self.key}_{statistic}") for statistic in self.over_steps.split())
 
     def values(self, runs: Sequence[Mapping[str, Any]]) -> list[float | None]:
@@ -99,7 +100,8 @@ class Figure(NamedTuple):
 # fmt: off
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
-           "tokens of the step / (`perf/step_time_s` x devices)"),
+           "tokens of the step / (its share of the time between two read-outs x devices): shares are as `perf/step_time_s`, and "
+           "the time is the clock's, reading out included, saving excluded"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
            "tokens of the step / `perf/cpu_time_s`, where the device is a CPU: neighbours take time, and less of CPU time"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s"),
@@ -119,15 +121,18 @@ FIGURES: tuple[Figure, ...] = (
            "peak resident host memory since step `measure_after`, maximum over ranks", unless="memory/peak_active_gib",
            by_rank=True),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
-           "from the end of the step before to the end of this one, waiting for data included, reading out excluded; "
+           "from the end of the step before to the end of this one, waiting for data included, reading out and saving excluded; "
            "the slowest rank's; on CUDA between events", by_rank=True),
     Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "part of it spent waiting for the next batch", by_rank=True),
     Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks",
            by_rank=True),
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "part of the step spent compiling, the slowest rank's"),
+    Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
+           "time that training stood still before the step, for a checkpoint; the slowest rank's; 0 where none was saved. With "
+           "`checkpoint=dcp_async` until the copy to host memory is made, and the checkpoint before is on disk"),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
-           "from the start of the last attempt to the end of its first step; `cold`: in the first run that a command starts, "
-           "which finds no process and no cache warm and counts only where it is alone", but="cold"),
+           "from the start of the last attempt until the device has done its first step; `cold`: in the first run that a command "
+           "starts, which finds no process and no cache warm and counts only where it is alone", but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks"),
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",

@@ -24,7 +24,6 @@ from meshrunner.recipes.option import (
     NOT_IMPORTED,
     Auto,
     AutoCount,
-    Count,
     Option,
     Section,
     chosen,
@@ -40,6 +39,8 @@ from meshrunner.runner.profiler.base import ProfiledRun, Profiler
 from meshrunner.runner.trackers.base import Tracker
 
 YEAR_MINUTES = 366 * 24 * 60
+READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
+"""Type of the devices -> `log_every`, where it is auto."""
 MAX_REPEATS = 10_000
 """Runs of one combination of a sweep."""
 
@@ -135,8 +136,11 @@ class Experiment(Recipe):
     """How the runs of a sweep are treated: what is left out, repeated, tried again."""
     progress: Literal["auto", "steps", "runs"] = "auto"
     """What is shown meanwhile; auto: on a terminal a line or a sweep's table, else the steps of a run and the runs of a sweep."""
-    log_every: Count
-    """Steps between two read-outs. Every step has its row; reading out synchronises the device and gathers from all ranks."""
+    log_every: AutoCount
+    """
+    Steps between two read-outs, each of which waits for the device and gathers from all ranks; auto: 1 on a CPU, 10 on CUDA.
+    Every step has its row.
+    """
     measure_after: Annotated[int, whole(at_least=0)]
     """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
     objective: Annotated[str, AfterValidator(_known_figure), Field(json_schema_extra=_figures)]
@@ -146,6 +150,10 @@ class Experiment(Recipe):
     def profiled(self) -> ProfiledRun:
         """What a profiler is told."""
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
+
+    def steps_between_read_outs(self, device_type: str) -> int:
+        """`log_every`, auto resolved: a CPU has done every step when it is issued, a GPU would fall idle."""
+        return READ_OUT_EVERY[device_type] if self.log_every == "auto" else self.log_every
 
 
 def check(config: dict[str, Any]) -> Experiment:
@@ -203,6 +211,8 @@ def remarks(experiment: Experiment) -> list[str]:
     found += experiment.lr_schedule.remarks(experiment.steps)
     if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
         found.append(f"objective({experiment.objective}) is known only with profiler=trace")
+    if experiment.objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
+        found.append(f"objective({experiment.objective}) is known only where a checkpoint is saved: checkpoint=dcp")
     if not experiment.parallelism.wraps_units:
         idle = {
             f"wrap={experiment.wrap.kind}": experiment.wrap.kind != "blocks",

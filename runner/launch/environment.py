@@ -49,6 +49,7 @@ def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
         "launch.threads": devices.threads,
         "parallelism.shard": degrees.shard,
         "parallelism.replicate": degrees.replicate,
+        "log_every": experiment.steps_between_read_outs(devices.type),
         "global_batch": experiment.accumulation(degrees.data)[0],
         "hardware.kind": {"cpu": "cpu", "cuda": "gpu"}.get(devices.type, kind) if kind == "auto" else kind,
     }

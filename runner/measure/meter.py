@@ -1,7 +1,8 @@
 """The meter: measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
 
-A step's values stay on the device until the read-out, every `log_every` steps; then the ranks' figures are gathered and the
-rows are written and flushed. The time of a read-out belongs to no step.
+A step's values stay on the device until the read-out, every `log_every` steps: nothing else waits for the device. Then the
+ranks' figures are gathered, and the rows are written and flushed. A read-out belongs to no step, but its time counts for WPS;
+only saving a checkpoint, which is a figure of its own, and what a profiler does before and after its window do not.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,9 +26,11 @@ from meshrunner.recipes.errors import NotRecorded
 from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.by_rank import ByRank
+from meshrunner.runner.measure.clock import clock_of
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
 from meshrunner.runner.measure.memory import memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
+from meshrunner.runner.measure.rows import RANK_VALUES, Rows, Step
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
 from meshrunner.runner.rundir.layouts import add_layout
@@ -35,26 +38,6 @@ from meshrunner.runner.rundir.location import Location
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector, which is disabled during training."""
-RANK_VALUES = 5
-"""Number of values per rank and step that `_row` takes."""
-
-
-@dataclass
-class _Step:
-    """A completed step, before the read-out."""
-
-    number: int
-    loss: Tensor
-    grad_norm: Tensor
-    lr: float
-    tokens: int
-    data_time: float
-    cpu_time: float
-    compile_time: float
-    profiled: bool
-    begin: Any
-    end: Any
-    finished: float
 
 
 class RunMeter:
@@ -62,13 +45,15 @@ class RunMeter:
 
     def __init__(self, experiment: Experiment, run_dir: Path, context: WorkerContext) -> None:
         self.experiment, self.run_dir, self.context = experiment, run_dir, context
-        self.pending: list[_Step] = []
+        self.pending: list[Step] = []
         self.data_time = 0.0
-        self.tokens = 0
+        self.tokens_before = 0
         self.resumed_at = 0
         self.done = 0
         self.begun = False
         self.compile_time = 0.0
+        self.saves: list[float] = []
+        self.save_before = 0.0
         self.recompiles = 0
         self.late_recompiles: list[dict[str, Any]] = []
         self.by_rank = ByRank(context.world_size)
@@ -88,25 +73,29 @@ class RunMeter:
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        self.device, self.describe_data = device, describe_data
-        self.memory = memory_of(device)
-        self.flops, self.attention_flops = flops_per_token, attention_flops_per_token
-        self.peak, facts = peak_flops(self.experiment, device, self.context)
+        self.describe_data = describe_data
+        self.memory, self.clock = memory_of(device), clock_of(device)
+        self.log_every = self.experiment.steps_between_read_outs(device.type)
+        peak, facts = peak_flops(self.experiment, device, self.context)
+        attempt, ranks = self.context.attempt, self.context.world_size
+        flops = flops_per_token, attention_flops_per_token
+        self.rows = Rows(attempt, ranks, device.type, *flops, peak, self.tokens_before)
         facts |= {"model/params": params, "model/flops_per_token": flops_per_token}
-        facts |= {"world_size": self.context.world_size, "device_memory_gib": self.memory.total_gib}
+        facts |= {"world_size": ranks, "device_memory_gib": self.memory.total_gib}
         if self.context.rank == 0:
             self._add_to_summary(facts | {"data": describe_data()})
             own = {name: facts[name] for name in ("device", "world_size")}
             own |= {"threads": self.context.threads, "torch": torch.__version__}
-            add_layout(self.run_dir, self.context.attempt, self.experiment.model_dump(mode="json"), own)
+            add_layout(self.run_dir, attempt, self.experiment.model_dump(mode="json"), own)
         self.profiler.started(device, self.resumed_at)
         self.begun = True
         compiles = self.experiment.compile.compiles
         self.context.doing("compiling, in the first step" if compiles else "the first step")
+        self.window_begin = time.perf_counter()
         self._begin_step()
 
     def resumed(self, step: int, tokens: int) -> None:
-        self.resumed_at, self.tokens = step, tokens
+        self.resumed_at, self.tokens_before = step, tokens
         self.done = step
 
     @contextmanager
@@ -117,24 +106,29 @@ class RunMeter:
 
     def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
         self.done = step
-        end, cpu_time = self._now(), time.process_time() - self.cpu_begin
+        end, cpu_time = self.clock.stamp(), time.process_time() - self.cpu_begin
         before, self.compile_time = self.compile_time, compile_seconds()
         compile_time = self.compile_time - before
-        times, profiled = (self.data_time, cpu_time, compile_time), self.profiler.recording
-        self.pending.append(_Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end, time.time()))
-        figures = self.profiler.step_done(step)
-        if figures is not None:
-            self._end_profile(figures)
-        self.data_time = 0.0
+        times = self.data_time, cpu_time, compile_time, self.save_before
+        profiled = self.profiler.recording
+        self.pending.append(Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end))
+        self.data_time = self.save_before = 0.0
+        self.profiler.pause()
         if compile_time and step > self.resumed_at + self.experiment.measure_after:
             self._record_recompiles(step)
-        self.context.steps[self.context.local_rank] = step
-        # The first step is read out immediately, whatever log_every is: it ends the start-up.
-        if step == self.resumed_at + 1:
-            self.context.doing("")
-        if step == self.resumed_at + 1 or step % self.experiment.log_every == 0 or step == self.experiment.steps:
+        # The first step is read out immediately, whatever log_every is: it ends the start-up. What a profiler begins or ends
+        # after a step is to find an idle device, and to be in no step's time.
+        first, last = step == self.resumed_at + 1, step == self.experiment.steps
+        if first or last or step % self.log_every == 0 or self.profiler.turns_after(step):
             self._read_out()
-        if step == self.experiment.steps and self.context.rank == 0:
+        if first:
+            self.context.doing("")
+        self.context.steps[self.context.local_rank] = step
+        with self._not_counted():
+            figures = self.profiler.step_done(step)
+            if figures is not None:
+                self._end_profile(figures)
+        if last and self.context.rank == 0:
             self._add_to_summary({"data": self.describe_data()})  # all of it may have been read by now
         if step == self.resumed_at + self.experiment.measure_after:
             self._begin_measuring()
@@ -151,9 +145,22 @@ class RunMeter:
             self._read_out()
         if self.events is not None:
             os.fsync(self.events.fileno())
-        yield
+        with self._not_counted():
+            since = time.perf_counter()
+            yield
+            self._gather([0.0])  # the slowest rank's save counts
+            self.save_before = time.perf_counter() - since
+        self.saves.append(self.save_before)
+        self._add_to_summary({"perf/checkpoint_time_s": median(self.saves)})
         self.context.doing("")
         self._begin_step()
+
+    @contextmanager
+    def _not_counted(self) -> Iterator[None]:
+        """What takes place inside is left out of the time between two read-outs. The device is idle, or it takes no time."""
+        since = time.perf_counter()
+        yield
+        self.window_begin += time.perf_counter() - since
 
     @property
     def step(self) -> int:
@@ -166,25 +173,12 @@ class RunMeter:
 
     def _begin_step(self) -> None:
         self.profiler.step_begins()
-        self.begin, self.cpu_begin = self._now(), time.process_time()
+        self.begin, self.cpu_begin = self.clock.stamp(), time.process_time()
 
     def _end_profile(self, figures: list[float]) -> None:
         everyone = self._gather(figures).tolist()
         if self.context.rank == 0:
             self._add_to_summary(self.profiler.summary(everyone))
-
-    def _now(self) -> Any:
-        """A time stamp: an event in the current stream on CUDA, else seconds."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _seconds(self, step: _Step) -> float:
-        if self.device.type != "cuda":
-            return float(step.end - step.begin)
-        return float(step.begin.elapsed_time(step.end)) / 1e3
 
     def _begin_measuring(self) -> None:
         """The measured window begins: record the memory peaks of the start-up and reset them."""
@@ -216,10 +210,11 @@ class RunMeter:
 
     def _read_out(self) -> None:
         steps, self.pending = self.pending, []
-        on_device = torch.stack([value.float() for s in steps for value in (s.loss, s.grad_norm)])
-        losses, norms = on_device.view(-1, 2).T.tolist()  # the one synchronisation
+        losses, norms = self._on_host(steps)
+        now, window_begin, self.window_begin = time.time(), self.window_begin, time.perf_counter()
+        times = [now - self.clock.seconds(step.end, steps[-1].end) for step in steps]
         per_step = [
-            [loss, self._seconds(s), s.data_time, s.cpu_time, s.compile_time]
+            [loss, self.clock.seconds(s.begin, s.end), s.data_time, s.cpu_time, s.compile_time]
             for loss, s in zip(losses, steps, strict=True)
         ]
         memory = self.memory.read()
@@ -232,48 +227,22 @@ class RunMeter:
             peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._add_to_summary(compile_facts() if self.compile_time else {})
-            for i, step in enumerate(steps):
+            window = self.window_begin - window_begin
+            rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times)
+            for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
                 if step.number > self.resumed_at + self.experiment.measure_after and not step.profiled:
                     self.by_rank.add(ranks_steps[:, i, 1:])
                 profiled = {"profiled": True} if step.profiled else {}
-                self._write(self._row(step, norms[i], ranks_steps[:, i]) | self.memory.row(peaks) | profiled)
+                self._write(row | self.memory.row(peaks) | profiled)
             if steps[-1].number == self.experiment.steps:
                 self._add_to_summary(self.by_rank.summary(self.memory.keys, ranks_memory))
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
-    def _row(self, step: _Step, grad_norm: float, ranks: Tensor) -> dict[str, Any]:
-        """
-        One row of events.jsonl.
-
-        WPS = tokens of the step / (seconds x devices); MFU = WPS x FLOPs per token / peak FLOP/s of the device.
-
-        Args:
-            ranks: loss, seconds, seconds of waiting for data, CPU seconds and seconds of compiling of every rank:
-                [ranks, RANK_VALUES].
-        """
-        loss, cpu = ranks[:, 0].mean().item(), ranks[:, 3].sum().item()
-        seconds, waited = ranks[:, 1:3].amax(0).tolist()  # the slowest rank's
-        self.tokens += step.tokens
-        wps = step.tokens / (seconds * self.context.world_size)
-        causal = self.flops - self.attention_flops / 2
-        return {
-            "step": step.number,
-            "attempt": self.context.attempt,
-            "time": step.finished,
-            "train/loss": loss,
-            "train/grad_norm": grad_norm,
-            "train/lr": step.lr,
-            "train/tokens": self.tokens,
-            "perf/wps": wps,
-            "perf/mfu": 100 * wps * self.flops / self.peak if self.peak else None,
-            "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
-            "perf/tflops": wps * self.flops / 1e12,
-            "perf/step_time_s": seconds,
-            "perf/data_time_s": waited,
-            "perf/cpu_time_s": cpu,
-            "perf/tokens_per_cpu_s": step.tokens / cpu if cpu and self.device.type == "cpu" else None,
-            "perf/compile_time_s": ranks[:, 4].max().item(),
-        }
+    def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float]]:
+        """Losses and gradient norms of the steps; the one place where the host waits for the device."""
+        on_device = torch.stack([value.float() for step in steps for value in (step.loss, step.grad_norm)])
+        losses, norms = on_device.view(-1, 2).T.tolist()
+        return losses, norms
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self.events is not None
@@ -284,7 +253,7 @@ class RunMeter:
         except OSError as error:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
-    def _stop_if_not_finite(self, steps: list[_Step], rank_losses: Tensor, norms: list[float]) -> None:
+    def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
         """Raise FloatingPointError for a loss or norm that is not finite: on every rank, as all see the same figures."""
         for i, step in enumerate(steps):
             what = f"gradient norm is {norms[i]} though the loss is finite"

@@ -42,6 +42,10 @@ class Session:
     def started(self, device: torch.device, done: int) -> None:
         """The model is built, and `done` steps were completed by earlier attempts."""
 
+    def turns_after(self, step: int) -> bool:
+        """Whether profiling begins or ends after this step, the same on all ranks: the device is to be idle then."""
+        return False
+
     def step_begins(self) -> None:
         """The next step begins."""
 
@@ -141,16 +145,18 @@ class WindowSession(Session):
 
     figures: ClassVar[tuple[str, ...]]
     """Names of the figures that `end` returns."""
+    warms_up: ClassVar[bool] = False
+    """Whether the step before the window is profiled, too, and thrown away: what a profiler sets up in its first step."""
 
     def __init__(self, option: Windowed, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
         self.chosen = option.ranks == "all" or rank in option.ranks
         self.next_step = 0
-        self.inside = self.over = False
+        self.warming = self.inside = self.over = False
 
     @property
     def recording(self) -> bool:
-        return self.inside
+        return self.warming or self.inside
 
     def started(self, device: torch.device, done: int) -> None:
         self.device = device
@@ -159,6 +165,9 @@ class WindowSession(Session):
         self.first = self.last - self.option.steps + 1
         self.over = self.last > self.run.steps
         self._enter_window()
+
+    def turns_after(self, step: int) -> bool:
+        return not self.over and step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_done(self, step: int) -> list[float] | None:
         self.pause()
@@ -172,11 +181,18 @@ class WindowSession(Session):
         return self.end() if self.chosen else [math.nan] * len(self.figures)
 
     def _enter_window(self) -> None:
-        if self.next_step == self.first and not self.over:
-            self.inside = True
-            if self.chosen:
-                (self.run_dir / TRACES).mkdir(exist_ok=True)
-                self.begin()
+        if self.over:
+            return
+        self.warming = self.warms_up and self.next_step == self.first - 1
+        self.inside = self.next_step == self.first
+        if self.chosen and self.warming:
+            self.warm_up()
+        if self.chosen and self.inside:
+            (self.run_dir / TRACES).mkdir(exist_ok=True)
+            self.begin()
+
+    def warm_up(self) -> None:
+        """The warm-up begins with `next_step`. There is none where the window begins with the first step."""
 
     @abstractmethod
     def begin(self) -> None:

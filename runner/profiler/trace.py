@@ -16,6 +16,9 @@ class Trace(Windowed):
     """
     Traces of some steps, trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
+    The step before them warms the profiler up: on CUDA it starts collecting, which takes long once. It is not in the trace, and
+    counts for throughput as little as they do.
+
     The peak of host memory includes the profiler's own.
     """
 
@@ -34,23 +37,30 @@ class TraceSession(WindowSession):
     """torch.profiler over the window, with an annotation for each step."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
+    warms_up: ClassVar[bool] = True
     option: Trace
     annotation: Any = None
+    profile: Any = None
 
-    def begin(self) -> None:
+    def warm_up(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._synchronize()
         self.profile = profile(
             activities=activities,
             with_stack=self.option.with_stack,
             record_shapes=self.option.record_shapes,
             profile_memory=self.option.profile_memory,
         )
-        self.profile.start()
+        self.profile.prepare_trace()
+
+    def begin(self) -> None:
+        if self.profile is None:
+            self.warm_up()
+        self._synchronize()
+        self.profile.start_trace()
 
     def step_begins(self) -> None:
         if self.inside and self.chosen:
@@ -66,10 +76,10 @@ class TraceSession(WindowSession):
 
     def end(self) -> list[float]:
         self._synchronize()
-        self.profile.stop()
+        self.profile.stop_trace()
         path = rank_trace(self.run_dir, self.rank)
         self.profile.export_chrome_trace(str(path))
-        del self.profile
+        self.profile = None
         return list(shares(read_trace(path)) or [math.nan] * len(self.figures))
 
     def _synchronize(self) -> None:

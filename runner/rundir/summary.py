@@ -25,7 +25,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Statistics of `Figure.over_steps`; what is `once` is none."""
+"""Statistics of `Figure.over_steps` that follow from rows."""
 FINAL = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
 

@@ -108,6 +108,23 @@ class Recompiles(Faulty):
             network.get_submodule(f"{name}.attention_norm").eps *= 2
 
 
+class SlowReadOut(Faulty):
+    """Writing a row takes a while."""
+
+    seconds: float = 0.05
+
+    def built(self) -> None:
+        from meshrunner.runner.measure.meter import RunMeter
+
+        write = RunMeter._write
+
+        def slow(meter: RunMeter, row: StepRow) -> None:
+            time.sleep(self.seconds)
+            write(meter, row)
+
+        RunMeter._write = slow  # type: ignore[method-assign]
+
+
 class WaitsForFile(Faulty):
     """In the run of that job a rank waits in its step until there is a file `go` in the current directory."""
 

@@ -194,7 +194,7 @@ def test_another_model_is_refused_with_force_too(straight: Path, tmp_path: Path)
 
 def test_changes_that_do_not_decide_what_is_trained_need_nothing(straight: Path, tmp_path: Path) -> None:
     run_dir = cut_back(straight, tmp_path, 4)
-    edit(run_dir, "log_every: 1", "log_every: 2")
+    edit(run_dir, "log_every: auto", "log_every: 2")
     edit(run_dir, "workers: 2", "workers: 1")
     edit(run_dir, "micro_batch: 1", "micro_batch: 2")
     edit(run_dir, "every: 1\n", "every: 3\n")

@@ -15,6 +15,7 @@ from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.files import read_json
 from meshrunner.runner.rundir.states import read_status
 from tests.composed import SMALL
+from tests.e2e.command import own_classes
 
 MESHRUNNER = Path(sys.executable).with_name("meshrunner")
 
@@ -40,6 +41,11 @@ def run(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, 
     return read_events(folder), read_json(folder / "summary.json")
 
 
+def counted_s(rows: list[dict[str, Any]], tokens: float) -> float:
+    """Seconds that the speeds of some steps, and saving between them, stand for; tokens: of a step, on a device."""
+    return sum(tokens / row["perf/wps"] + row["perf/checkpoint_time_s"] for row in rows)
+
+
 def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
     """Two ranks, FSDP2, the default model on the default text, W&B offline: nothing is chosen."""
     folder = tmp_path / "run"
@@ -53,13 +59,14 @@ def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
     assert "warning" not in done.stderr.lower(), done.stderr
     assert f"{summary['perf/wps_median']:,.0f}" in done.stdout and "run directory: run" in done.stdout
     for row in rows:
-        assert row["perf/wps"] * row["perf/step_time_s"] * summary["world_size"] == pytest.approx(8 * 256)
         assert row["perf/tflops"] * 1e12 == pytest.approx(row["perf/wps"] * summary["model/flops_per_token"])
         assert 0 < row["perf/mfu_causal"] < row["perf/mfu"]
         assert row["perf/mfu"] == pytest.approx(100 * row["perf/tflops"] / summary["peak_tflops"])
         assert row["memory/peak_active_gib"] is None, "a CPU has no allocator whose peak could be known"
         assert row["memory/peak_rss_gib"] > 0.1
     assert rows[-1]["train/tokens"] == 30 * 8 * 256
+    assert rows[-1]["time"] - rows[0]["time"] == pytest.approx(counted_s(rows[1:], 8 * 256 / 2), rel=0.01)
+    assert read_json(folder / "environment.json")["resolved"]["log_every"] == 1
     assert summary["model/params"] == 7_212_288 and summary["train/final_loss"] == losses[-1]
     for name in ("perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "memory/peak_rss_gib"):
         values = summary[f"{name}_by_rank"]
@@ -114,6 +121,19 @@ def test_reading_out_less_often_loses_no_row(tmp_path: Path) -> None:
     seldom, _ = run(tmp_path / "seldom", *SMALL, "steps=7", "log_every=4")
     assert [row["step"] for row in seldom] == list(range(1, 8))
     assert [row["train/loss"] for row in seldom] == [row["train/loss"] for row in rows]
+
+
+def test_tokens_are_speed_times_time_however_slow_a_read_out_is(tmp_path: Path) -> None:
+    """Three steps to a read-out, in which every row takes its time to write; a checkpoint in between is a figure apart."""
+    own_classes(tmp_path)
+    overrides = ("steps=9", "log_every=3", "checkpoint=dcp", "checkpoint.every=5", "launch.workers=2")
+    rows, summary = run(tmp_path / "out", *SMALL, *overrides, "model.kind=faulty:SlowReadOut", "+model.seconds=0.1")
+    assert [row["step"] for row in rows if row["perf/checkpoint_time_s"]] == [6]
+    took, writing = rows[-1]["time"] - rows[0]["time"], 0.1 * 6  # the rows of steps 1 to 6; those of 7 to 9 come after
+    saving = rows[5]["perf/checkpoint_time_s"]
+    assert counted_s(rows[1:], 12 * 34 / 2) == pytest.approx(took, rel=0.01)
+    assert counted_s(rows[1:], 12 * 34 / 2) - saving >= writing, "reading out counts"
+    assert summary["perf/checkpoint_time_s"] > 0, "also of the last save"
 
 
 def test_the_run_directory_holds_what_the_contract_says(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_the_top_level_lists_every_key() -> None:
 
 def test_the_contract_of_defaults() -> None:
     default = experiment()
-    assert (default.log_every, default.measure_after, default.seq_len, default.micro_batch) == (1, 3, 256, 4)
+    assert (default.log_every, default.measure_after, default.seq_len, default.micro_batch) == ("auto", 3, 256, 4)
     assert (default.steps, default.launch.workers, default.launch.threads) == (30, "auto", "auto")
     assert default.parallelism.shard == "auto" and default.optimizer.lr == 1e-3
     assert [default.lr_schedule.factor(step) for step in (1, 5, 10, 11, 1000)] == [0.1, 0.5, 1.0, 1.0, 1.0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.progress import ProgressLine, progress_cells
 from meshrunner.runner.launch.report import report, row_cells
 from meshrunner.runner.measure.memory import CudaMemory, HostMemory
-from meshrunner.runner.measure.meter import RANK_VALUES, RunMeter, _Step
+from meshrunner.runner.measure.rows import RANK_VALUES, Rows, Step
 from meshrunner.runner.profiler.memory import KEYS
 from meshrunner.runner.profiler.overlap import Shares
 from meshrunner.runner.rundir.summary import OVER_STEPS, summarise
@@ -34,13 +33,11 @@ IDENTITY = {"step", "attempt", "time"}
 
 def measured_row() -> dict[str, Any]:
     """A row as the meter makes it on a CPU, of a step whose figures are all one."""
-    meter = RunMeter.__new__(RunMeter)
-    meter.context = SimpleNamespace(world_size=2, attempt=1)  # type: ignore[assignment]
-    meter.device = torch.device("cpu")
-    meter.tokens, meter.flops, meter.attention_flops, meter.peak = 0, 10, 2, 100.0
     one = torch.ones(())
-    step = _Step(1, one, one, 1e-3, 8, 1.0, 1.0, 0.0, False, 0.0, 1.0, 5.0)
-    row = meter._row(step, 1.0, torch.ones(2, RANK_VALUES, dtype=torch.float64))
+    step = Step(1, one, one, 1e-3, 8, 1.0, 1.0, 0.0, 0.0, False, 0.0, 1.0)
+    rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
+    ones = torch.ones(2, 1, RANK_VALUES, dtype=torch.float64)
+    (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0])
     return row | HostMemory().row({"memory/peak_rss_gib": 0.5})
 
 
@@ -59,6 +56,13 @@ def test_what_profilers_add_is_in_the_table() -> None:
     assert added == {KEYS[0], *(f"trace/{name}" for name in Shares._fields)}
 
 
+def test_saving_has_a_column_where_something_was_saved() -> None:
+    figure = figure_of("perf/checkpoint_time_s")
+    summary = summarise([measured_row()], 0, 0.0, 1)
+    assert figure.heading not in row_cells(summary)
+    assert row_cells(summary | {"perf/checkpoint_time_s": 1.5})["checkpoint"] == "1.500 s"
+
+
 def test_the_documentation_is_what_the_table_says() -> None:
     text = DOCS.read_text().partition("<!-- begin: python -m meshrunner.runner.figures -->\n")[2]
     assert text.partition("<!-- end -->")[0].splitlines() == list(figures.documentation())
@@ -72,7 +76,7 @@ def test_the_table_is_sound() -> None:
     titles = [figure.heading for figure in table_figures()]
     assert len(set(titles)) == len(titles)
     for figure in FIGURES:
-        assert set(figure.over_steps.split()) <= {*OVER_STEPS, "once"}
+        assert set(figure.over_steps.split()) <= {*OVER_STEPS, "saves", "once"}
         assert set(figure.over_repeats.split()) <= set(OVER_REPEATS)
         for other in (figure.beside, figure.unless):
             assert not other or figure_of(other).over_repeats, f"{figure.key}: {other} would be shown, so it is merged"
@@ -100,7 +104,8 @@ def test_the_keys_of_json_and_csv_stay() -> None:
     assert list(figures.merged([])) == [
         *("perf/wps_median", "perf/wps_p10", "perf/wps_p90", "perf/tokens_per_cpu_s_median", "perf/mfu_median"),
         *("memory/peak_active_gib", "memory/peak_active_pct", "memory/peak_reserved_gib", "memory/peak_reserved_pct"),
-        *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/time_to_first_step_s", "train/final_loss"),
+        *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
+        "train/final_loss",
     ]
 
 

@@ -48,6 +48,15 @@ class Recorder(WindowSession):
         return [1.0]
 
 
+class Warmed(Recorder):
+    """One with a warm-up."""
+
+    warms_up = True
+
+    def warm_up(self) -> None:
+        self.calls.append(f"warm up {self.next_step}")
+
+
 @pytest.mark.parametrize(
     ("overrides", "done", "first", "last"),
     [
@@ -61,6 +70,18 @@ def test_the_window(overrides: tuple[str, ...], done: int, first: int, last: int
     steps = [call for step in range(first, last + 1) for call in (f"step {step}", "pause")]
     expected = [f"begin {first}", *steps, f"[1.0] after {last}"]
     assert Recorder(0, *overrides, done=done, folder=tmp_path).calls == expected
+    warm_up = [f"warm up {first - 1}", f"step {first - 1}", "pause"] if first > 1 else []
+    assert Warmed(0, *overrides, done=done, folder=tmp_path).calls == warm_up + expected
+
+
+def test_the_meter_is_told_after_which_steps_profiling_turns(tmp_path: Path) -> None:
+    chosen = experiment("profiler=trace")
+    for session, expected in ((Recorder, [4, 7]), (Warmed, [3, 4, 7])):
+        turning = session(0, folder=tmp_path)
+        assert not any(turning.turns_after(step) for step in range(1, 31)), "it is over"
+        turning.started(torch.device("cpu"), 0)
+        turning.over = False
+        assert [step for step in range(1, chosen.steps + 1) if turning.turns_after(step)] == expected
 
 
 def test_another_rank_has_the_same_window_and_no_figures(tmp_path: Path) -> None:

@@ -16,11 +16,13 @@ from meshrunner.runner import console
 from meshrunner.runner.console import Slow, naming
 from meshrunner.runner.launch.progress import ProgressLine, run_table
 from meshrunner.runner.measure import meter as meter_module
+from meshrunner.runner.measure.clock import HostClock
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.worker_context import Node, WorkerContext
 from meshrunner.runner.sweep.run_lines import RunLines
 from meshrunner.runner.sweep.tally import Tally
+from tests.composed import experiment
 from tests.run_dirs import make_run, write
 
 BOUND_S = 30.0
@@ -103,17 +105,18 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {}))
     said: list[str] = []
     meter: Any = RunMeter.__new__(RunMeter)
-    meter.context = SimpleNamespace(doing=said.append, rank=1, world_size=2, threads=1)
+    meter.context = SimpleNamespace(doing=said.append, rank=1, world_size=2, threads=1, attempt=1)
     meter.profiler = SimpleNamespace(pause=lambda: None, step_begins=lambda: None, started=lambda *_: None)
-    meter.pending, meter.events, meter.resumed_at = [], None, 0
-    meter.device = torch.device("cpu")
+    meter.pending, meter.events, meter.resumed_at, meter.tokens_before = [], None, 0, 0
+    meter.clock, meter.window_begin, meter.location, meter.saves = HostClock(), 0.0, None, []
+    meter._gather = lambda _: None
     with meter.saving():
         assert said == ["saving a checkpoint"]
     assert said == ["saving a checkpoint", ""]
     facts: Any = dict.fromkeys(("params", "flops_per_token", "attention_flops_per_token"), 1)
     for compiles, phase in ((True, "compiling, in the first step"), (False, "the first step")):
-        meter.experiment = SimpleNamespace(compile=SimpleNamespace(compiles=compiles))
-        meter.started(device=meter.device, describe_data=dict, **facts)
+        meter.experiment = experiment(f"compile={'per_block' if compiles else 'eager'}")
+        meter.started(device=torch.device("cpu"), describe_data=dict, **facts)
         assert said[-1] == phase
 
 

@@ -171,12 +171,15 @@ def test_a_resumed_run_records_the_batch_of_its_checkpoint() -> None:
         "launch.threads": 1,
         "parallelism.shard": 2,
         "parallelism.replicate": 1,
+        "log_every": 1,
         "global_batch": 8,
         "hardware.kind": "cpu",
     }
     continued = experiment("parallelism=ddp", "global_batch=24")
     found = resolved(continued, NodeDevices("cuda", 3, 4))
     assert (found["parallelism.replicate"], found["global_batch"], found["hardware.kind"]) == (3, 24, "gpu")
+    assert found["log_every"] == 10, "each read-out waits for the device"
+    assert resolved(experiment("log_every=3"), NodeDevices("cuda", 2, 4))["log_every"] == 3
 
 
 def test_what_a_sweep_has_in_common(tmp_path: Path) -> None:
