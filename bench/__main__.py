@@ -23,6 +23,7 @@ SHORT, LONG = 4, 14
 """Steps of two runs whose difference is the cost of steps alone."""
 PAIRS = 5
 CONFIGURATION = [
+    "hardware=cpu",  # as the hand-written loop
     "data=random",
     "seq_len=512",
     "optimizer.lr=1e-3",

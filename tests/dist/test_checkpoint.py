@@ -20,7 +20,7 @@ from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, remove_checkpoint
 from meshrunner.recipes.checkpoint.restore import restore
-from meshrunner.recipes.checkpoint.save import BlockingSaver, ChecksummedWriter
+from meshrunner.recipes.checkpoint.save import AsyncSaver, BlockingSaver, ChecksummedWriter
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import NotSaved
@@ -235,6 +235,35 @@ def test_an_interrupted_run_is_the_uninterrupted_one(name: str, kind: str, tmp_p
     for straight, resumed in on_ranks(world, interrupted, tmp_path, kind, tuple(layout.split())):
         assert len(straight) == 6
         assert resumed == straight
+
+
+def staged(folder: Path, overrides: tuple[str, ...]) -> list[dict[str, int]]:
+    """Name of a tensor -> where its copy in host memory lies, in each of two saves."""
+    made, addresses = assembled(*overrides), []
+    saver = AsyncSaver(folder, made.training, every=1, keep=None)
+    stage = saver.stager.stage
+
+    def noting(state: dict[str, Any]) -> Any:
+        copied = stage(state)
+        assert isinstance(copied, dict)
+        flat = copied["model"] | {f"{name}.{key}": v for name, of in copied["optimizer"].items() for key, v in of.items()}
+        addresses.append({name: getattr(value, "_local_tensor", value).data_ptr() for name, value in flat.items()})
+        return copied
+
+    saver.stager.stage = noting  # type: ignore[method-assign, assignment]
+    for step in (1, 2):
+        made.step()
+        saver.save(step, Consumed(12 * step, 12 * 34 * step))
+    saver.close()
+    return addresses
+
+
+@pytest.mark.parametrize("name", ["ddp-2", "fsdp2-2"])
+def test_saves_in_the_background_share_host_memory(name: str, tmp_path: Path) -> None:
+    world, layout = LAYOUTS[name]
+    for first, second in on_ranks(world, staged, tmp_path, tuple(layout.split())):
+        assert len(first) == 4 * 30 and second == first
+    assert list(checkpoint_folders(tmp_path)) == [2, 1]
 
 
 def resumed_elsewhere(folder: Path, overrides: tuple[str, ...]) -> list[Any]:
