@@ -28,7 +28,11 @@ class DCP(Checkpoint):
 
 
 class DCPAsync(DCP):
-    """The same files, written in the background: training waits only for the copy to host memory and for an earlier save."""
+    """
+    The same files, written in the background: training waits only for the copy to host memory and for an earlier save.
+
+    The copy keeps its place in host memory: every rank takes as much of it as its shards.
+    """
 
     def saver(self, folder: Path, training: Training) -> Saver:
         from meshrunner.recipes.checkpoint.save import AsyncSaver

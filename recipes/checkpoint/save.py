@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -74,7 +74,8 @@ class ChecksummedWriter(FileSystemWriter):
 class BlockingSaver:
     """A `Saver`: training waits for the disk."""
 
-    in_background = False
+    in_background: ClassVar[bool] = False
+    """Whether what is written was copied to host memory before."""
 
     def __init__(self, folder: Path, training: Training, every: int, keep: int | None) -> None:
         self.folder, self.training, self.every, self.keep = folder, training, every, keep
@@ -147,10 +148,10 @@ class AsyncSaver(BlockingSaver):
     """
     A `Saver`: training waits only for the copy to host memory.
 
-    One stager makes all copies, in host memory that it keeps: allocating and pinning it takes longer than the copy.
+    One stager makes all copies, in host memory that it keeps, and on CUDA pins once.
     """
 
-    in_background = True
+    in_background: ClassVar[bool] = True
 
     def __init__(self, folder: Path, training: Training, every: int, keep: int | None) -> None:
         super().__init__(folder, training, every, keep)

@@ -253,6 +253,8 @@ def test_an_objective_that_no_summary_has(capsys: pytest.CaptureFixture[str]) ->
     assert place("-m", "seed=1,2", "objective=train/final_loss") == 0
     assert "objective has no effect: the sweep tries every combination" in capsys.readouterr().err
     assert "profiler=trace" in remarks(experiment("objective=trace/idle_pct"))[0]
+    assert "checkpoint=dcp" in remarks(experiment("objective=perf/checkpoint_time_s"))[0]
+    assert remarks(experiment("objective=perf/checkpoint_time_s", "checkpoint=dcp")) == []
 
 
 @pytest.mark.parametrize(
