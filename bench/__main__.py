@@ -1,5 +1,7 @@
 """Benchmarks against a hand-written FSDP2 loop, and of options: python -m bench NAME..., the names at the end of this file.
 
+`python -m bench gpu` is one by itself: what works on this machine's GPUs and how fast it is there; -h lists its options.
+
 Pairs are interleaved (A B A B ...), figures are medians with ranges and ratios taken pair by pair.
 """
 
@@ -227,6 +229,10 @@ def main() -> None:
         "status": status,
         "verdict": verdict,
     }
+    if sys.argv[1:2] == ["gpu"]:
+        from bench.gpu.bench import gpu
+
+        sys.exit(gpu(sys.argv[2:]))
     chosen = sys.argv[1:] or list(known)
     print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

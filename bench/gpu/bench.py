@@ -1,0 +1,178 @@
+"""
+The command: which rows, in which order, for how long.
+
+The order is that of what one wants to know first. When the time is up nothing more is started, and the rest is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.gpu import figures, grid
+from bench.gpu.commands import Commands
+from bench.gpu.document import Document
+from bench.gpu.machine import Machine, this_machine
+from bench.gpu.results import Result, Results
+from bench.gpu.rows import Small, grid_row, out_of_memory_row, resumed_row
+
+MINUTES, QUICK_MINUTES = 8.0, 3.8
+RESERVE_S = 20.0
+"""Seconds before the end within which nothing is started."""
+LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
+"""Seconds after which a command hangs."""
+RESUMED = ("dcp", "dcp_async")
+
+
+class Job(NamedTuple):
+    """A row that is to run."""
+
+    part: str
+    what: str
+    devices: int
+    """How many it needs."""
+    run: Callable[[dict[str, str]], Result]
+    """In the environment of a lane."""
+
+
+class Bench:
+    """The jobs on a machine."""
+
+    def __init__(self, machine: Machine, commands: Commands, results: Results) -> None:
+        self.machine, self.commands, self.results = machine, commands, results
+        self.small = Small.on(machine)
+        self.reference: grid.Steps = []
+        self.peak_tflops: float | None = None
+        self.number = 0
+
+    def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
+        """Jobs, and whether several of them may run at the same time; stage by stage."""
+        several = [self._row(row, devices) for row, devices in grid.SEVERAL.items()]
+        return [
+            ([self._row(grid.REFERENCE)], False),
+            ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),
+            ([self._out_of_memory()], False),
+            ([job for case in figures.FIRST for job in self._pair(case)], False),
+            (several, False),
+            ([*map(self._row, grid.REST)], True),
+            ([job for case in figures.REST[:4] for job in self._pair(case)], False),
+            ([self._measured(case) for case in figures.SEVERAL if case.devices <= self.machine.devices], False),
+            ([job for case in figures.REST[4:] for job in self._pair(case)], False),
+            ([job for case in figures.FIRST * 2 for job in self._pair(case)], False),
+            ([self._row(row) for row in grid.all_combinations()] if every_combination else [], True),
+        ]
+
+    def run(self, jobs: list[Job], side_by_side: bool) -> None:
+        """Run jobs; what the time or the devices do not suffice for is recorded as not run."""
+        lanes: queue.Queue[dict[str, str]] = queue.Queue()
+        for lane in self.machine.lanes() if side_by_side else [{}]:
+            lanes.put(lane)
+
+        def one(job: Job) -> None:
+            lane = lanes.get()
+            try:
+                self.results.add(self._done(job, lane))
+            finally:
+                lanes.put(lane)
+
+        pool = ThreadPoolExecutor(lanes.qsize())
+        try:
+            list(pool.map(one, jobs))  # raises what a job raised
+        except BaseException:
+            self.commands.stop()  # or leaving would wait for what runs
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _done(self, job: Job, lane: dict[str, str]) -> Result:
+        if job.devices > self.machine.devices:
+            return Result(job.part, job.what, "not run", f"it needs {job.devices} GPUs")
+        if time.monotonic() > self.commands.until - RESERVE_S:
+            return Result(job.part, job.what, "not run", "the time was up")
+        return job.run(lane)
+
+    def _row(self, row: str, devices: int | None = None) -> Job:
+        self.number += 1
+        number = self.number
+
+        def run(lane: dict[str, str]) -> Result:
+            result, steps = grid_row(row, number, self.small, self.commands, lane, self.reference, devices)
+            if row == grid.REFERENCE:
+                self.reference = steps
+            return result
+
+        return Job("grid", row, devices or 1, run)
+
+    def _resumed(self, kind: str) -> Job:
+        return Job(
+            "proofs",
+            f"resume, checkpoint={kind}",
+            1,
+            lambda lane: resumed_row(kind, self.small, self.commands, lane, self.reference),
+        )
+
+    def _out_of_memory(self) -> Job:
+        return Job("proofs", "out of memory", 1, lambda _: out_of_memory_row(self.small, self.commands))
+
+    def _measured(self, case: figures.Case) -> Job:
+        self.number += 1
+        number = self.number
+
+        def run(_: dict[str, str]) -> Result:
+            result = figures.measured(case, number, self.machine, self.commands)
+            self.peak_tflops = result.figures["peak_tflops"] or self.peak_tflops
+            return result
+
+        return Job("figures", case.what, case.devices, run)
+
+    def _pair(self, case: figures.Case) -> list[Job]:
+        ours = self._measured(case)
+        number = self.number
+
+        def run(_: dict[str, str]) -> Result:
+            return figures.measured_plain(case, number, self.machine, self.commands, self.peak_tflops)
+
+        return [ours, Job("figures", f"{case.what}, loop", 1, run)]
+
+
+def gpu(arguments: list[str]) -> int:
+    """`python -m bench gpu`; 1 if a row failed."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=f"what {QUICK_MINUTES:g} minutes suffice for")
+    parser.add_argument("--minutes", type=float, help=f"when to end; {MINUTES:g}, or {QUICK_MINUTES:g} with --quick")
+    parser.add_argument("--product", action="store_true", help="afterwards all combinations of the grid's options")
+    parser.add_argument("--out", type=Path, default=Path("docs/measurements/gpu.md"), help="the document")
+    parser.add_argument("--folder", type=Path, help="for runs and logs; default runs/gpu-DATE-TIME")
+    args = parser.parse_args(arguments)
+    folder = (args.folder or Path("runs") / time.strftime("gpu-%Y-%m-%d-%H-%M-%S")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = this_machine()
+    minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
+    print(f"{machine.describe()}; {minutes:g} minutes, runs and logs in {folder}", flush=True)
+    commands = Commands(folder, began + 60 * minutes, LIMIT_S if machine.gpus else CPU_LIMIT_S)
+    document = Document(args.out, machine, shlex.join(["python", "-m", "bench", "gpu", *arguments]))
+    results = Results(folder / "results.jsonl", document.write)
+    bench = Bench(machine, commands, results)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        for jobs, side_by_side in bench.stages(args.product):
+            bench.run(jobs, side_by_side)
+    finally:
+        commands.stop()
+    document.ended = True
+    document.write(results.all)
+    print(f"{args.out} after {time.monotonic() - began:.0f} s", flush=True)
+    return int(any(each.state == "failed" for each in results.all))
+
+
+if __name__ == "__main__":
+    sys.exit(gpu(sys.argv[1:]))

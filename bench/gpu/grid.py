@@ -1,0 +1,109 @@
+"""The option grid: a line for each row, as one would type it, the most telling first. Every row names its precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+Steps = list[tuple[float, float]]
+"""Loss and gradient norm of each step."""
+AXES = {
+    "parallelism": ("fsdp2", "fsdp1", "ddp", "single"),
+    "precision": ("bf16", "fp32", "float8"),
+    "compile": ("per_block", "eager", "whole_model"),
+    "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
+    "loss": ("plain", "chunked"),
+}
+"""What is combined. Every pair of options is together in one of the rows below; `--product` runs all combinations."""
+
+REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
+"""The row whose losses all others must have."""
+
+FIRST = [
+    "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
+    "parallelism=fsdp2 precision=float8 compile=per_block activation_checkpoint=selective_op loss=chunked",
+    "parallelism=fsdp1 precision=bf16 compile=eager activation_checkpoint=full loss=chunked",
+    "parallelism=ddp precision=bf16 compile=eager activation_checkpoint=none loss=chunked",
+    "parallelism=single precision=bf16 compile=whole_model activation_checkpoint=selective_op loss=chunked",
+    "parallelism=fsdp2 precision=fp32 compile=whole_model activation_checkpoint=memory_budget loss=chunked",
+    "parallelism=fsdp2 parallelism.cpu_offload=true precision=bf16",
+    "precision=bf16 profiler=trace",
+    "precision=bf16 profiler=memory",
+]
+"""Rows that run before the figures."""
+
+SEVERAL = {
+    "parallelism=tp precision=bf16 compile=per_block": 2,
+    "parallelism=tp precision=fp32 parallelism.loss_parallel=true": 2,
+    "parallelism=fsdp2_tp precision=bf16 compile=per_block activation_checkpoint=selective_op": 4,
+    "parallelism=fsdp1_tp precision=fp32 micro_batch=2": 4,
+    "parallelism=hsdp2 precision=bf16 compile=per_block": 4,
+    "parallelism=fsdp2 precision=fp32": 4,
+}
+"""Rows of several devices, and how many."""
+
+REST = [
+    "parallelism=fsdp1 precision=bf16 compile=per_block activation_checkpoint=selective_layer loss=plain",
+    "parallelism=fsdp2 precision=float8 compile=eager activation_checkpoint=selective_layer loss=plain",
+    "parallelism=ddp precision=fp32 compile=per_block activation_checkpoint=selective_op loss=plain",
+    "parallelism=single precision=bf16 compile=per_block activation_checkpoint=memory_budget loss=plain",
+    "parallelism=fsdp1 precision=fp32 compile=eager activation_checkpoint=selective_op loss=plain",
+    "parallelism=fsdp2 precision=float8 compile=whole_model activation_checkpoint=full loss=plain",
+    "parallelism=fsdp1 precision=float8 compile=whole_model activation_checkpoint=memory_budget loss=plain",
+    "parallelism=ddp precision=fp32 compile=whole_model activation_checkpoint=selective_layer loss=chunked",
+    "parallelism=ddp precision=fp32 compile=per_block activation_checkpoint=full loss=plain",
+    "parallelism=fsdp1 precision=float8 compile=whole_model activation_checkpoint=none loss=chunked",
+    "parallelism=single precision=fp32 compile=whole_model activation_checkpoint=selective_layer loss=plain",
+    "parallelism=ddp precision=fp32 compile=whole_model activation_checkpoint=memory_budget loss=plain",
+    "parallelism=single precision=bf16 compile=eager activation_checkpoint=full loss=plain",
+    # one option each
+    "precision=fp32 precision.matmul=high",
+    "precision=bf16 precision.reduce=bf16",
+    "precision=float8 precision.all_gather=true compile=per_block",
+    "precision=float8 precision.scaling=rowwise compile=per_block",
+    "precision=bf16 compile=per_block compile.allow_buffer_reuse=false",
+    "precision=fp32 optimizer.implementation=foreach",
+    "precision=fp32 wrap=root_only",
+    "precision=fp32 wrap=size wrap.min_parameters=10000",
+    "precision=fp32 parallelism.reshard_after_forward=never",
+    "precision=fp32 parallelism.prefetch=2",
+    "precision=fp32 parallelism=fsdp1 parallelism.forward_prefetch=true parallelism.limit_all_gathers=false",
+    "precision=fp32 log_every=3",
+    # refused, with the reason
+    "parallelism=ddp precision=float8",
+    "precision=fp32 compile=eager activation_checkpoint=memory_budget",
+]
+"""Rows that run after the first figures."""
+
+
+def all_combinations() -> Iterator[str]:
+    """The whole product of the axes, without the rows above."""
+    for options in product(*AXES.values()):
+        row = " ".join(f"{group}={option}" for group, option in zip(AXES, options, strict=True))
+        if row not in (REFERENCE, *FIRST, *REST):
+            yield row
+
+
+LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
+"""What a row with such an option must leave in its run directory."""
+TOLERANCE = {"fp32": (1e-4, 1e-3), "tf32": (1e-2, 5e-2), "bf16": (1e-2, 5e-2), "float8": (5e-2, 2e-1)}
+"""Largest relative difference from the reference of a step's loss, and of its gradient norm."""
+
+
+def dtype_of(row: str) -> str:
+    """The key of TOLERANCE for a row."""
+    words = dict(word.split("=", 1) for word in row.split())
+    if words.get("precision.matmul") == "high":
+        return "tf32"
+    return words["precision"]
+
+
+def differs(row: str, steps: Steps, reference: Steps) -> str:
+    """In which step a row was not trained like the reference, as a sentence; empty where it was."""
+    if len(steps) != len(reference):
+        return f"{len(steps)} steps, those of the reference are {len(reference)}"
+    for step, values in enumerate(zip(steps, reference, strict=True), 1):
+        for what, most, value, expected in zip(("loss", "norm"), TOLERANCE[dtype_of(row)], *values, strict=True):
+            if not abs(value - expected) <= most * abs(expected):
+                return f"the {what} of step {step} is {value:.5f}, that of the reference {expected:.5f}"
+    return ""

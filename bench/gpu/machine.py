@@ -1,0 +1,95 @@
+"""The machine that the bench runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from meshrunner.runner.config.devices import cores, cpu_name, gpu_count
+
+CPU_RANKS = 4
+"""Ranks that a CPU stands for."""
+PROBE = """
+import json, torch
+found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({
+    "names": [each.name for each in found],
+    "memory_gib": min(each.total_memory for each in found) / 2**30,
+    "capability": ".".join(map(str, torch.cuda.get_device_capability())),
+    "runtime": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+}))
+"""
+
+
+class Machine(NamedTuple):
+    """What there is to run on."""
+
+    name: str
+    """Of a GPU, or of the processor where there is none."""
+    gpus: int
+    memory_gib: float | None
+    """Of the smallest GPU."""
+    cores: int
+    versions: tuple[str, ...]
+    exclusive: bool = False
+    """Whether a GPU takes one process only."""
+
+    @property
+    def devices(self) -> int:
+        """Ranks that a run may have."""
+        return self.gpus or CPU_RANKS
+
+    @property
+    def pair(self) -> int:
+        """Ranks of a row that asks for none in particular: they communicate where they can."""
+        return 1 if self.gpus == 1 else 2
+
+    def describe(self) -> str:
+        """A line for the document."""
+        what = (
+            f"{self.gpus} x {self.name}, {self.memory_gib:.0f} GiB, " if self.memory_gib else f"{self.name}, no GPU, "
+        )
+        return what + f"{self.cores} cores, " + ", ".join(self.versions)
+
+    def lanes(self) -> list[dict[str, str]]:
+        """The environments of rows that run at the same time: several on one GPU, or each on two of many."""
+        if self.gpus == 1:
+            return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(number) for number in range(self.gpus)]
+        pairs = zip(names[0 : self.gpus : 2], names[1 : self.gpus : 2], strict=False)
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(pair)} for pair in pairs] if self.gpus else [{}]
+
+
+def this_machine() -> Machine:
+    """What is here; the GPUs are asked by another process, so that this one takes no memory on them."""
+    versions = [f"torch {version('torch')}", f"Python {platform.python_version()}"]
+    gpus = gpu_count()
+    if not gpus:
+        return Machine(cpu_name(), 0, None, cores(), tuple(versions))
+    probed = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    if probed.returncode:
+        sys.exit(f"torch cannot use the GPUs that are here:\n{probed.stderr}")
+    found: dict[str, Any] = json.loads(probed.stdout.splitlines()[-1])
+    versions += [found["runtime"], f"NCCL {found['nccl']}", f"compute capability {found['capability']}"]
+    names = " and ".join(dict.fromkeys(found["names"]))
+    driver, power, mode = _asked_of_driver()
+    versions += [f"driver {driver}"] * bool(driver) + [f"power limit {power}"] * bool(power)
+    return Machine(names, gpus, found["memory_gib"], cores(), tuple(versions), mode.startswith("Exclusive"))
+
+
+def _asked_of_driver() -> tuple[str, str, str]:
+    """Its version, the first GPU's power limit and compute mode; empty where nothing tells."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,compute_mode", "--format=csv,noheader"]
+        lines = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        driver, power, mode = lines[0].split(", ")
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return "", "", ""
+    return driver, power, mode

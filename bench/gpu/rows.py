@@ -1,0 +1,116 @@
+"""Rows that train a small model: of the grid, resumed, out of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.gpu.commands import Commands, Outcome, outcome, shown
+from bench.gpu.grid import LEAVES, Steps, differs
+from bench.gpu.machine import Machine
+from bench.gpu.results import Result
+from meshrunner.runner.rundir.files import CONFIG
+
+STEPS = 8
+LOGITS_GIB = 1
+"""Of a sequence where memory is to run out, in fp32."""
+
+
+class Small(NamedTuple):
+    """The small model on a machine: what all rows have in common."""
+
+    machine: Machine
+    common: list[str]
+
+    @classmethod
+    def on(cls, machine: Machine) -> Small:
+        """On a CPU it is so small that a row takes seconds there."""
+        common = ["data=random", f"steps={STEPS}", "measure_after=2", "global_batch=4", "micro_batch=1", "tracker=none"]
+        if machine.gpus:
+            limits = ["launch.start_timeout_minutes=3", "launch.timeout_minutes=1"]
+            return cls(machine, [*common, *limits, "model.n_layers=2", "model.n_kv_heads=4"])
+        shape = {"dim": 32, "n_layers": 1, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 64, "vocab_size": 304}
+        common += [f"model.{key}={value}" for key, value in shape.items()]
+        return cls(machine, [*common, "seq_len=16", "hardware=cpu", "launch.threads=1"])
+
+    def overrides(self, row: str, devices: int | None = None) -> list[str]:
+        """All that a row's command has."""
+        words = row.split()
+        emulated = ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
+        workers = 1 if "parallelism=single" in words else devices or self.machine.pair
+        return overridden([*self.common, f"launch.workers={workers}", *words, *emulated])
+
+
+def overridden(words: list[str]) -> list[str]:
+    """Overrides without those that a later one replaces."""
+    return list({word.partition("=")[0]: word for word in words}.values())
+
+
+def grid_row(
+    row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
+) -> tuple[Result, Steps]:
+    """One row; it works if it is trained like the reference, where there is one, and leaves what it must."""
+    name = f"row-{number:03}"
+    run_dir = commands.folder / name
+    arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]
+    ended = commands.meshrunner(name, *arguments, **lane)
+    found = outcome(run_dir, ended, commands)
+    if found.state == "works":
+        reason = differs(row, found.steps, reference or found.steps) or _missing(row, run_dir)
+        found = found._replace(state="failed", reason=reason, log=shown(run_dir)) if reason else found
+    return _result("grid", row, found, ended.seconds), found.steps
+
+
+def _missing(row: str, run_dir: Path) -> str:
+    wanted = [pattern for option, pattern in LEAVES.items() if option in row.split()]
+    return next((f"it left no {pattern}" for pattern in wanted if not list(run_dir.glob(pattern))), "")
+
+
+def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
+    """Half of the steps with `checkpoint=dcp` or `dcp_async`, then the rest by `meshrunner resume`: as without a stop."""
+    name, what = f"resume-{kind}", f"resume, checkpoint={kind}"
+    run_dir = commands.folder / name
+    row = f"parallelism=fsdp2 precision=fp32 checkpoint={kind} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
+    first = commands.meshrunner(name, "run", *small.overrides(row), f"hydra.run.dir={run_dir}", **lane)
+    found = outcome(run_dir, first, commands)
+    if found.state != "works":
+        return _result("proofs", what, found, first.seconds)
+    config = run_dir / CONFIG
+    config.write_text(config.read_text().replace(f"\nsteps: {STEPS // 2}\n", f"\nsteps: {STEPS}\n"))
+    second = commands.meshrunner(name, "resume", str(run_dir), **lane)
+    found = outcome(run_dir, second, commands)
+    if found.state == "works":
+        wrong = differs(row, found.steps, reference or found.steps)
+        begun_again = len(found.steps) != STEPS or "continues after step" not in second.log.read_text(errors="replace")
+        reason = wrong or ("it did not continue from its checkpoint" if begun_again else "")
+        found = found._replace(state="failed", reason=reason, log=shown(second.log)) if reason else found
+    return _result("proofs", what, found, first.seconds + second.seconds)
+
+
+def out_of_memory_row(small: Small, commands: Commands) -> Result:
+    """A sweep of a batch that fits, one that needs twice the memory for its logits alone, and one that fits."""
+    vocab, seq_len = (65536, 4096) if small.machine.gpus else (65536, 64)
+    limit_gib = small.machine.memory_gib or 1.0
+    most = int(2 * limit_gib * 2**30 / (4 * vocab * seq_len))
+    row = f"parallelism=fsdp2 precision=fp32 model.vocab_size={vocab} seq_len={seq_len} global_batch=null"
+    words = small.overrides(row, 1)
+    words += [] if small.machine.gpus else [f"launch.host_memory_gib={limit_gib:g}"]
+    sweep = commands.folder / "out-of-memory"
+    batches = f"micro_batch=1,{most},2"
+    ended = commands.meshrunner("out-of-memory", "run", "-m", *words, batches, f"hydra.sweep.dir={sweep}")
+    found = [
+        outcome(run_dir, ended, commands) for run_dir in sorted(each.parent for each in sweep.glob("*/config.yaml"))
+    ]
+    what = f"a sweep in which memory runs out, {batches}"
+    if ended.code is None or len(found) != 3:
+        return _result("proofs", what, outcome(sweep, ended, commands), ended.seconds)
+    states = [each.reason.partition(":")[0] if each.reason else "completed" for each in found]
+    right = states == ["completed", "oom", "completed"]
+    wrong = "" if right else f"the runs are {', '.join(states)}; expected completed, oom, completed; "
+    return Result("proofs", what, "works" if right else "failed", wrong + found[1].reason, found[1].log, ended.seconds)
+
+
+def _result(part: str, what: str, found: Outcome, seconds: float) -> Result:
+    keys = ("memory/peak_active_gib", "memory/startup_peak_active_gib", "perf/time_to_first_step_s", "train/final_loss")
+    figures = {key: found.summary.get(key) for key in keys}
+    return Result(part, what, found.state, found.reason, found.log, seconds, figures)

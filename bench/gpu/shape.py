@@ -1,0 +1,24 @@
+"""The shape of the hand-written Llama. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """Numbers of a Llama; the names are those of the group `model`."""
+
+    vocab_size: int
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    tie_embeddings: bool = False
+    rope_theta: float = 500000.0
+    norm_eps: float = 1e-5
+
+    def flops_per_token(self, parameters: int, seq_len: int) -> int:
+        """6 x the parameters that multiply + 12 x layers x width x sequence length (Chowdhery et al. 2022, appendix B)."""
+        looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
+        return 6 * (parameters - looked_up) + 12 * self.n_layers * self.dim * seq_len

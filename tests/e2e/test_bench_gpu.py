@@ -1,0 +1,125 @@
+"""`python -m bench gpu` in small form: every part of it runs on a CPU, with the code that runs on GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import figures, grid
+from bench.gpu.bench import CPU_LIMIT_S, Bench
+from bench.gpu.commands import REPOSITORY, Commands
+from bench.gpu.document import Document
+from bench.gpu.machine import this_machine
+from bench.gpu.results import Result, Results
+from tests.e2e.command import BOUND_S, Command
+
+if (machine := this_machine()).gpus:
+    pytest.skip("the small form is that of a machine without GPUs", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """On this machine, with its reference row done."""
+    folder = tmp_path_factory.mktemp("bench")
+    commands = Commands(folder, time.monotonic() + 86400, CPU_LIMIT_S)
+    document = Document(folder / "gpu.md", machine, "python -m bench gpu")
+    made = Bench(machine, commands, Results(folder / "results.jsonl", document.write))
+    made.run([made._row(grid.REFERENCE)], False)
+    assert made.results.all[0].state == "works" and len(made.reference) == 8, made.results.all
+    return made
+
+
+def found(bench: Bench, *jobs: object) -> list[Result]:
+    before = len(bench.results.all)
+    bench.run(list(jobs), True)  # type: ignore[arg-type]
+    return bench.results.all[before:]
+
+
+WORK = {
+    "parallelism=fsdp2 parallelism.cpu_offload=true precision=bf16": None,
+    "precision=bf16 profiler=trace": None,
+    "precision=bf16 profiler=memory": None,
+    "precision=float8 parallelism=fsdp2": None,
+    "parallelism=fsdp1_tp precision=fp32 micro_batch=2": 4,
+}
+
+
+@pytest.mark.parametrize("row", WORK)
+def test_a_row_works(row: str, bench: Bench) -> None:
+    [result] = found(bench, bench._row(row, WORK[row]))
+    assert (result.state, result.reason) == ("works", ""), result
+
+
+def test_a_row_is_refused_with_the_reason(bench: Bench) -> None:
+    [result] = found(bench, bench._row("precision=fp32 compile=eager activation_checkpoint=memory_budget"))
+    assert result.state == "refused" and "the compiler enforces the memory budget" in result.reason, result
+
+
+def test_a_row_fails_with_the_reason_and_the_log(bench: Bench) -> None:
+    [result] = found(bench, bench._row("precision=fp32 model.kind=tests.e2e.faulty:Raises +model.rank=1"))
+    assert result.state == "failed" and result.reason.startswith("failed: rank 1: "), result
+    assert Path(result.log).name == "rank1.log" and "Traceback" in Path(result.log).read_text()
+
+
+def test_a_row_that_is_trained_otherwise_fails(bench: Bench) -> None:
+    [result] = found(bench, bench._row("precision=fp32 seed=1"))
+    assert result.state == "failed" and "of the reference" in result.reason, result
+    [result] = found(bench, bench._row("precision=bf16 steps=4"))
+    assert result.state == "failed" and "4 steps" in result.reason, result
+
+
+@pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
+def test_a_run_is_resumed(kind: str, bench: Bench) -> None:
+    [result] = found(bench, bench._resumed(kind))
+    assert (result.state, result.reason) == ("works", ""), result
+
+
+def test_memory_runs_out(bench: Bench) -> None:
+    [result] = found(bench, bench._out_of_memory())
+    assert result.state == "works" and "oom: out of host memory" in result.reason, result
+
+
+def test_meshrunner_and_the_loop_do_the_same(bench: Bench) -> None:
+    """The same parameters and FLOPs, and losses that fall alike from other initial weights."""
+    ours, loop = found(bench, *bench._pair(figures.Case("8B", "none", "eager")))
+    assert ours.state == loop.state == "works", (ours, loop)
+    for key in ("parameters", "flops_per_token"):
+        assert ours.figures[key] == loop.figures[key] > 0
+    for result in (ours, loop):
+        losses = result.figures["losses"]
+        assert len(losses) == figures.STEPS and result.figures["wps"] > 0 and result.figures["mfu"] > 0
+        assert losses[-1] < losses[0]
+    for one, other in zip(ours.figures["losses"], loop.figures["losses"], strict=True):
+        assert abs(one - other) < 0.02 * one
+    text = (bench.commands.folder / "gpu.md").read_text()
+    assert "## Speed and memory" in text and "## Start" in text
+
+
+def test_a_bench_that_is_stopped_has_written_what_it_found(tmp_path: Path) -> None:
+    out, folder = tmp_path / "gpu.md", tmp_path / "runs"
+    words = ("-m", "bench", "gpu", "--quick", "--minutes", "1000", "--out", str(out), "--folder", str(folder))
+    paths = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'package'}"}
+    with Command(*words, cwd=tmp_path, program=(sys.executable,), **paths) as command:
+        command.until(lambda: out.exists() and grid.REFERENCE in out.read_text())
+        command.process.terminate()
+        ended = command.wait(BOUND_S)
+        command.check_nobody_left()
+    assert ended.code == 143, ended
+    text = out.read_text()
+    assert "has not ended" in text and f"| `{grid.REFERENCE}` | works |" in text
+    assert json.loads((folder / "results.jsonl").read_text().splitlines()[0])["state"] == "works"
+
+
+def test_all_of_it(tmp_path: Path) -> None:
+    """Every row that a machine with one GPU or several has, in an hour at most; none fails."""
+    out = tmp_path / "gpu.md"
+    words = ("-m", "bench", "gpu", "--minutes", "60", "--out", str(out), "--folder", str(tmp_path / "runs"))
+    paths = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'package'}"}
+    with Command(*words, cwd=tmp_path, program=(sys.executable,), **paths) as command:
+        ended = command.wait(3600)
+    assert ended.code == 0, ended
+    assert " 0 failed, 0 not run" in out.read_text()

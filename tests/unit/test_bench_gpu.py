@@ -1,0 +1,266 @@
+"""What `python -m bench gpu` would run: rows that exist, a loop that does the same work, a document of what was found."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.gpu import figures, grid
+from bench.gpu.bench import RESERVE_S, Bench, Job
+from bench.gpu.commands import Commands
+from bench.gpu.document import Document
+from bench.gpu.machine import Machine
+from bench.gpu.plain_llama import PlainLlama
+from bench.gpu.plain_loop import with_masters
+from bench.gpu.results import Result, Results
+from bench.gpu.rows import Small
+from bench.gpu.shape import Shape
+from meshrunner.recipes.loss import cross_entropy
+from meshrunner.recipes.model.transformer import Transformer
+from meshrunner.runner import shipped
+from meshrunner.runner.config.experiment import Experiment, fit
+from tests.composed import experiment
+
+MACHINES = {
+    "cpu": Machine("a processor", 0, None, 2, ()),
+    "one": Machine("NVIDIA H200", 1, 139.8, 16, ()),
+    "old": Machine("NVIDIA A100-SXM4-80GB", 1, 79.2, 16, ()),
+    "node": Machine("NVIDIA H100 80GB HBM3", 8, 79.1, 64, ()),
+}
+ROWS = dict.fromkeys((grid.REFERENCE, *grid.FIRST, *grid.REST)) | grid.SEVERAL
+ON_ITS_OWN = Shape(304, 32, 2, 4, 2, 64, rope_theta=10000.0)
+SEQ_LEN = 12
+
+
+def options(row: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in row.split())
+
+
+def test_every_pair_of_options_is_in_a_row() -> None:
+    together = {pair for row in ROWS for pair in combinations(sorted(options(row).items()), 2)}
+    axes = [[(group, option) for option in names] for group, names in sorted(grid.AXES.items())]
+    missing = {pair for one, other in combinations(axes, 2) for pair in product(one, other)} - together
+    never = {
+        (("activation_checkpoint", "memory_budget"), ("compile", "eager")),
+        (("parallelism", "single"), ("precision", "float8")),
+    }
+    assert missing <= never, missing
+
+
+def test_a_row_is_no_other_row() -> None:
+    every = [*ROWS, *grid.all_combinations()]
+    assert len({tuple(sorted(options(row).items())) for row in every}) == len(every)
+    assert len(list(grid.all_combinations())) > 300
+
+
+def test_the_axes_are_shipped_options() -> None:
+    for group, names in grid.AXES.items():
+        assert {*names} <= {*shipped.options(group)}
+
+
+@pytest.mark.parametrize("machine", ["cpu", "node"])
+def test_a_row_is_a_configuration(machine: str) -> None:
+    """A row whose options do not go together is refused for that; none has a key or value that does not exist."""
+    small = Small.on(MACHINES[machine])
+    singular = [row for row in ROWS if {*options(row)} - {*grid.AXES}]
+    for row in (grid.REFERENCE, grid.FIRST[1], *(singular if machine == "node" else [])):
+        words = small.overrides(row, ROWS[row])
+        checked = experiment(*words)
+        assert checked.steps == 8 and checked.precision.kind == options(row)["precision"]
+        fit(checked, int(options(" ".join(words))["launch.workers"]))
+
+
+@pytest.mark.parametrize("machine", ["cpu", "one", "old"])
+def test_the_loop_has_the_shape_that_meshrunner_trains(machine: str) -> None:
+    for name, subject in figures.subjects(MACHINES[machine]).items():
+        case = figures.Case(name, "selective_op", "per_block")
+        checked = experiment(*figures.overrides(case, subject, MACHINES[machine]))
+        shape, model = subject.shape, checked.model
+        assert {key: getattr(model, key) for key in shape._fields} == shape._asdict()
+        with torch.device("meta"):
+            plain = PlainLlama(shape, subject.seq_len)
+        count = sum(weight.numel() for weight in plain.parameters())
+        assert count == model.parameter_count()  # type: ignore[attr-defined]
+        assert shape.flops_per_token(count, subject.seq_len) == model.flops_per_token(subject.seq_len).total
+        assert checked.measure_after == checked.log_every == figures.READ_EVERY < checked.steps == figures.STEPS
+
+
+def built(*overrides: str) -> tuple[Experiment, Transformer]:
+    """Meshrunner's network of the shape above, with its loss and recomputation, as one process trains it."""
+    from meshrunner.recipes.pretrain import recompute_and_compile
+
+    words = [f"model.{key}={value}" for key, value in ON_ITS_OWN._asdict().items()]
+    checked = experiment("parallelism=single", f"seq_len={SEQ_LEN}", *words, *overrides)
+    torch.manual_seed(0)
+    network = checked.model.build(SEQ_LEN)
+    network.reset_buffers()
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            weight.fill_(1.0) if (std := network.initial_std(name)) is None else weight.normal_(0.0, std)
+    network.loss = checked.loss.function(cross_entropy)
+    recompute_and_compile(checked, network, {})
+    assert isinstance(network, Transformer)
+    return checked, network
+
+
+def alike(network: Transformer, *, swapped: bool) -> PlainLlama:
+    """The hand-written network with the same weights; swapped: rotary pairs are neighbours there, halves here."""
+    plain = PlainLlama(ON_ITS_OWN, SEQ_LEN)
+    weights = {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in network.state_dict().items()}
+    half = ON_ITS_OWN.dim // ON_ITS_OWN.n_heads // 2
+    for name, value in weights.items() if swapped else ():
+        if name.endswith(("wq.weight", "wk.weight")):
+            weights[name] = value.unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
+    plain.load_state_dict(weights)
+    return plain
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(ON_ITS_OWN.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def backward(network: torch.nn.Module) -> tuple[float, Tensor, int]:
+    """Loss, gradient of the embedding and floating-point operations of a step."""
+    with FlopCounterMode(display=False) as counter:
+        loss = network(*rows())
+        loss.backward()
+    weight = network.get_parameter("tok_embeddings.weight")
+    assert weight.grad is not None
+    return loss.item(), weight.grad, counter.get_total_flops()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective_op"])
+def test_the_loop_does_the_work_of_meshrunner(recompute: str) -> None:
+    _, network = built(f"activation_checkpoint={recompute}")
+    loss, gradient, flops = backward(network)
+    found = []
+    for swapped in (False, True):
+        plain = alike(network, swapped=swapped)
+        plain.prepare(recompute, "eager")
+        plain_loss, plain_gradient, plain_flops = backward(plain)
+        assert plain_flops == flops
+        found.append(((plain_gradient - gradient).norm() / gradient.norm()).item())
+        found[-1] += abs(plain_loss - loss)
+    assert min(found) < 1e-5, found
+
+
+def test_fp32_copies_get_the_gradients_of_bf16_weights() -> None:
+    torch.manual_seed(0)
+    plain, twin = PlainLlama(ON_ITS_OWN, SEQ_LEN), PlainLlama(ON_ITS_OWN, SEQ_LEN)
+    twin.load_state_dict(plain.state_dict())
+    before = [weight.detach().clone() for weight in plain.parameters()]
+    weights, masters = with_masters(plain)
+    plain(*rows()).backward()
+    assert all(weight.dtype == torch.bfloat16 and weight.grad is None for weight in weights)
+    assert plain.cos.dtype == torch.float32
+    twin(*rows()).backward()
+    for start, master, other in zip(before, masters, twin.parameters(), strict=True):
+        assert master.dtype == torch.float32 and torch.equal(master, start)
+        assert master.grad is not None and other.grad is not None and master.grad.dtype == torch.float32
+        assert (master.grad - other.grad).norm() < 0.05 * other.grad.norm()
+
+
+def test_a_row_that_is_trained_otherwise_is_told() -> None:
+    reference = [(6.0, 1.0), (5.5, 1.1)]
+    assert grid.differs("precision=fp32", [(6.0002, 1.0), (5.5, 1.1005)], reference) == ""
+    assert grid.differs("precision=fp32", [(6.0, 1.0), (5.52, 1.1)], reference) == (
+        "the loss of step 2 is 5.52000, that of the reference 5.50000"
+    )
+    assert grid.differs("precision=bf16", [(6.0, 1.0), (5.52, 1.1)], reference) == ""
+    assert "the norm of step 1 is 2.0" in grid.differs("precision=bf16", [(6.0, 2.0), (5.5, 1.1)], reference)
+    assert "loss of step 1 is nan" in grid.differs("precision=float8", [(float("nan"), 1.0), (5.5, 1.1)], reference)
+    assert "1 steps" in grid.differs("precision=fp32", reference[:1], reference)
+    assert grid.dtype_of("precision=fp32 precision.matmul=high") == "tf32"
+
+
+FOUND = [
+    Result("grid", grid.REFERENCE, "works", seconds=7.0, figures={"memory/peak_active_gib": 0.25}),
+    Result("grid", "parallelism=ddp precision=float8", "refused", "ddp keeps one | copy"),
+    Result("proofs", "resume, checkpoint=dcp", "failed", "failed: rank 0: no", "runs/x/logs/rank0.log"),
+    Result("grid", "parallelism=tp precision=bf16", "not run", "it needs 2 GPUs"),
+    *(
+        Result(
+            "figures",
+            "1B",
+            "works",
+            figures={"side": side, "wps": wps, "mfu": 50.0, "peak_active_gib": gib, "first_step_s": 9.0},
+        )
+        for side, wps, gib in [
+            ("meshrunner", 1010, 40.0),
+            ("loop", 1000, 41.0),
+            ("meshrunner", 990, 40.0),
+            ("loop", 1000, 41.0),
+        ]
+    ),
+    Result("figures", "8B", "failed", "oom: out of device memory", figures={"side": "meshrunner", "wps": None}),
+]
+
+
+def test_the_document_is_there_after_every_row(tmp_path: Path) -> None:
+    document = Document(tmp_path / "docs" / "gpu.md", MACHINES["one"], "python -m bench gpu")
+    results = Results(tmp_path / "results.jsonl", document.write)
+    for number, result in enumerate(FOUND, 1):
+        results.add(result)
+        assert len((tmp_path / "results.jsonl").read_text().splitlines()) == number
+        assert f"`{result.what}`" in document.path.read_text()
+    text = document.path.read_text()
+    assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])["what"] == grid.REFERENCE
+    assert "1 x NVIDIA H200, 140 GiB, 16 cores" in text and "has not ended" in text
+    assert "5 works, 1 refused, 2 failed, 1 not run" in text
+    assert (
+        "| `1B` | 1,000 (990-1,010) | 1,000 (1,000-1,000) | 1.000 (0.990-1.010) | 50.0% | 50.0% | 40.00 | 41.00 |"
+        in text
+    )
+    assert "| `8B` | failed: oom: out of device memory | - | - | - | - | - | - |" in text
+    assert r"| refused | ddp keeps one \| copy | - |" in text
+    assert "failed: rank 0: no (`runs/x/logs/rank0.log`)" in text
+    assert "- `parallelism=tp precision=bf16`: it needs 2 GPUs" in text
+    document.ended = True
+    document.write(results.all)
+    assert "has not ended" not in document.path.read_text()
+
+
+def test_when_the_time_is_up_nothing_is_started(tmp_path: Path) -> None:
+    commands = Commands(tmp_path, time.monotonic() + RESERVE_S + 1000, 100)
+    bench = Bench(MACHINES["node"], commands, Results(tmp_path / "results.jsonl", lambda _: None))
+
+    def job(what: str, devices: int = 1) -> Job:
+        def run(lane: dict[str, str]) -> Result:
+            if what == "b":
+                commands.until = time.monotonic()
+            return Result("grid", what, "works", figures=dict(lane))
+
+        return Job("grid", what, devices, run)
+
+    bench.run([job("a"), job("big", 9), job("b"), job("c")], False)
+    found = [(each.what, each.state, each.reason) for each in bench.results.all]
+    needs, late = ("big", "not run", "it needs 9 GPUs"), ("c", "not run", "the time was up")
+    assert found == [("a", "works", ""), needs, ("b", "works", ""), late]
+
+
+def test_rows_share_a_gpu_or_have_two_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert MACHINES["one"].lanes() == [{}] * 4 and MACHINES["cpu"].lanes() == [{}]
+    assert [lane["CUDA_VISIBLE_DEVICES"] for lane in MACHINES["node"].lanes()] == ["0,1", "2,3", "4,5", "6,7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-1")
+    assert MACHINES["node"]._replace(gpus=3).lanes() == [{"CUDA_VISIBLE_DEVICES": "3,5"}]
+
+
+def test_the_most_telling_rows_come_first(tmp_path: Path) -> None:
+    bench = Bench(MACHINES["one"], Commands(tmp_path, 0.0, 1.0), Results(tmp_path / "results.jsonl", lambda _: None))
+    stages: list[list[Any]] = [jobs for jobs, _ in bench.stages(every_combination=False)]
+    order = [job.what for jobs in stages for job in jobs]
+    assert order[0] == grid.REFERENCE
+    assert order.index("out of memory") < order.index(figures.FIRST[0].what) < order.index(grid.REST[0])
+    assert {*ROWS, *(case.what for case in (*figures.FIRST, *figures.REST))} <= {*order}
+    with_all = [job for jobs, _ in bench.stages(every_combination=True) for job in jobs]
+    assert len(with_all) - len(order) == len(list(grid.all_combinations()))
