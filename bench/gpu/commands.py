@@ -15,8 +15,8 @@ from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.files import ERROR, STATUS, SUMMARY, rank_log, read_json
 
 REPOSITORY = Path(__file__).parents[2]
-TAIL = 30
-"""Lines of a failed command's log that are shown."""
+PARAGRAPH = 30
+"""Lines of what a command said last."""
 MESHRUNNER = (sys.executable, "-m", "meshrunner")
 """Also where packages are on PYTHONPATH only, and no console script was installed."""
 
@@ -128,15 +128,13 @@ def said(log: Path) -> str:
     """The last paragraph of what a command printed, in a line."""
     lines = log.read_text(errors="replace").strip().splitlines()
     begin = max((number for number, line in enumerate(lines) if not line.strip()), default=-1)
-    return " ".join(" ".join(lines[begin + 1 :][-TAIL:]).split())[:600]
+    return " ".join(" ".join(lines[begin + 1 :][-PARAGRAPH:]).split())[:600]
 
 
 def _log(run_dir: Path, ended: Ended) -> str:
-    """The file that says most of a failure; its end is printed, for a machine whose files are gone afterwards."""
+    """The file that says most of a failure."""
     worker = rank_log(run_dir, read_json(run_dir / ERROR).get("rank") or 0)
-    log = worker if worker.exists() and worker.stat().st_size else ended.log
-    print("\n".join(f"  | {line}" for line in log.read_text(errors="replace").splitlines()[-TAIL:]), flush=True)
-    return shown(log)
+    return shown(worker if worker.exists() and worker.stat().st_size else ended.log)
 
 
 def shown(path: Path) -> str:

@@ -19,7 +19,6 @@ WINDOWS = 3
 READ_EVERY = 5
 """Steps between two; the first so many are not measured."""
 STEPS = READ_EVERY * (1 + WINDOWS)
-LR = 3e-4
 LARGE_GIB = 100
 """Memory from which a device gets the larger micro batch."""
 LLAMA_3 = {"vocab_size": 128256, "n_heads": 32, "n_kv_heads": 8}
@@ -34,6 +33,7 @@ class Subject(NamedTuple):
     """What chooses the same shape in meshrunner."""
     seq_len: int
     micro_batch: int
+    lr: float = 3e-4
 
 
 class Case(NamedTuple):
@@ -82,14 +82,14 @@ SEVERAL = [
 def subjects(machine: Machine) -> dict[str, Subject]:
     """The models, in sizes that fit one device of 80 to 141 GB; on a CPU, toys of the same kinds."""
     if not machine.gpus:
-        toy = Shape(512, 64, 2, 4, 2, 128, tie_embeddings=True)
+        toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
         model = (
-            "model.vocab_size=512 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
+            "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
         )
         model += " model.rope_theta=500000.0"
         return {
-            "1B": Subject("toy, tied", toy, f"{model} model.tie_embeddings=true", 32, 2),
-            "8B": Subject("toy", toy._replace(tie_embeddings=False), model, 32, 2),
+            "1B": Subject("toy, tied", toy, f"{model} model.tie_embeddings=true", 64, 4, 1e-2),
+            "8B": Subject("toy", toy._replace(tie_embeddings=False), model, 64, 4, 1e-2),
         }
     large = (machine.memory_gib or 0) >= LARGE_GIB
     one = Shape(dim=2048, n_layers=16, ffn_dim=8192, tie_embeddings=True, **LLAMA_3)
@@ -113,7 +113,7 @@ def overrides(case: Case, subject: Subject, machine: Machine) -> list[str]:
         "precision=bf16",
         f"activation_checkpoint={case.recompute}",
         f"compile={case.compile}",
-        f"optimizer.lr={LR}",
+        f"optimizer.lr={subject.lr}",
         "data=random",
         "tracker=none",
         f"steps={STEPS}",
@@ -158,7 +158,7 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
         "micro-batch": subject.micro_batch,
         "steps": STEPS,
         "read-every": READ_EVERY,
-        "lr": LR,
+        "lr": subject.lr,
         "out": out,
     }
     words = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+TAIL = 30
+"""Lines of a failed row's log that are printed."""
 State = Literal["works", "refused", "failed", "not run"]
 
 
@@ -47,3 +49,6 @@ class Results:
             reason = f": {result.reason}" if result.reason else ""
             log = f" ({result.log})" if result.log else ""
             print(f"{result.state:8}{result.seconds:4.0f} s  {result.part} {result.what}{reason}{log}", flush=True)
+            if result.state == "failed" and result.log and Path(result.log).is_file():  # it may be gone afterwards
+                lines = Path(result.log).read_text(errors="replace").splitlines()[-TAIL:]
+                print("\n".join(f"  | {line}" for line in lines), flush=True)

@@ -107,7 +107,14 @@ def out_of_memory_row(small: Small, commands: Commands) -> Result:
     states = [each.reason.partition(":")[0] if each.reason else "completed" for each in found]
     right = states == ["completed", "oom", "completed"]
     wrong = "" if right else f"the runs are {', '.join(states)}; expected completed, oom, completed; "
-    return Result("proofs", what, "works" if right else "failed", wrong + found[1].reason, found[1].log, ended.seconds)
+    return Result(
+        "proofs",
+        what,
+        "works" if right else "failed",
+        wrong + found[1].reason,
+        "" if right else found[1].log,
+        ended.seconds,
+    )
 
 
 def _result(part: str, what: str, found: Outcome, seconds: float) -> Result:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench.gpu import figures, grid
+from bench.gpu import figures, grid, plain_loop
 from bench.gpu.bench import CPU_LIMIT_S, Bench
 from bench.gpu.commands import REPOSITORY, Commands
 from bench.gpu.document import Document
 from bench.gpu.machine import this_machine
+from bench.gpu.plain_llama import PlainLlama
 from bench.gpu.results import Result, Results
+from meshrunner.recipes.init_weights import initial_value
+from tests.composed import experiment
 from tests.e2e.command import BOUND_S, Command
 
 if (machine := this_machine()).gpus:
@@ -68,8 +73,6 @@ def test_a_row_fails_with_the_reason_and_the_log(bench: Bench) -> None:
 def test_a_row_that_is_trained_otherwise_fails(bench: Bench) -> None:
     [result] = found(bench, bench._row("precision=fp32 seed=1"))
     assert result.state == "failed" and "of the reference" in result.reason, result
-    [result] = found(bench, bench._row("precision=bf16 steps=4"))
-    assert result.state == "failed" and "4 steps" in result.reason, result
 
 
 @pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
@@ -80,11 +83,11 @@ def test_a_run_is_resumed(kind: str, bench: Bench) -> None:
 
 def test_memory_runs_out(bench: Bench) -> None:
     [result] = found(bench, bench._out_of_memory())
-    assert result.state == "works" and "oom: out of host memory" in result.reason, result
+    assert result.state == "works" and "out of host memory in step 1 (forward of output)" in result.reason, result
 
 
 def test_meshrunner_and_the_loop_do_the_same(bench: Bench) -> None:
-    """The same parameters and FLOPs, and losses that fall alike from other initial weights."""
+    """The same parameters and FLOPs; losses that fall alike."""
     ours, loop = found(bench, *bench._pair(figures.Case("8B", "none", "eager")))
     assert ours.state == loop.state == "works", (ours, loop)
     for key in ("parameters", "flops_per_token"):
@@ -92,11 +95,41 @@ def test_meshrunner_and_the_loop_do_the_same(bench: Bench) -> None:
     for result in (ours, loop):
         losses = result.figures["losses"]
         assert len(losses) == figures.STEPS and result.figures["wps"] > 0 and result.figures["mfu"] > 0
-        assert losses[-1] < losses[0]
-    for one, other in zip(ours.figures["losses"], loop.figures["losses"], strict=True):
-        assert abs(one - other) < 0.02 * one
+        assert losses[-1] < losses[0] - 0.2
     text = (bench.commands.folder / "gpu.md").read_text()
     assert "## Speed and memory" in text and "## Start" in text
+
+
+def test_from_the_same_weights_the_loop_has_the_losses_of_meshrunner(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16, over all steps: the same dtypes, clipping, learning rates and optimizer."""
+    case = figures.Case("8B", "selective_op", "eager")
+    subject = figures.subjects(machine)["8B"]
+    [ours] = found(bench, bench._measured(case))
+    expected = torch.tensor(ours.figures["losses"])
+    arguments = {"recompute": case.recompute, "compile": case.compile, "device": "cpu", "lr": subject.lr}
+    arguments |= {"steps": figures.STEPS, "read_every": figures.READ_EVERY}
+    shape = {"shape": subject.shape, "seq_len": subject.seq_len, "micro_batch": subject.micro_batch}
+    apart = []
+    for swapped in (False, True):
+
+        @torch.no_grad()
+        def initialise(plain: PlainLlama, _: object) -> None:
+            with torch.device("meta"):
+                network = experiment(*subject.overrides.split()).model.network(subject.seq_len)
+            for name, weight in plain.named_parameters():
+                std = network.initial_std(name)
+                value = initial_value(name, weight.shape, std, 0, weight.device)
+                if swapped and name.endswith(("wq.weight", "wk.weight")):  # noqa: B023
+                    half = subject.shape.dim // subject.shape.n_heads // 2
+                    value = value.unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
+                weight.copy_(value)
+
+        monkeypatch.setattr(PlainLlama, "_initialise", initialise)
+        losses = plain_loop.train(Namespace(**arguments, **shape))["losses"]
+        apart.append(((torch.tensor(losses) - expected).abs() / expected).max().item())
+    assert min(apart) < 5e-3 < expected[0] - expected[-1], apart
 
 
 def test_a_bench_that_is_stopped_has_written_what_it_found(tmp_path: Path) -> None:
