@@ -97,7 +97,10 @@ class Bench:
             return Result(job.part, job.what, "not run", f"it needs {job.devices} GPUs")
         if time.monotonic() > self.commands.until - RESERVE_S:
             return Result(job.part, job.what, "not run", "the time was up")
-        return job.run(lane)
+        try:
+            return job.run(lane)
+        except Exception as error:  # of the bench itself: the other rows are still worth having
+            return Result(job.part, job.what, "failed", f"the bench failed: {type(error).__name__}: {error}")
 
     def _row(self, row: str, devices: int | None = None) -> Job:
         self.number += 1

@@ -83,9 +83,7 @@ def subjects(machine: Machine) -> dict[str, Subject]:
     """The models, in sizes that fit one device of 80 to 141 GB; on a CPU, toys of the same kinds."""
     if not machine.gpus:
         toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
-        model = (
-            "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
-        )
+        model = "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
         model += " model.rope_theta=500000.0"
         return {
             "1B": Subject("toy, tied", toy, f"{model} model.tie_embeddings=true", 64, 4, 1e-2),

@@ -24,8 +24,10 @@ from bench.gpu.plain_llama import PlainLlama
 from bench.gpu.shape import Shape
 
 GIB = 2**30
+ADAMW = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
+CLIP = 1.0
 WARM_UP = 10
-"""Steps in which the learning rate rises, as with lr_schedule=constant."""
+"""Steps in which the learning rate rises."""
 
 
 def parsed() -> argparse.Namespace:
@@ -79,7 +81,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         model = PlainLlama(args.shape, args.seq_len)
     weights, masters = with_masters(model)
     model.prepare(args.recompute, args.compile)
-    optimizer = torch.optim.AdamW(masters, lr=args.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(masters, lr=args.lr, **ADAMW)
     tokens = batches(args, device)
     losses: list[float] = []
     unread: list[Tensor] = []
@@ -89,7 +91,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         rows = tokens[step - 1]
         loss = model(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        torch.nn.utils.clip_grad_norm_(masters, CLIP)
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, step / WARM_UP)
         optimizer.step()

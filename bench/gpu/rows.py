@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.gpu.commands import Commands, Outcome, outcome, shown
-from bench.gpu.grid import LEAVES, Steps, differs
+from bench.gpu.grid import LEAVES, REFERENCE, Steps, differs
 from bench.gpu.machine import Machine
 from bench.gpu.results import Result
 from meshrunner.runner.rundir.files import CONFIG
@@ -58,6 +58,8 @@ def grid_row(
     if found.state == "works":
         reason = differs(row, found.steps, reference or found.steps) or _missing(row, run_dir)
         found = found._replace(state="failed", reason=reason, log=shown(run_dir)) if reason else found
+        if not reason and not reference and row != REFERENCE:
+            found = found._replace(reason="not compared: there is no reference")
     return _result("grid", row, found, ended.seconds), found.steps
 
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.gpu import figures, grid
+from bench.gpu import figures, grid, plain_loop
 from bench.gpu.bench import RESERVE_S, Bench, Job
 from bench.gpu.commands import Commands
 from bench.gpu.document import Document
 from bench.gpu.machine import Machine
 from bench.gpu.plain_llama import PlainLlama
-from bench.gpu.plain_loop import with_masters
 from bench.gpu.results import Result, Results
 from bench.gpu.rows import Small
 from bench.gpu.shape import Shape
@@ -93,6 +92,17 @@ def test_the_loop_has_the_shape_that_meshrunner_trains(machine: str) -> None:
         assert checked.measure_after == checked.log_every == figures.READ_EVERY < checked.steps == figures.STEPS
 
 
+def test_the_loop_has_the_settings_of_meshrunner() -> None:
+    case = figures.FIRST[0]
+    checked = experiment(*figures.overrides(case, figures.subjects(MACHINES["one"])[case.subject], MACHINES["one"]))
+    optimizer = checked.optimizer.model_dump()
+    for key, value in plain_loop.ADAMW.items():
+        assert optimizer["implementation"] == key if key == "fused" else optimizer[key] == value
+    assert checked.max_grad_norm == plain_loop.CLIP
+    factors = [checked.lr_schedule.factor(step) for step in range(1, 21)]
+    assert factors == [min(1.0, step / plain_loop.WARM_UP) for step in range(1, 21)]
+
+
 def built(*overrides: str) -> tuple[Experiment, Transformer]:
     """Meshrunner's network of the shape above, with its loss and recomputation, as one process trains it."""
     from meshrunner.recipes.pretrain import recompute_and_compile
@@ -158,7 +168,7 @@ def test_fp32_copies_get_the_gradients_of_bf16_weights() -> None:
     plain, twin = PlainLlama(ON_ITS_OWN, SEQ_LEN), PlainLlama(ON_ITS_OWN, SEQ_LEN)
     twin.load_state_dict(plain.state_dict())
     before = [weight.detach().clone() for weight in plain.parameters()]
-    weights, masters = with_masters(plain)
+    weights, masters = plain_loop.with_masters(plain)
     plain(*rows()).backward()
     assert all(weight.dtype == torch.bfloat16 and weight.grad is None for weight in weights)
     assert plain.cos.dtype == torch.float32
@@ -237,14 +247,17 @@ def test_when_the_time_is_up_nothing_is_started(tmp_path: Path) -> None:
         def run(lane: dict[str, str]) -> Result:
             if what == "b":
                 commands.until = time.monotonic()
+            if what == "broken":
+                raise KeyError("x")
             return Result("grid", what, "works", figures=dict(lane))
 
         return Job("grid", what, devices, run)
 
-    bench.run([job("a"), job("big", 9), job("b"), job("c")], False)
+    bench.run([job("a"), job("broken"), job("big", 9), job("b"), job("c")], False)
     found = [(each.what, each.state, each.reason) for each in bench.results.all]
     needs, late = ("big", "not run", "it needs 9 GPUs"), ("c", "not run", "the time was up")
-    assert found == [("a", "works", ""), needs, ("b", "works", ""), late]
+    broken = ("broken", "failed", "the bench failed: KeyError: 'x'")
+    assert found == [("a", "works", ""), broken, needs, ("b", "works", ""), late]
 
 
 def test_rows_share_a_gpu_or_have_two_each(monkeypatch: pytest.MonkeyPatch) -> None:
