@@ -36,9 +36,10 @@ class Small(NamedTuple):
     def overrides(self, row: str, devices: int | None = None) -> list[str]:
         """All that a row's command has."""
         words = row.split()
-        emulated = ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
+        more = ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
+        more += [f"loss.tokens={85 if self.machine.gpus else 5}"] if "loss=chunked" in words else []  # several chunks
         workers = 1 if "parallelism=single" in words else devices or self.machine.pair
-        return overridden([*self.common, f"launch.workers={workers}", *words, *emulated])
+        return overridden([*self.common, f"launch.workers={workers}", *words, *more])
 
 
 def overridden(words: list[str]) -> list[str]:

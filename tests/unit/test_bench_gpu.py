@@ -262,6 +262,7 @@ def test_when_the_time_is_up_nothing_is_started(tmp_path: Path) -> None:
 
 def test_rows_share_a_gpu_or_have_two_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert MACHINES["one"]._replace(exclusive=True).lanes() == [{}]
     assert MACHINES["one"].lanes() == [{}] * 4 and MACHINES["cpu"].lanes() == [{}]
     assert [lane["CUDA_VISIBLE_DEVICES"] for lane in MACHINES["node"].lanes()] == ["0,1", "2,3", "4,5", "6,7"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-1")
