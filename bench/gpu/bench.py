@@ -55,13 +55,12 @@ class Bench:
 
     def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
         """Jobs, and whether several of them may run at the same time; stage by stage."""
-        several = [self._row(row, devices) for row, devices in grid.SEVERAL.items()]
         return [
             ([self._row(grid.REFERENCE)], False),
             ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),
             ([self._out_of_memory()], False),
             ([job for case in figures.FIRST for job in self._pair(case)], False),
-            (several, False),
+            ([self._row(row, devices) for row, devices in grid.SEVERAL.items()], False),
             ([*map(self._row, grid.REST)], True),
             ([job for case in figures.REST[:4] for job in self._pair(case)], False),
             ([self._measured(case) for case in figures.SEVERAL if case.devices <= self.machine.devices], False),
