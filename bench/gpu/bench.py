@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import queue
-import shlex
 import signal
 import sys
 import time
@@ -161,7 +160,9 @@ def gpu(arguments: list[str]) -> int:
     minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
     print(f"{machine.describe()}; {minutes:g} minutes, runs and logs in {folder}", flush=True)
     commands = Commands(folder, began + 60 * minutes, LIMIT_S if machine.gpus else CPU_LIMIT_S)
-    document = Document(args.out, machine, shlex.join(["python", "-m", "bench", "gpu", *arguments]))
+    flags = "".join(f" --{name}" for name in ("quick", "product") if getattr(args, name))
+    flags += f" --minutes {args.minutes:g}" if args.minutes else ""
+    document = Document(args.out, machine, f"python -m bench gpu{flags}")
     results = Results(folder / "results.jsonl", document.write)
     bench = Bench(machine, commands, results)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -109,7 +109,7 @@ def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
     status = read_json(run_dir / STATUS)
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"
-        reason = "stopped when the time was up" if commands.over else f"it had not ended after {commands.limit:.0f} s"
+        reason = "stopped with the bench" if commands.over else f"it had not ended after {commands.limit:.0f} s"
         return Outcome(state, reason, _log(run_dir, ended), {}, [], None)
     if ended.code == 2 and not status:
         return Outcome("refused", said(ended.log), "", {}, [], None)

@@ -167,7 +167,7 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
     found = read_json(out)
     if ended.code != 0 or "oom" in found:
         up = ended.code != 0 and commands.over
-        reason = "stopped when the time was up" if up else found.get("oom") or said(ended.log)
+        reason = "stopped with the bench" if up else found.get("oom") or said(ended.log)
         state = "not run" if up else "failed"
         return Result("figures", case.what, state, reason, shown(ended.log), ended.seconds, {"side": "loop"})
     found |= {"side": "loop", "first_step_s": found["first_step"] - ended.begin, "peak_tflops": peak_tflops}
