@@ -27,7 +27,7 @@ class Small(NamedTuple):
         """On a CPU it is so small that a row takes seconds there."""
         common = ["data=random", f"steps={STEPS}", "measure_after=2", "global_batch=4", "micro_batch=1", "tracker=none"]
         if machine.gpus:
-            limits = ["launch.start_timeout_minutes=3", "launch.timeout_minutes=1"]
+            limits = ["launch.start_timeout_minutes=2", "launch.timeout_minutes=1"]
             return cls(machine, [*common, *limits, "model.n_layers=2", "model.n_kv_heads=4"])
         shape = {"dim": 32, "n_layers": 1, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 64, "vocab_size": 304}
         common += [f"model.{key}={value}" for key, value in shape.items()]
