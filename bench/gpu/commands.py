@@ -126,7 +126,7 @@ def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
 
 def said(log: Path) -> str:
     """The last paragraph of what a command printed, in a line."""
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = [line for line in log.read_text(errors="replace").strip().splitlines() if not line.endswith(" ...")]
     begin = max((number for number, line in enumerate(lines) if not line.strip()), default=-1)
     return " ".join(" ".join(lines[begin + 1 :][-PARAGRAPH:]).split())[:600]
 
