@@ -60,7 +60,7 @@ class Bench:
             ([self._out_of_memory()], False),
             ([job for case in figures.FIRST for job in self._pair(case)], False),
             ([self._row(row, devices) for row, devices in grid.SEVERAL.items()], False),
-            ([*map(self._row, grid.REST)], True),
+            ([*map(self._row, [*grid.REST, *grid.REFUSED])], True),
             ([job for case in figures.REST[:4] for job in self._pair(case)], False),
             ([self._measured(case) for case in figures.SEVERAL if case.devices <= self.machine.devices], False),
             ([job for case in figures.REST[4:] for job in self._pair(case)], False),

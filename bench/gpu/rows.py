@@ -86,7 +86,12 @@ def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str
         wrong = differs(row, found.steps, reference or found.steps)
         begun_again = len(found.steps) != STEPS or "continues after step" not in second.log.read_text(errors="replace")
         reason = wrong or ("it did not continue from its checkpoint" if begun_again else "")
-        found = found._replace(state="failed", reason=reason, log=shown(second.log)) if reason else found
+        saves = f"a save takes {found.summary['perf/checkpoint_time_s']:.3f} s of the training"
+        found = (
+            found._replace(state="failed", reason=reason, log=shown(second.log))
+            if reason
+            else found._replace(reason=saves)
+        )
     return _result("proofs", what, found, first.seconds + second.seconds)
 
 
