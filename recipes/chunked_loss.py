@@ -56,9 +56,8 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
 
         def summed_of_split(local: Tensor, targets: Tensor) -> Tensor:
             batch, seq = targets.shape
-            whole = torch.Size(
-                (batch, seq, output.out_features)
-            )  # the ranks' shares of the vocabulary may differ in size
+            # Given, not inferred: the ranks' shares of the vocabulary may differ in size.
+            whole = torch.Size((batch, seq, output.out_features))
             stride = (seq * output.out_features, output.out_features, 1)
             return summed(after(DTensor.from_local(local, mesh, [Shard(-1)], shape=whole, stride=stride)), targets)
 

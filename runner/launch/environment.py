@@ -27,9 +27,8 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
     """The environment of the workers. What was exported wins over the defaults, and `launch.env` over both."""
     own = experiment.launch.env
-    replaced = (
-        ALLOCATOR if not own.keys().isdisjoint(ALLOCATOR) else ()
-    )  # torch may prefer another name than that of `own`
+    # Of the names of one setting torch may prefer another than that of `own`.
+    replaced = () if own.keys().isdisjoint(ALLOCATOR) else ALLOCATOR
     given = {name: value for name, value in os.environ.items() if name not in replaced} | own
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
     if device_type == "cuda" and given.keys().isdisjoint(ALLOCATOR):

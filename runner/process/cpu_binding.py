@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 FEWEST_CORES = 2
@@ -20,7 +21,8 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
     """
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
-        os.sched_setaffinity(int(thread.name), cpus)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), cpus)
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
