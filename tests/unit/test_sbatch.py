@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +94,9 @@ def test_workers_of_gpus_that_share_a_core_are_remarked_on(monkeypatch: pytest.M
 @pytest.mark.parametrize("path", [*SHIPPED.glob("*.sbatch"), *SHIPPED.glob("*/*.sh"), *GOLDEN.iterdir()], ids=str)
 @pytest.mark.parametrize("checker", [("bash", "-n"), ("shellcheck",)], ids=lambda words: words[0])
 def test_the_shell_finds_no_fault(checker: tuple[str, ...], path: Path) -> None:
-    if not shutil.which(checker[0]):
-        pytest.skip(f"{checker[0]} is not installed")
-    done = subprocess.run([*checker, str(path)], capture_output=True, text=True, check=False)
+    program = shutil.which(checker[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program, f"{checker[0]} is not installed"
+    done = subprocess.run([program, *checker[1:], str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
