@@ -58,6 +58,7 @@ def test_what_takes_long_is_named_once_in_a_line(capsys: pytest.CaptureFixture[s
         deadline = time.monotonic() + BOUND_S
         while not (said := capsys.readouterr()).err:
             assert time.monotonic() < deadline and not said.out
+            time.sleep(0.01)  # what is written just while it is read would be lost
         assert said.err == "composing the configuration ...\n"
 
 
