@@ -41,3 +41,4 @@ def test_what_the_pull_request_compares() -> None:
     compiled = experiment("experiment=pr165_compile", "hydra.mode=RUN", "micro_batch=6", "activation_checkpoint=none")
     assert compiled.parallelism.reshard_after_forward == "never" and compiled.compile.kind == "per_block"
     assert experiment("experiment=pr165_2d", "hydra.mode=RUN", "parallelism=fsdp2_tp").parallelism.tensor == 2
+    assert compiled.wrap.kind == "rules", "the units of the pull request"
