@@ -79,7 +79,7 @@ def test_a_row_that_is_trained_otherwise_fails(bench: Bench) -> None:
 @pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
 def test_a_run_is_resumed(kind: str, bench: Bench) -> None:
     [result] = found(bench, bench._resumed(kind))
-    assert (result.state, result.reason) == ("works", ""), result
+    assert result.state == "works" and result.reason.startswith("a save takes 0."), result
 
 
 def test_memory_runs_out(bench: Bench) -> None:
