@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.parallel import loss_parallel
 
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.parallelism.mesh import build_mesh
@@ -84,8 +86,11 @@ def forward(overrides: tuple[str, ...]) -> Seen:
     for _ in range(2):
         backward(recipe, model, [(tokens, targets)])
 
+    split_logits = recipe.parallelism.tensor > 1 and recipe.parallelism.loss_parallel
+
     def run() -> torch.Tensor:
-        loss: torch.Tensor = model(tokens, targets)
+        with loss_parallel() if split_logits else nullcontext():
+            loss: torch.Tensor = model(tokens, targets)
         settle()
         return loss
 
