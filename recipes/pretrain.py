@@ -108,8 +108,7 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
             network.set_submodule(name, block)
         if recompute.inside_compile:
             compilation.compile_block(block, contains_units=contains_units)
-    split_logits = recipe.parallelism.tensor > 1 and recipe.parallelism.loss_parallel
-    summed = cross_entropy if split_logits else compilation.compile_function(cross_entropy)
+    summed = cross_entropy if recipe.parallelism.splits_logits else compilation.compile_function(cross_entropy)
     network.loss = recipe.loss.install(getattr(network, "output", None), summed)
     compilation.compile_model(network, contains_units=bool(units))
 
@@ -117,10 +116,10 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
 def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
     """Accumulate the gradient of the mean loss over micro batches; returns this rank's loss, detached."""
     layout = recipe.parallelism
-    split_logits = layout.tensor > 1 and layout.loss_parallel
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):
-        with layout.accumulating(model, last=i == len(batches)), loss_parallel() if split_logits else nullcontext():
+        split = loss_parallel() if layout.splits_logits else nullcontext()
+        with layout.accumulating(model, last=i == len(batches)), split:
             with layout.computing(recipe.precision, total.device.type):
                 loss = model(*batch) / len(batches)
             loss.backward()

@@ -117,6 +117,11 @@ class Parallelism(Option):
             )
         return degrees
 
+    @property
+    def splits_logits(self) -> bool:
+        """Whether the logits are split over the vocabulary: forward and backward then take place in torch's `loss_parallel`."""
+        return self.tensor > 1 and self.loss_parallel
+
     def reshard(self, shard: int) -> Reshard:
         """`reshard_after_forward`, `auto` resolved for so many shards."""
         if self.reshard_after_forward == "auto":

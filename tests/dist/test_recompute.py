@@ -86,10 +86,8 @@ def forward(overrides: tuple[str, ...]) -> Seen:
     for _ in range(2):
         backward(recipe, model, [(tokens, targets)])
 
-    split_logits = recipe.parallelism.tensor > 1 and recipe.parallelism.loss_parallel
-
     def run() -> torch.Tensor:
-        with loss_parallel() if split_logits else nullcontext():
+        with loss_parallel() if recipe.parallelism.splits_logits else nullcontext():
             loss: torch.Tensor = model(tokens, targets)
         settle()
         return loss
