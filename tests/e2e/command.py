@@ -23,6 +23,8 @@ BOUND_S = 300.0
 """Longer than anything takes on a busy machine: past it a test hangs."""
 SCREEN = 30
 """Lines of a terminal window that is not small."""
+SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
+"""Put into the environment by importing inductor, in whichever process of the tests did; a user's shell has not got it."""
 SLOW_WORK = re.compile(r"^(composing|checking|writing) .* \.\.\.\n", re.MULTILINE)
 """What a command says on stderr of work before a run, where that takes seconds: on a machine that is busy with tests."""
 TINY = (
@@ -90,7 +92,7 @@ class Command:
             self.process = subprocess.Popen(
                 [*program, *arguments],
                 cwd=cwd,
-                env=os.environ | environment,
+                env={k: v for k, v in os.environ.items() if k != SET_BY_TORCH} | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
