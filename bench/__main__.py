@@ -21,7 +21,7 @@ from meshrunner.runner.config.devices import cores, cpu_name
 
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")
-SHORT, LONG = 4, 14
+SHORT, LONG = 4, 24
 """Steps of two runs whose difference is the cost of steps alone."""
 PAIRS = 5
 CONFIGURATION = [
