@@ -137,6 +137,24 @@ TABLE = [
         instead="parallelism.sequence_parallel=false, or a multiple of parallelism.tensor",
     ),
     Conflict(
+        when=lambda r, _: r.parallelism.expert > 1 and r.parallelism.kind != "fsdp2",
+        where="parallelism.expert",
+        reason="only FSDP2 can shard the experts of a unit over other devices than the rest of it",
+        instead="parallelism=fsdp2, or parallelism.expert=1",
+    ),
+    Conflict(
+        when=lambda r, d: r.parallelism.expert > 1 and d.tensor > 1,
+        where="parallelism.expert",
+        reason="tokens are exchanged whole, and tensor parallelism splits the experts they would be sent to",
+        instead="parallelism.expert=1, or parallelism.tensor=1",
+    ),
+    Conflict(
+        when=lambda r, _: r.parallelism.expert > 1 and isinstance(r.parallelism.reshard_after_forward, int),
+        where="parallelism.reshard_after_forward",
+        reason="experts are sharded over fewer devices than the rest of a unit, and one number cannot be for both",
+        instead="always, never, except_last",
+    ),
+    Conflict(
         when=lambda r, _: r.deterministic and str(getattr(r.compile, "mode", "")).startswith("max-autotune"),
         where="compile.mode",
         reason="autotuning takes the kernel that was the fastest this time, and another one rounds in another way",

@@ -98,11 +98,14 @@ class TorchCompile(Compile):
     def configure(self) -> None:
         import threading
 
+        import torch._dynamo.config
         import torch._inductor.config
         from tqdm import tqdm
 
         # torch.fx uses tqdm, whose default lock is a system semaphore that nothing would clean up.
         tqdm.set_lock(threading.RLock())
+        # How many rows ranks exchange is another number in every step: not to be a constant of the graph.
+        torch._dynamo.config.capture_scalar_outputs = True
         torch._inductor.config.allow_buffer_reuse = self.allow_buffer_reuse
 
     def _arguments(self, contains_units: bool) -> dict[str, Any]:

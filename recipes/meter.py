@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -36,6 +36,7 @@ class Meter(Protocol):
         *,
         device: torch.device,
         params: int,
+        active_params: int,
         flops_per_token: int,
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
@@ -44,6 +45,7 @@ class Meter(Protocol):
         The model is ready and the first step is about to begin. Counts are for the full model, not a shard.
 
         Args:
+            active_params: those that one token passes through; all, where there are no experts.
             describe_data: `Sequences.describe`; data that is still being read tells more of itself later.
         """
 
@@ -56,7 +58,16 @@ class Meter(Protocol):
     def saving(self) -> AbstractContextManager[None]:
         """Context manager around work between two steps that belongs to neither. Inside, every step so far has its row."""
 
-    def step_done(self, step: int, *, loss: torch.Tensor, grad_norm: torch.Tensor, lr: float, tokens: int) -> None:
+    def step_done(
+        self,
+        step: int,
+        *,
+        loss: torch.Tensor,
+        grad_norm: torch.Tensor,
+        lr: float,
+        tokens: int,
+        observed: Mapping[str, torch.Tensor],
+    ) -> None:
         """
         One optimizer step was issued; on an accelerator it may still be running.
 
@@ -66,6 +77,8 @@ class Meter(Protocol):
             grad_norm: global gradient norm before clipping, 0-d, the same on every rank.
             lr: learning rate of the step.
             tokens: tokens of the step over all ranks.
+            observed: further figures by their keys, 0-d, on the device, the same keys in every step; the mean over ranks is
+                recorded.
 
         Raises:
             FloatingPointError: a loss or gradient norm since the last read-out was not finite.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from meshrunner.recipes.balance import balance, loads_of
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.data.base import DataSpec
@@ -25,7 +26,7 @@ from meshrunner.recipes.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.init_weights import Initialiser, clean_name
 from meshrunner.recipes.loss import cross_entropy
 from meshrunner.recipes.optimizer import step_if_finite
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.mesh import build_expert_mesh, build_mesh, data_groups, data_rank
 from meshrunner.recipes.parallelism.tensor import split_over_tensor, split_parameters
 from meshrunner.recipes.stop import StopAgreement
 
@@ -64,13 +65,19 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     # 1. On meta, where no model is too large. Float8 replaces linear layers before anything refers to them.
     network = recipe.model.on_meta(recipe.seq_len)
     recipe.precision.convert(network)
-    # 2. Tensor parallelism: its plan uses module names, which later wrappers change.
+    # 2. Tensor or expert parallelism: its plan uses module names, which later wrappers change.
     layout = recipe.parallelism
     if layout.tensor > 1:
         split_over_tensor(
             network, mesh["tensor"], sequence_parallel=layout.sequence_parallel, loss_parallel=layout.loss_parallel
         )
     split_by_tensor = split_parameters(network)
+    expert_mesh = None
+    if layout.expert > 1:
+        from meshrunner.recipes.model.split_experts import split_over_experts
+
+        expert_mesh = build_expert_mesh(device.type, mesh, layout.expert)
+        split_over_experts(network, expert_mesh)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan uses module names, too, so it is made before checkpoint wrappers change them.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
@@ -79,7 +86,11 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     recompute_and_compile(recipe, network, plan)
     # 5. Data parallelism shards the tensor-parallel shards, and only then is memory allocated: a device never holds more
     # than its own shard. The initial values do not depend on the layout.
-    model = layout.apply(network, mesh, plan, recipe.precision, Initialiser(network, recipe.seed, device))
+    # Kinds that have no expert parallelism, such as a user's own, need not know of the second mesh.
+    own_mesh = {"expert_mesh": expert_mesh} if expert_mesh is not None else {}
+    model = layout.apply(network, mesh, plan, recipe.precision, Initialiser(network, recipe.seed, device), **own_mesh)
+    if network.loads is not None:
+        network.loads.groups, network.loads.expert_ranks = data_groups(mesh), layout.expert
     trained = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -127,20 +138,33 @@ def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
     return total
 
 
+class Updated(NamedTuple):
+    """The result of `update`; all values are 0-d."""
+
+    loss: Tensor
+    """Of this rank."""
+    grad_norm: Tensor
+    """The global gradient norm before clipping."""
+    observed: dict[str, Tensor]
+    """What else is recorded of the step, mean over ranks."""
+
+
 def update(
     recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: list[Batch], lr: float
-) -> tuple[Tensor, Tensor]:
-    """Take one optimizer step; returns this rank's loss and the global gradient norm before clipping, both 0-d."""
+) -> Updated:
+    """Take one optimizer step."""
     loss = backward(recipe, model, batches)
     grad_norm = global_norm(trained, loss.device)
     if recipe.max_grad_norm is not None:
         clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = lr
+    loads = loads_of(model)
+    observed = balance(loads, grad_norm.isfinite(), len(batches)) if loads is not None else {}
     step_if_finite(optimizer, grad_norm)
     optimizer.zero_grad()
     recipe.precision.after_step(model)
-    return loss, grad_norm
+    return Updated(loss, grad_norm, observed)
 
 
 class Result(NamedTuple):
@@ -215,6 +239,7 @@ def train(
     meter.started(
         device=device,
         params=parameters,
+        active_params=parameters - recipe.model.inactive_parameters(),
         flops_per_token=flops,
         attention_flops_per_token=attention_flops,
         describe_data=sequences.describe,
@@ -228,9 +253,10 @@ def train(
             with meter.waiting_for_data():
                 batches = loader.next()
             lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
-            loss, grad_norm = update(recipe, model, trained, optimizer, batches, lr)
-            meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=global_batch * recipe.seq_len)
-            consumed = Consumed(consumed.sequences + global_batch, consumed.tokens + global_batch * recipe.seq_len)
+            loss, grad_norm, observed = update(recipe, model, trained, optimizer, batches, lr)
+            tokens = global_batch * recipe.seq_len
+            meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=tokens, observed=observed)
+            consumed = Consumed(consumed.sequences + global_batch, consumed.tokens + tokens)
             stopping = step < recipe.steps and stop is not None and stop.agreed()
             if saver is not None and (saver.due(step) or stopping):
                 with meter.saving():

@@ -55,6 +55,11 @@ class Figure(NamedTuple):
     """Whether summary.json lists it for every rank, too: the mean of times, the peak of memory."""
 
     @property
+    def of_experts(self) -> bool:
+        """Whether only models with experts have it: elsewhere it is not unknown, but meaningless."""
+        return self.key.startswith("experts/")
+
+    @property
     def heading(self) -> str:
         """Title of its column: `WPS per device (p10-p90)`, `final loss`."""
         if self.over_steps == "final":
@@ -139,6 +144,15 @@ FIGURES: tuple[Figure, ...] = (
            "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
     Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),
     Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "all that were trained on up to and including this step"),
+    Figure("experts/max_violation", "", "expert imbalance", NUMBER, "median", "median",
+           "largest load of an expert / mean load of the experts of its block - 1, the block with the largest; loads are the "
+           "tokens of a step on all ranks"),
+    Figure("experts/mean_violation", "", "", NUMBER, "median", "", "the same, mean over blocks"),
+    Figure("experts/unused", "experts", "", "{:,.0f}".format, "median", "", "experts of all blocks without a token in the step"),
+    Figure("experts/balance_loss", "", "", NUMBER, "median", "",
+           "balance loss x its weight, sum over blocks, mean over micro batches and ranks; no part of `train/loss`"),
+    Figure("experts/rank_violation", "", "", NUMBER, "median", "",
+           "with expert parallelism: largest load of the experts of a rank / mean - 1, the block with the largest"),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: of the profiled steps' time, where something is computed; mean over the traced ranks"),
     Figure("trace/exposed_comm_pct", "percent", "exposed communication", PERCENT, "once", "",

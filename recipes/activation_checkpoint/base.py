@@ -31,6 +31,11 @@ class ActivationCheckpoint(Option):
         """Whether the compiler is asked to recompute attention; it does not see the recomputation of whole blocks."""
         return False
 
+    @property
+    def repeats_exchange(self) -> bool:
+        """Whether the tokens of a recomputed block are sent to their experts once more."""
+        return False
+
     def problems(self) -> list[str]:
         """One sentence for each mistake that only torch can detect."""
         return []
@@ -58,6 +63,10 @@ class Recompute(ActivationCheckpoint):
     """Stop recomputing once backward has what it needs, not at the end of the block."""
     determinism_check: bool
     """Compare shape, dtype and device of recomputed tensors with those of forward; a mismatch is an error."""
+
+    @property
+    def repeats_exchange(self) -> bool:
+        return True
 
     def recomputes(self, block: int) -> bool:
         return True

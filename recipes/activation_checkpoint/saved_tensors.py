@@ -30,6 +30,7 @@ class SavedTensors(NamedTuple):
 
 def saved_by_block(
     option: ActivationCheckpoint,
+    block_name: str,
     build: Callable[[], Network],
     shape: tuple[int, int],
     dtype: torch.dtype | None,
@@ -38,7 +39,7 @@ def saved_by_block(
     """
     Tensors saved by one block (without recomputation, with `option`), for a micro batch before tensor parallelism.
 
-    The block is the first that recomputes anything. It runs eagerly on CPU tensors: compiled code may save less.
+    It runs eagerly on CPU tensors: compiled code may save less.
 
     Args:
         build: builds the network; called under fake tensors.
@@ -48,13 +49,11 @@ def saved_by_block(
     """
     with FakeTensorMode():
         network = build()
-        names = network.block_names()
-        chosen = next((name for number, name in enumerate(names) if option.recomputes(number)), names[0])
         if dtype is not None:
             for module in network.modules():
                 for name, parameter in list(module.named_parameters(recurse=False)):
                     setattr(module, name, nn.Parameter(parameter.to(dtype)))
-        block = network.get_submodule(chosen)
+        block = network.get_submodule(block_name)
         inputs = _block_inputs(block, network, torch.zeros(shape, dtype=torch.long))
         without = _saved_by_forward(block, inputs, computing)
         return without, _saved_by_forward(option.wrap(block, preserve_rng_state=network.uses_rng), inputs, computing)

@@ -22,8 +22,11 @@ KNOWN_OPERATORS = (
     "aten._scaled_dot_product_flash_attention",
     "aten._scaled_dot_product_flash_attention_for_cpu",
     "aten._scaled_mm",
+    "aten._grouped_mm",
     "aten.max",
     "aten.mm",
+    "aten.topk",
+    "meshrunner.grouped_mm",
 )
 """Operators that every supported torch has; any other is looked up in torch."""
 
@@ -48,6 +51,10 @@ class SelectiveOp(Recompute):
     @property
     def recomputes_attention(self) -> bool:
         return not any("attention" in saved.op for saved in self.save)
+
+    @property
+    def repeats_exchange(self) -> bool:
+        return not any("all_to_all" in saved.op for saved in self.save)
 
     def problems(self) -> list[str]:
         found = []
@@ -91,6 +98,8 @@ class SelectiveOp(Recompute):
 def _packet(name: str) -> OpOverloadPacket[..., Any]:
     """The operator with a name such as `aten.mm`; raises AttributeError when there is none."""
     import torch
+
+    from meshrunner.recipes.model import grouped_mm  # noqa: F401 (it registers an operator)
 
     namespace, _, op = name.partition(".")
     if not op:

@@ -23,7 +23,10 @@ class Flops(NamedTuple):
 class Model(Option):
     """A language model."""
 
-    kinds: ClassVar[dict[str, str]] = {"llama": "meshrunner.recipes.model.llama:Llama"}
+    kinds: ClassVar[dict[str, str]] = {
+        "llama": "meshrunner.recipes.model.llama:Llama",
+        "moe": "meshrunner.recipes.model.moe:MoE",
+    }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]
     """Rows of the embedding table. A tokenizer may have fewer tokens, never more."""
@@ -38,12 +41,24 @@ class Model(Option):
     def flops_per_token(self, seq_len: int) -> Flops:
         """FLOPs to train on one token of a sequence of `seq_len`: 6 per active parameter that is trained, plus attention."""
 
+    def inactive_parameters(self) -> int:
+        """Number of parameters that one token does not pass through, such as those of the experts it is not sent to."""
+        return 0
+
     def is_frozen(self, name: str) -> bool:
         """Whether a parameter is not trained."""
         return any(fnmatchcase(name, pattern) for pattern in self.freeze)
 
     def tensor_problems(self, tensor: int) -> list[str]:
         """Reasons that this model cannot be split over `tensor` devices; [] if it can."""
+        return []
+
+    def expert_problems(self, expert: int) -> list[str]:
+        """Reasons that this model's experts cannot lie on `expert` devices; [] if they can."""
+        return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
+
+    def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
+        """Reasons that its matrix products do not work in a dtype of so many bytes, split over `tensor` devices."""
         return []
 
     def build(self, seq_len: int) -> Network:

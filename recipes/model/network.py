@@ -10,6 +10,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
+    from meshrunner.recipes.balance import Loads
     from meshrunner.recipes.loss import LossFunction
 
 
@@ -18,6 +19,8 @@ class Network(nn.Module):
 
     uses_rng: ClassVar[bool] = False
     """Whether forward uses random numbers, such as for dropout."""
+    loads: Loads | None = None
+    """What experts had to do since the last optimizer step, which every training forward adds to; None: it has no experts."""
     loss: LossFunction
     """
     `loss(output, hidden, targets)`, set before training by the option in group `loss`. `forward` calls it, with targets, in
@@ -49,6 +52,14 @@ class Network(nn.Module):
     @abstractmethod
     def initial_std(self, name: str) -> float | None:
         """Standard deviation of a parameter's truncated-normal initial value; None: it is initialised to ones."""
+
+    def is_stack(self, name: str) -> bool:
+        """Whether a parameter is a stack of matrices, [number, in, out], of which each has initial values of its own."""
+        return False
+
+    def exchanged_elements(self, block: int) -> int:
+        """Elements that a token sends to experts in a block, with expert parallelism: its width for each of them; 0 without."""
+        return 0
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         """Module name -> its style of tensor parallelism."""

@@ -74,10 +74,8 @@ class DecoderShape(Model):
 
     def parameter_count(self) -> int:
         """Number of parameters, trained and frozen; a tied table counts once."""
-        attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
-        block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
-        tables = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
-        return self.n_layers * block + tables + self.dim
+        looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
+        return sum(size for _, size in self.weights()) + looked_up + self.inactive_parameters()
 
     def flops_per_token(self, seq_len: int) -> Flops:
         """
@@ -103,12 +101,17 @@ class DecoderShape(Model):
         kv_dim = self.n_kv_heads * self.head_dim
         block = {"attention_norm": self.dim, "attention.wq": self.dim**2, "attention.wk": self.dim * kv_dim}
         block |= {"attention.wv": self.dim * kv_dim, "attention.wo": self.dim**2, "ffn_norm": self.dim}
-        block |= {f"feed_forward.{name}": self.dim * self.ffn_dim for name in ("w1", "w3", "w2")}
         for layer in range(self.n_layers):
             for name, size in block.items():
                 yield f"layers.{layer}.{name}.weight", size
+            for name, size in self.feed_forward_weights(layer).items():
+                yield f"layers.{layer}.feed_forward.{name}", size
         yield "norm.weight", self.dim
         yield f"{'tok_embeddings' if self.tie_embeddings else 'output'}.weight", self.vocab_size * self.dim
+
+    def feed_forward_weights(self, layer: int) -> dict[str, int]:
+        """As `weights`, of one block's feed-forward network."""
+        return {f"{name}.weight": self.dim * self.ffn_dim for name in ("w1", "w3", "w2")}
 
     def tensor_problems(self, tensor: int) -> list[str]:
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -125,12 +126,12 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: DecoderShape) -> None:
+    def __init__(self, config: DecoderShape, feed_forward: nn.Module) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+        self.feed_forward = feed_forward
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rope)
@@ -142,11 +143,14 @@ class Transformer(Network):
 
     rope: Tensor
 
-    def __init__(self, config: DecoderShape, seq_len: int) -> None:
+    def __init__(self, config: DecoderShape, seq_len: int, blocks: Iterable[nn.Module] | None = None) -> None:
+        """blocks: in place of `Block` with a dense feed-forward network in every layer."""
         super().__init__()
         self.config, self.seq_len = config, seq_len
+        if blocks is None:
+            blocks = (Block(config, FeedForward(config.dim, config.ffn_dim)) for _ in range(config.n_layers))
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_weights()
@@ -180,12 +184,12 @@ class Transformer(Network):
         }
         if sequence_parallel:
             plan["norm"] = SequenceParallel()
-        for block in self.block_names():
-            plan |= {f"{block}.{name}": style for name, style in self._block_plan(sequence_parallel).items()}
+        for layer, block in enumerate(self.block_names()):
+            plan |= {f"{block}.{name}": style for name, style in self.block_plan(layer, sequence_parallel).items()}
         return plan
 
-    @staticmethod
-    def _block_plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    def block_plan(self, layer: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+        """`tensor_plan` of one block, by the names inside it."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,

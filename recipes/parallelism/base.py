@@ -78,6 +78,9 @@ class Parallelism(Option):
     """Replicas of the model, each sharded over `shard` devices."""
     tensor: Count
     """Devices that each matrix product is split over."""
+    expert: Count = 1
+    """Devices, out of those of `shard`, that hold different experts of a block and exchange tokens; the parameters of an expert
+    are sharded over the others. 1: every device holds a shard of all experts and its tokens stay where they are."""
     sequence_parallel: bool
     """Shard activations between the matrix products over the sequence, on the `tensor` devices."""
     loss_parallel: bool
@@ -109,6 +112,10 @@ class Parallelism(Option):
                 f"parallelism: shard({self.shard}) x replicate({self.replicate}) x tensor({self.tensor}) = "
                 f"{math.prod(degrees)}, but {have}"
             )
+        if degrees.shard % self.expert:
+            raise ConfigError(
+                f"parallelism: expert({self.expert}) does not divide shard({degrees.shard}), whose devices hold the experts"
+            )
         reshard = self.reshard_after_forward
         if isinstance(reshard, int) and (degrees.shard % reshard or reshard >= degrees.shard):
             raise ConfigError(
@@ -128,9 +135,19 @@ class Parallelism(Option):
             return "never" if shard == 1 else "always"
         return self.reshard_after_forward
 
+    def problems(self) -> list[str]:
+        """One sentence for each setting that this torch does not support."""
+        return []
+
     @abstractmethod
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        plan: WrapPlan,
+        precision: Precision,
+        initialiser: Initialiser,
+        expert_mesh: DeviceMesh | None = None,
     ) -> nn.Module:
         """
         Distribute a network over the data-parallel dimensions of the mesh and initialise it.
@@ -139,6 +156,7 @@ class Parallelism(Option):
             model: on meta, already split over the mesh's `tensor` dimension.
             plan: modules that become units.
             initialiser: materialises the model, whenever this kind of parallelism needs it.
+            expert_mesh: with expert parallelism the ranks of replicate x shard once more, as `build_expert_mesh` makes it.
 
         Returns:
             The model to train: `model` or a wrapper around it.
@@ -160,8 +178,17 @@ class Parallelism(Option):
         """
         Bytes that data parallelism all-gathers and reduces for one unit in one step.
 
-        FSDP: an all-gather in forward, another in backward if resharded, a reduction in every micro batch or the last.
+        FSDP: an all-gather in forward, another in backward if resharded, a reduction in every micro batch or the last. Experts
+        on several devices are sharded over fewer.
         """
+        if self.expert > 1 and (stacks := unit.of(is_stack=True)).parameters:
+            own = degrees._replace(shard=degrees.shard // self.expert)
+            parts = (unit.of(is_stack=False), degrees), (stacks, own)
+            each = [self._traffic(part, precision, over, micro_batches) for part, over in parts]
+            return Traffic(sum(part.gathered for part in each), sum(part.reduced for part in each))
+        return self._traffic(unit, precision, degrees, micro_batches)
+
+    def _traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         reduced = precision.reduce_bytes * unit.trained
         if not self.wraps_units or degrees.shard == 1:
             return Traffic(0, reduced if degrees.replicate > 1 else 0)

@@ -36,7 +36,13 @@ class DDP(Parallelism):
         return Degrees(found.replicate * found.shard, 1, found.tensor)
 
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        plan: WrapPlan,
+        precision: Precision,
+        initialiser: Initialiser,
+        expert_mesh: DeviceMesh | None = None,
     ) -> nn.Module:
         import torch
         from torch.nn.parallel import DistributedDataParallel

@@ -36,7 +36,13 @@ class FSDP1(Parallelism):
     """Limit the host to two gathered units ahead of the device."""
 
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        plan: WrapPlan,
+        precision: Precision,
+        initialiser: Initialiser,
+        expert_mesh: DeviceMesh | None = None,
     ) -> nn.Module:
         from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
         from torch.distributed.fsdp.wrap import CustomPolicy

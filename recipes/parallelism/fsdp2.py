@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from meshrunner.recipes.option import whole
 from meshrunner.recipes.parallelism.base import Degrees, Held, Parallelism
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
@@ -25,12 +27,25 @@ class FSDP2(Parallelism):
     gathers_lookups_again: ClassVar[bool] = False
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Units that are all-gathered ahead of the current one; 0: torch's default, which is one."""
+    """Units that are all-gathered ahead of the current one; 0: torch's default, which is one, with expert parallelism, too."""
     cpu_offload: bool
     """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
 
+    def problems(self) -> list[str]:
+        if self.expert == 1 or _takes_two_meshes():
+            return []
+        return [
+            "parallelism.expert: this torch has no FSDP2 that shards the parameters of one unit over two meshes; it needs 2.12"
+        ]
+
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        plan: WrapPlan,
+        precision: Precision,
+        initialiser: Initialiser,
+        expert_mesh: DeviceMesh | None = None,
     ) -> nn.Module:
         from torch.distributed.fsdp import (
             CPUOffloadPolicy,
@@ -49,6 +64,7 @@ class FSDP2(Parallelism):
             cast_forward_inputs=False,
         )
         on_gpu = initialiser.device.type != "cpu"
+        cut = _stack_placement(model, data_mesh, expert_mesh)
         for name, unit in plan.items():
             module = model.get_submodule(name)
             fully_shard(
@@ -57,13 +73,15 @@ class FSDP2(Parallelism):
                 mp_policy=policy,
                 offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if self.cpu_offload else OffloadPolicy(),
                 reshard_after_forward=unit.reshard_after_forward,
+                shard_placement_fn=cut,
             )
             if unit.lookup:
                 assert isinstance(module, FSDPModule)
                 module.set_unshard_in_backward(False)  # its gradient follows from the tokens
-        if self.prefetch:
+        # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
+        if ahead := self.prefetch or int(self.expert > 1):
             units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
-            _prefetch(units[1:], self.prefetch)
+            _prefetch(units[1:], ahead)
         initialiser.materialise(model, offload=self.cpu_offload)
         return model
 
@@ -78,13 +96,64 @@ class FSDP2(Parallelism):
         return nullcontext()
 
     def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
-        """Every parameter is cut along its first dimension and padded to equal shards, and so is its gradient."""
-        shards = [(-(-p.shape[0] // degrees.shard) * p.numel // p.shape[0], p.trained) for p in unit.parameters]
+        """Every parameter is cut along one dimension and padded to equal shards, and so is its gradient."""
+        shards = []
+        for p in unit.parameters:
+            ranks = degrees.shard // self.expert if p.is_stack else degrees.shard
+            dim = stack_shard_dim(p.shape, ranks) if p.is_stack else 0
+            shards.append((-(-p.shape[dim] // ranks) * p.numel // p.shape[dim], p.trained))
         trained = sum(numel for numel, is_trained in shards if is_trained)
         return Held(sum(numel for numel, _ in shards), trained, trained)
 
     def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
         return precision.reduce_bytes * unit.trained if degrees.shard > 1 else 0
+
+
+def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
+    """The dimension that FSDP2 cuts a stack of matrices along: by matrices, unless only their rows can be shared out evenly."""
+    return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
+
+
+def _takes_two_meshes() -> bool:
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+    return hasattr(_fsdp_common, "ShardPlacementResult")
+
+
+def _stack_placement(
+    model: nn.Module, data_mesh: DeviceMesh, expert_mesh: DeviceMesh | None
+) -> Callable[[nn.Parameter], Any] | None:
+    """The `shard_placement_fn` of a network with stacks of experts: along which dimension and over which ranks each is cut."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    from meshrunner.recipes.init_weights import clean_name
+    from meshrunner.recipes.model.network import Network
+
+    assert isinstance(model, Network)
+    stacks = {parameter for name, parameter in model.named_parameters() if model.is_stack(clean_name(name))}
+    if not stacks:
+        return None
+    mesh = data_mesh
+    info: FSDPMeshInfo | None = None
+    if expert_mesh is not None:
+        # Inside a unit on one mesh, these parameters are gathered and reduced over another.
+        from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+        if "replicate" in (expert_mesh.mesh_dim_names or ()):
+            mesh = expert_mesh["replicate", "expert_shard"]
+            info = _fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+        else:
+            mesh = expert_mesh["expert_shard"]
+            info = _fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+
+    def place(parameter: nn.Parameter) -> Any:
+        if parameter not in stacks:
+            return None
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        shard = Shard(stack_shard_dim(local.shape, mesh.size(-1)))
+        return shard if info is None else _fsdp_common.ShardPlacementResult(shard, info)
+
+    return place
 
 
 def _prefetch(units: list[FSDPModule], depth: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from meshrunner.recipes.parallelism.base import Degrees
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -21,6 +22,25 @@ def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
 
     dims = mesh_dims(degrees)
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+
+
+def build_expert_mesh(device_type: str, mesh: DeviceMesh, expert: int) -> DeviceMesh:
+    """The ranks of replicate x shard once more, as replicate x expert_shard x expert: neighbours exchange tokens."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dims = {"replicate": mesh["replicate"].size()} if "replicate" in (mesh.mesh_dim_names or ()) else {}
+    dims |= {"expert_shard": mesh["shard"].size() // expert, "expert": expert}
+    return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+
+
+def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
+    """The ranks whose tokens differ: all as one group, or with tensor parallelism a group for each other dimension."""
+    names = mesh.mesh_dim_names or ()
+    if "tensor" in names:
+        return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
+    from torch.distributed import group
+
+    return (group.WORLD,) if group.WORLD is not None and mesh.size() > 1 else ()
 
 
 def data_rank(mesh: DeviceMesh) -> int:

@@ -21,7 +21,13 @@ class Single(Parallelism):
     autocasts: ClassVar[bool] = True
 
     def apply(
-        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        plan: WrapPlan,
+        precision: Precision,
+        initialiser: Initialiser,
+        expert_mesh: DeviceMesh | None = None,
     ) -> nn.Module:
         initialiser.materialise(model)
         return model

@@ -87,6 +87,12 @@ def is_lookup(network: Network, name: str) -> bool:
     return type(network.get_submodule(name)) is nn.Embedding and not in_block
 
 
+def units_in_blocks(network: Network, plan: WrapPlan) -> list[str]:
+    """Units inside a block."""
+    blocks = tuple(f"{name}." for name in network.block_names())
+    return [unit for unit in plan if unit.startswith(blocks)]
+
+
 def frozen_gradient_bytes(network: Network, plan: WrapPlan) -> dict[str, int]:
     """Unit -> bytes of fp32 gradients that FSDP1 allocates for frozen parameters in units with trained ones."""
     found = {}
@@ -107,10 +113,12 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
 
 
 class LocalParameter(NamedTuple):
-    """A parameter on one device after tensor parallelism, before data parallelism; of uneven parts the largest."""
+    """A parameter on one device after tensor and expert parallelism, before data parallelism; of uneven parts the largest."""
 
     shape: tuple[int, ...]
     trained: bool
+    is_stack: bool = False
+    """A stack of matrices, one for each expert; only those of this device, if they lie on several."""
 
     @property
     def numel(self) -> int:
@@ -119,13 +127,17 @@ class LocalParameter(NamedTuple):
 
 
 class UnitParameters(NamedTuple):
-    """The parameters of a unit on one device after tensor parallelism, before data parallelism."""
+    """The parameters of a unit on one device after tensor and expert parallelism, before data parallelism."""
 
     parameters: tuple[LocalParameter, ...]
     reshard_after_forward: bool | int
     """False for the root."""
     lookup: bool
     """As of `Unit`."""
+
+    def of(self, *, is_stack: bool) -> UnitParameters:
+        """The unit with its stacks of experts alone, or without them."""
+        return self._replace(parameters=tuple(each for each in self.parameters if each.is_stack == is_stack))
 
     @property
     def trained(self) -> int:
@@ -138,8 +150,8 @@ class UnitParameters(NamedTuple):
         return sum(parameter.numel for parameter in self.parameters if not parameter.trained)
 
 
-def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str, UnitParameters]:
-    """Unit -> its parameters on one device after tensor parallelism, before data parallelism."""
+def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int = 1) -> dict[str, UnitParameters]:
+    """Unit -> its parameters on one device after tensor and expert parallelism, before data parallelism."""
     split = _split_dims(network) if tensor > 1 else {}
     found = {}
     for unit, parameters in unit_parameters(network, plan).items():
@@ -148,7 +160,9 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int) -> dict[str,
             shape = list(parameter.shape)
             if (dim := split.get(name)) is not None:
                 shape[dim] = -(-shape[dim] // tensor)
-            local.append(LocalParameter(tuple(shape), parameter.requires_grad))
+            if is_stack := network.is_stack(name):
+                shape[0] //= expert
+            local.append(LocalParameter(tuple(shape), parameter.requires_grad, is_stack))
         found[unit] = UnitParameters(tuple(local), plan[unit].reshard_after_forward, plan[unit].lookup)
     return found
 
@@ -157,8 +171,12 @@ def _split_dims(network: Network) -> dict[str, int]:
     """Parameter -> the dimension that tensor parallelism splits. An embedding's table is [rows, width], a weight [out, in]."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    found = {}
+    from meshrunner.recipes.model.split_experts import SPLIT_DIMS, SplitExperts
+
+    found: dict[str, int] = {}
     for module, style in network.tensor_plan(sequence_parallel=True, loss_parallel=False).items():
+        if isinstance(style, SplitExperts):
+            found |= {f"{module}.experts.{name}": dim for name, dim in SPLIT_DIMS.items()}
         if not isinstance(style, ColwiseParallel | RowwiseParallel):
             continue
         dim = int(isinstance(style, RowwiseParallel) != isinstance(network.get_submodule(module), nn.Embedding))

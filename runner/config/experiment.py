@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -36,6 +36,10 @@ from meshrunner.runner.config.validation import invalid, listed
 from meshrunner.runner.figures import summary_keys
 from meshrunner.runner.profiler.base import ProfiledRun, Profiler
 from meshrunner.runner.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    from meshrunner.recipes.model.network import Network
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
 
 YEAR_MINUTES = 366 * 24 * 60
 READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
@@ -183,7 +187,9 @@ def check(config: dict[str, Any]) -> Experiment:
 
 def fit(experiment: Experiment, workers: int) -> None:
     """Check the parts against each other and against the devices; raises Incompatible with all that does not fit."""
-    found = experiment.model.tensor_problems(experiment.parallelism.tensor)
+    layout, element_bytes = experiment.parallelism, 4 if experiment.precision.compute == "fp32" else 2
+    found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
+    found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
     try:
@@ -223,6 +229,13 @@ def remarks(experiment: Experiment) -> list[str]:
             "precision=float8 without inductor: scaling and casting are kernels of their own, which float8 counts on the "
             "compiler to fuse; compile=per_block"
         )
+    if experiment.model.inactive_parameters():
+        if experiment.precision.kind == "float8":
+            found.append("precision=float8 leaves the products of routed experts in bf16, and the router in fp32")
+        if getattr(experiment.precision, "matmul", "highest") != "highest":
+            found.append(
+                "precision.matmul=high lets routers score in TF32, too: with a score that is 1e-3 off, a token can go elsewhere"
+            )
     if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
         found.append(f"objective({experiment.objective}) is known only with profiler=trace")
     if experiment.objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
@@ -237,7 +250,21 @@ def remarks(experiment: Experiment) -> list[str]:
         return found
     network = experiment.model.on_meta(experiment.seq_len)
     units = experiment.wrap.plan(network, "always")
+    _check_units_in_blocks(experiment, network, units)
     return found + experiment.wrap.remarks(network, units, experiment.parallelism.kind)
+
+
+def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
+    """Refuse what torch (2.13) fails on in backward: units in recomputed blocks, if gathered at other times than in forward."""
+    from meshrunner.recipes.parallelism.wrap_plan import units_in_blocks
+
+    layout, option = experiment.parallelism, experiment.activation_checkpoint
+    ahead = layout.expert > 1 or getattr(layout, "prefetch", 0) > 0
+    if layout.kind == "fsdp2" and ahead and option.kind == "selective_op" and (names := units_in_blocks(network, plan)):
+        raise ConfigError(
+            f"wrap: '{names[0]}' cannot be a unit where blocks are recomputed by selective_op and units gathered ahead; use "
+            "wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
+        )
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -69,6 +69,7 @@ class RunMeter:
         *,
         device: torch.device,
         params: int,
+        active_params: int,
         flops_per_token: int,
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
@@ -81,7 +82,11 @@ class RunMeter:
         attempt, ranks = self.context.attempt, self.context.world_size
         flops = flops_per_token, attention_flops_per_token
         self.rows = Rows(attempt, ranks, device.type, *flops, peak, self.tokens_before)
-        facts |= {"model/params": params, "model/flops_per_token": flops_per_token}
+        facts |= {
+            "model/params": params,
+            "model/active_params": active_params,
+            "model/flops_per_token": flops_per_token,
+        }
         facts |= {"world_size": ranks, "device_memory_gib": self.memory.total_gib}
         if self.context.rank == 0:
             self._add_to_summary(facts | {"data": describe_data()})
@@ -105,14 +110,23 @@ class RunMeter:
         yield
         self.data_time += time.perf_counter() - since
 
-    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
+    def step_done(
+        self,
+        step: int,
+        *,
+        loss: Tensor,
+        grad_norm: Tensor,
+        lr: float,
+        tokens: int,
+        observed: Mapping[str, Tensor],
+    ) -> None:
         self.done = step
         end, cpu_time = self.clock.stamp(), time.process_time() - self.cpu_begin
         before, self.compile_time = self.compile_time, compile_seconds()
         compile_time = self.compile_time - before
         times = self.data_time, cpu_time, compile_time, self.save_before
         profiled = self.profiler.recording
-        self.pending.append(Step(step, loss, grad_norm, lr, tokens, *times, profiled, self.begin, end))
+        self.pending.append(Step(step, loss, grad_norm, lr, tokens, observed, *times, profiled, self.begin, end))
         self.data_time = self.save_before = 0.0
         self.profiler.pause()
         if compile_time and step > self.resumed_at + self.experiment.measure_after:
@@ -211,19 +225,20 @@ class RunMeter:
 
     def _read_out(self) -> None:
         steps, self.pending = self.pending, []
-        losses, norms = self._on_host(steps)
+        losses, norms, observed = self._on_host(steps)
         now, window_begin, self.window_begin = time.time(), self.window_begin, time.perf_counter()
         times = [now - self.clock.seconds(step.end, steps[-1].end) for step in steps]
         per_step = [
-            [loss, self.clock.seconds(s.begin, s.end), s.data_time, s.cpu_time, s.compile_time]
-            for loss, s in zip(losses, steps, strict=True)
+            [loss, self.clock.seconds(s.begin, s.end), s.data_time, s.cpu_time, s.compile_time, *others]
+            for loss, others, s in zip(losses, observed, steps, strict=True)
         ]
+        values = len(per_step[0])
         memory = self.memory.read()
         everyone = self._gather(
-            [*(value for values in per_step for value in values), *(memory[key] or 0.0 for key in self.memory.keys)]
+            [*(value for each in per_step for value in each), *(memory[key] or 0.0 for key in self.memory.keys)]
         )
-        ranks_steps, ranks_memory = torch.split(everyone, [RANK_VALUES * len(steps), len(self.memory.keys)], dim=1)
-        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), RANK_VALUES)
+        ranks_steps, ranks_memory = torch.split(everyone, [values * len(steps), len(self.memory.keys)], dim=1)
+        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), values)
         if self.context.rank == 0:
             peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
@@ -232,18 +247,18 @@ class RunMeter:
             rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times)
             for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
                 if step.number > self.resumed_at + self.experiment.measure_after and not step.profiled:
-                    self.by_rank.add(ranks_steps[:, i, 1:])
+                    self.by_rank.add(ranks_steps[:, i, 1:RANK_VALUES])
                 profiled = {"profiled": True} if step.profiled else {}
                 self._write(row | self.memory.row(peaks) | profiled)
             if steps[-1].number == self.experiment.steps:
                 self._add_to_summary(self.by_rank.summary(self.memory.keys, ranks_memory))
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
-    def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float]]:
-        """Losses and gradient norms of the steps; the one place where the host waits for the device."""
-        on_device = torch.stack([value.float() for step in steps for value in (step.loss, step.grad_norm)])
-        losses, norms = on_device.view(-1, 2).T.tolist()
-        return losses, norms
+    def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:
+        """Losses, gradient norms and what else was observed in the steps; the one place where the host waits for the device."""
+        on_device = [(step.loss, step.grad_norm, *step.observed.values()) for step in steps]
+        found = torch.stack([value.float() for values in on_device for value in values]).view(len(steps), -1).tolist()
+        return [each[0] for each in found], [each[1] for each in found], [each[2:] for each in found]
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self.events is not None

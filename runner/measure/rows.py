@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 RANK_VALUES = 5
-"""Number of values per rank and step that `Rows.of` takes."""
+"""Number of values per rank and step that `Rows.of` takes, besides those observed."""
 
 
 @dataclass
@@ -20,6 +21,7 @@ class Step:
     grad_norm: Tensor
     lr: float
     tokens: int
+    observed: Mapping[str, Tensor]
     data_time: float
     cpu_time: float
     compile_time: float
@@ -57,8 +59,8 @@ class Rows:
         MFU = WPS x FLOPs per token / peak FLOP/s of the device.
 
         Args:
-            ranks: loss, seconds, seconds of waiting for data, CPU seconds and seconds of compiling of every rank:
-                [ranks, steps, RANK_VALUES].
+            ranks: loss, seconds, seconds of waiting for data, CPU seconds and seconds of compiling of every rank, then what
+                else was observed: [ranks, steps, RANK_VALUES + observed].
             window: seconds from the end of the steps of the last read-out to the end of these.
             times: unix time at which the device had done each step.
         """
@@ -94,4 +96,4 @@ class Rows:
             "perf/tokens_per_cpu_s": step.tokens / cpu if cpu and self.device_type == "cpu" else None,
             "perf/compile_time_s": ranks[:, 4].max().item(),
             "perf/checkpoint_time_s": step.checkpoint_time,
-        }
+        } | dict(zip(step.observed, ranks[:, RANK_VALUES:].mean(0).tolist(), strict=True))

@@ -56,6 +56,8 @@ def summarise(
         "earlier_layouts": earlier,
     }
     for figure in figures.FIGURES:
+        if figure.of_experts and not any(figure.key in row for row in rows):
+            continue
         for key, statistic in zip(figure.summary_keys, figure.over_steps.split(), strict=True):
             if statistic in OVER_STEPS:
                 known = [value for row in chosen.get(statistic, measured) if (value := row.get(figure.key)) is not None]

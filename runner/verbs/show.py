@@ -56,7 +56,7 @@ def _show(arguments: list[str]) -> int:
 
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
     plan = experiment.wrap.plan(network, experiment.parallelism.reshard(degrees.shard))
-    units = local_parameters(network, plan, degrees.tensor)
+    units = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert)
     screen = console()
     screen.print(_facts(experiment, network, degrees))
     screen.print()
@@ -69,7 +69,7 @@ def _show(arguments: list[str]) -> int:
     for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         screen.print(f"warning: {remark}", soft_wrap=False)
     screen.print()
-    screen.print(_recompute(experiment, len(network.block_names())), soft_wrap=False)
+    screen.print(_recompute(experiment, network), soft_wrap=False)
     if CONFIG in arguments:
         screen.print()
         screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
@@ -100,17 +100,44 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     flops = experiment.model.flops_per_token(experiment.seq_len)
     global_batch, micro_batches = experiment.accumulation(degrees.data)
+    inactive, expert = experiment.model.inactive_parameters(), experiment.parallelism.expert
+    experts = {}
+    if expert > 1:
+        own = {"replicate": degrees.replicate} if degrees.replicate > 1 else {}
+        own |= {"expert_shard": degrees.shard // expert, "expert": expert}
+        experts["mesh of the experts"] = _mesh(own)
+        experts["exchanged among experts"] = f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"
     return _columns(
         {
-            "parameters": f"{parameters:,}" + (f", {trained:,} trained" if trained != parameters else ""),
+            "parameters": f"{parameters:,}"
+            + (f", {trained:,} trained" if trained != parameters else "")
+            + (f", {parameters - inactive:,} active for a token" if inactive else ""),
             "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
             "precision": experiment.precision.kind,
-            "mesh": " x ".join(f"{name}({size})" for name, size in mesh_dims(degrees).items()),
+            "mesh": _mesh(mesh_dims(degrees)),
+            **experts,
             "data-parallel ranks": f"{degrees.data}",
             "global batch": f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens, "
             f"{micro_batches} micro batch{'es' * (micro_batches > 1)} per rank",
         }.items()
     )
+
+
+def _mesh(dims: dict[str, int]) -> str:
+    return " x ".join(f"{name}({size})" for name, size in dims.items())
+
+
+def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
+    """
+    Bytes of tokens that a device sends to experts in a step, those that stay on it included: to the experts and back, in forward
+    and in backward, and once more where forward is repeated.
+    """
+    option, total = experiment.activation_checkpoint, 0
+    for block in range(len(network.block_names())):
+        passes = 3 if option.recomputes(block) and option.repeats_exchange else 2
+        total += 2 * passes * network.exchanged_elements(block)
+    element_bytes = 4 if experiment.precision.compute == "fp32" else 2
+    return micro_batches * experiment.micro_batch * experiment.seq_len * total * element_bytes
 
 
 def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
@@ -192,26 +219,36 @@ def _plan(
     return table
 
 
-def _recompute(experiment: Experiment, blocks: int) -> str:
-    option = experiment.activation_checkpoint
-    recomputed = sum(option.recomputes(block) for block in range(blocks))
-    title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"
+def _recompute(experiment: Experiment, network: Network) -> str:
+    option, names = experiment.activation_checkpoint, network.block_names()
+    recomputed = [name for block, name in enumerate(names) if option.recomputes(block)]
+    title = f"recompute: {option.kind}, {len(recomputed)} of {len(names)} blocks"
     if not recomputed:
         return title
+    first = {type(network.get_submodule(name)).__name__: name for name in reversed(recomputed)}
+    texts = [_kept(experiment, name, f"{kind}s" if len(first) > 1 else "") for kind, name in reversed(first.items())]
+    return "\n".join([f"{title}; {texts[0]}", *texts[1:]])
+
+
+def _kept(experiment: Experiment, block: str, kind: str) -> str:
+    """What a block keeps for backward. kind: its class, where there are several."""
     from meshrunner.recipes.activation_checkpoint.saved_tensors import saved_by_block
 
-    layout, dtype = experiment.parallelism, experiment.precision.param_dtype
+    option, layout, dtype = experiment.activation_checkpoint, experiment.parallelism, experiment.precision.param_dtype
     whole, kept = saved_by_block(
         option,
+        block,
         lambda: experiment.model.build(experiment.seq_len),
         (experiment.micro_batch, experiment.seq_len),
         None if layout.autocasts else dtype,
         lambda: layout.computing(experiment.precision, "cpu"),
     )
     if kept == whole:
-        return f"{title}; the compiler decides how much of a block's {_bytes(whole.nbytes)} is kept for backward"
+        of = f"one of the {kind}" if kind else "a block"
+        return f"the compiler decides how much of {of}'s {_bytes(whole.nbytes)} is kept for backward"
     operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
-    text = f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
+    each = f"each of the {kind}" if kind else "each"
+    text = f"{each} keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
     return f"{text}{_bytes(whole.nbytes)}" + (f"; kept are the results of {operators}" if operators else "")
 
 

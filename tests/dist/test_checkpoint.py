@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
+from meshrunner.recipes.balance import loads_of
 from meshrunner.recipes.checkpoint import fsdp1_tensor
 from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.base import Consumed, Training
@@ -24,10 +25,8 @@ from meshrunner.recipes.checkpoint.save import AsyncSaver, BlockingSaver, Checks
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import NotSaved
-from meshrunner.recipes.grad_norm import clip_by_norm, global_norm
-from meshrunner.recipes.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
-from meshrunner.recipes.pretrain import assemble, backward, train
+from meshrunner.recipes.pretrain import assemble, train, update
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import CPU, Recorder, relative, whole, whole_values
@@ -60,13 +59,8 @@ class Assembled(NamedTuple):
 
     def step(self) -> None:
         """One step of `train`."""
-        recipe = self.recipe
-        backward(recipe, self.training.model, self.loader.next())
-        norm = global_norm(self.trained)
-        assert recipe.max_grad_norm is not None
-        clip_by_norm(self.trained, norm, recipe.max_grad_norm)
-        step_if_finite(self.training.optimizer, norm)
-        self.training.optimizer.zero_grad()
+        model, optimizer = self.training.model, self.training.optimizer
+        update(self.recipe, model, self.trained, optimizer, self.loader.next(), self.recipe.optimizer.lr)
 
 
 def assembled(*overrides: str) -> Assembled:
@@ -91,7 +85,7 @@ def assembled(*overrides: str) -> Assembled:
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Whole parameters and whole AdamW state by name. The model is of no use afterwards."""
+    """Whole parameters, biases of experts and whole AdamW state by name. The model is of no use afterwards."""
     if fsdp1_tensor.patch_if_needed(model):
         state = fsdp1_tensor.get_fsdp1_state(model, optimizer)["optimizer"]
     else:
@@ -102,7 +96,9 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     dist.all_gather_object(everyone, {name: value for name, value in of_optimizer.items() if not value.dim()})
     for scalars in everyone:  # FSDP1: a rank that holds nothing of a parameter counts no steps of it
         of_optimizer |= scalars
-    return whole_values(model, gradients=False) | of_optimizer
+    loads = loads_of(model)
+    biases = {"expert_bias": loads.bias.clone()} if loads is not None else {}
+    return whole_values(model, gradients=False) | biases | of_optimizer
 
 
 def save(folder: Path, overrides: tuple[str, ...]) -> int:

@@ -20,6 +20,7 @@ from meshrunner.recipes.pretrain import assemble, backward
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 
+EXPERTS = "model=moe_tiny model.experts.ffn_dim=24 model.experts.shared_ffn_dim=20"
 FREEZE = "model.freeze=[tok_embeddings.*,layers.1.*]"
 LAYOUTS = [
     (1, "parallelism=single"),
@@ -36,6 +37,12 @@ LAYOUTS = [
     (2, f"parallelism=fsdp1 {FREEZE}"),
     (4, "parallelism=hsdp1"),
     (4, "parallelism=fsdp1_tp micro_batch=6"),
+    (2, f"parallelism=fsdp2 {EXPERTS}"),
+    (4, f"parallelism=fsdp2 {EXPERTS} model.experts.number=6"),
+    (4, f"parallelism=fsdp2 {EXPERTS} parallelism.expert=2"),
+    (2, f"parallelism=fsdp2 {EXPERTS} parallelism.expert=2"),
+    (2, f"parallelism=tp {EXPERTS} micro_batch=6"),
+    (3, f"parallelism=fsdp1 {EXPERTS}"),
 ]
 
 
@@ -72,7 +79,7 @@ def expected(overrides: tuple[str, ...], world: int) -> tuple[int, int, int]:
     recipe = experiment(*overrides)
     degrees = recipe.parallelism.degrees(1, world)
     network = recipe.model.on_meta(recipe.seq_len)
-    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor).values()
+    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert).values()
     held = [recipe.parallelism.held(unit, recipe.precision, degrees) for unit in units]
     tensors = sum(parameter.trained for unit in units for parameter in unit.parameters)
     state = recipe.optimizer.state_bytes(sum(unit.trained for unit in held), tensors)
@@ -122,7 +129,7 @@ def test_what_accumulates_between_micro_batches(kind: str, precision: str, accum
     overrides += (f"parallelism.accumulate={accumulate}",)
     recipe = experiment(*overrides)
     degrees, network = recipe.parallelism.degrees(1, 2), recipe.model.on_meta(recipe.seq_len)
-    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor).values()
+    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert).values()
     if accumulate == "hold":
         whole = sum(recipe.parallelism.accumulated(unit, recipe.precision, degrees) for unit in units)
         assert [rank[0] for rank in on_ranks(2, accumulated, overrides)] == [whole] * 2
@@ -172,6 +179,9 @@ def communicated(overrides: tuple[str, ...]) -> tuple[int, int]:
         "parallelism=fsdp2 parallelism.accumulate=hold",
         "parallelism=fsdp2 precision=bf16",
         "parallelism=fsdp2 model.tie_embeddings=true",
+        f"parallelism=fsdp2 {EXPERTS}",
+        f"parallelism=fsdp2 {EXPERTS} parallelism.expert=2",
+        f"parallelism=fsdp1 {EXPERTS}",
     ],
 )
 def test_what_is_communicated_is_what_show_says(layout: str) -> None:

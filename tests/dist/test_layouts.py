@@ -145,7 +145,7 @@ class Recorder:
     def saving(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int) -> None:
+    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, **figures: Any) -> None:
         dist.all_reduce(loss)
         self.losses.append(loss.item() / dist.get_world_size())
         self.norms.append(grad_norm.item())

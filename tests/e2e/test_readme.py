@@ -1,4 +1,4 @@
-"""Every command in the README does what it says it does."""
+"""Every command in the README and in docs/experts.md does what it says it does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
-BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+EXPERTS = (REPOSITORY / "docs" / "experts.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", README + EXPERTS, re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines()]
 
 
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SLOW = ("compile=", "profiler=")
+SLOW = ("compile=", "profiler=", "moe_layouts")
 
 
 @pytest.mark.parametrize(

@@ -205,8 +205,8 @@ def test_no_interrupt_is_lost(folder: Path) -> None:
 @pytest.mark.parametrize("moment", [0.01 + 0.005 * i for i in range(60)])
 def test_interrupt_while_it_starts(moment: float, folder: Path) -> None:
     """
-    Before there is a handler Python's own ends the process, with 1 while `site` is imported, and is lost for a moment before: then
-    the interpreter prints it and goes on. Afterwards no signal is lost.
+    Before there is a handler Python's own ends the process, with 1 while `site` is imported, and for a moment before it is lost:
+    then the interpreter prints it and goes on. Afterwards no signal is lost.
     """
     with started(folder=folder) as command:
         time.sleep(moment)

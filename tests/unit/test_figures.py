@@ -32,11 +32,12 @@ IDENTITY = {"step", "attempt", "time"}
 
 
 def measured_row() -> dict[str, Any]:
-    """A row as the meter makes it on a CPU, of a step whose figures are all one."""
+    """A row as the meter makes it on a CPU, of a step of a model with experts whose figures are all one."""
     one = torch.ones(())
-    step = Step(1, one, one, 1e-3, 8, 1.0, 1.0, 0.0, 0.0, False, 0.0, 1.0)
+    observed = dict.fromkeys(row_keys("experts/"), one)
+    step = Step(1, one, one, 1e-3, 8, observed, 1.0, 1.0, 0.0, 0.0, False, 0.0, 1.0)
     rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
-    ones = torch.ones(2, 1, RANK_VALUES, dtype=torch.float64)
+    ones = torch.ones(2, 1, RANK_VALUES + len(observed), dtype=torch.float64)
     (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0])
     return row | HostMemory().row({"memory/peak_rss_gib": 0.5})
 
@@ -106,6 +107,7 @@ def test_the_keys_of_json_and_csv_stay() -> None:
         *("memory/peak_active_gib", "memory/peak_active_pct", "memory/peak_reserved_gib", "memory/peak_reserved_pct"),
         *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
         "train/final_loss",
+        "experts/max_violation_median",
     ]
 
 

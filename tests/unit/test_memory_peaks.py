@@ -39,6 +39,6 @@ def test_it_is_done_when_the_model_is_built_and_before_a_step_begins(
     monkeypatch.setattr(meter_module, "memory_of", lambda _: Memory())
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {}))
     monkeypatch.setattr(run.profiler, "step_begins", lambda: done.append("step"))
-    figures = {"params": 1, "flops_per_token": 1, "attention_flops_per_token": 1}
+    figures = {"params": 1, "active_params": 1, "flops_per_token": 1, "attention_flops_per_token": 1}
     run.started(device=torch.device("cpu"), describe_data=dict, **figures)
     assert done == ["released", "step"]

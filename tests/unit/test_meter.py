@@ -88,7 +88,7 @@ def train(device: Device, folder: Path, *overrides: str, kind: str = "cuda", sav
     chosen = experiment(*overrides)
     meter = Meter(chosen, folder, context)  # type: ignore[arg-type]
     meter.device = device
-    facts: Any = {"params": 1, "flops_per_token": 10, "attention_flops_per_token": 2}
+    facts: Any = {"params": 1, "active_params": 1, "flops_per_token": 10, "attention_flops_per_token": 2}
     meter.started(device=torch.device(kind), describe_data=dict, **facts)
     for step in range(1, chosen.steps + 1):
         with meter.waiting_for_data():
@@ -96,7 +96,7 @@ def train(device: Device, folder: Path, *overrides: str, kind: str = "cuda", sav
         device.host += ISSUE_S
         device.work(WORK_S)
         value = torch.tensor(float(step))
-        meter.step_done(step, loss=value, grad_norm=value, lr=1e-3, tokens=TOKENS)
+        meter.step_done(step, loss=value, grad_norm=value, lr=1e-3, tokens=TOKENS, observed={})
         if step in save_after:
             with meter.saving():
                 assert read_events(folder)[-1]["step"] == step, "rows first"

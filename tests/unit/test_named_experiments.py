@@ -13,6 +13,7 @@ ONE = {
     "pr165_1d": ("parallelism=fsdp1", "activation_checkpoint=selective_op"),
     "pr165_compile": ("activation_checkpoint=none", "micro_batch=6"),
     "scaling": ("launch.workers=2",),
+    "moe_layouts": ("parallelism=ep", "activation_checkpoint=selective_op"),
     "pr165_2d": ("parallelism=fsdp2_tp", "activation_checkpoint=full"),
 }
 
@@ -25,7 +26,7 @@ def test_every_shipped_experiment_is_here() -> None:
 def test_a_combination_fits(name: str) -> None:
     common = (f"experiment={name}", "hydra.mode=RUN", *ONE[name])
     fit(experiment(*common), 8)
-    laptop = experiment(*common, *LAPTOP)
+    laptop = experiment(*common, *(word for word in LAPTOP if (name, word) != ("moe_layouts", "model=llama_tiny")))
     fit(laptop, 4)
     assert (laptop.model.dim, laptop.micro_batch, laptop.steps, laptop.precision.kind) == (256, 2, 5, "fp32")
 

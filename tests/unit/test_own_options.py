@@ -160,9 +160,9 @@ def test_options_of_ones_own_count_only_inside() -> None:
     with also_in("mine"):
         assert options("model")["mine"] == "Mine, with a twist"
     assert "mine" not in options("model")
-    assert candidates(Line(["help", "--config-dir", "mine"], "model=mi"), cli.VERBS) == ["model=mine"]
+    assert candidates(Line(["help", "--config-dir", "mine"], "model=min"), cli.VERBS) == ["model=mine"]
     assert candidates(Line(["help", "--config-dir"], "mi"), cli.VERBS) == ["mine/"]
-    assert candidates(Line(["help"], "model=mi"), cli.VERBS) == []
+    assert candidates(Line(["help"], "model=min"), cli.VERBS) == []
 
 
 def test_the_help_of_a_verb_lists_options_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
     with meter.saving():
         assert said == ["saving a checkpoint"]
     assert said == ["saving a checkpoint", ""]
-    facts: Any = dict.fromkeys(("params", "flops_per_token", "attention_flops_per_token"), 1)
+    facts: Any = dict.fromkeys(("params", "active_params", "flops_per_token", "attention_flops_per_token"), 1)
     for compiles, phase in ((True, "compiling, in the first step"), (False, "the first step")):
         meter.experiment = experiment(f"compile={'per_block' if compiles else 'eager'}")
         meter.started(device=torch.device("cpu"), describe_data=dict, **facts)

@@ -17,6 +17,7 @@ ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 def saved(chosen: Experiment) -> tuple[SavedTensors, SavedTensors]:
     return saved_by_block(
         chosen.activation_checkpoint,
+        "layers.0",
         lambda: chosen.model.build(chosen.seq_len),
         (chosen.micro_batch, chosen.seq_len),
         None if chosen.parallelism.autocasts else chosen.precision.param_dtype,

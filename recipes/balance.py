@@ -1,0 +1,86 @@
+"""How equally experts are busy: what was counted in a step, what is reported of it, and the biases that follow from it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Loads:
+    """
+    The tokens of every expert since the last optimizer step, on this rank.
+
+    A network with experts has one and adds to it once in every forward that is trained on, outside of what is recomputed. It is
+    no module and its tensors are no buffers, because DDP would overwrite them with those of rank 0 in every forward.
+    """
+
+    def __init__(self, bias: Tensor, bias_rate: float, *, with_loss: bool) -> None:
+        """
+        Args:
+            bias: the network's buffer, added to the scores that choose experts, [blocks with experts, experts], fp32.
+            bias_rate: step of the bias; 0: it does not change.
+            with_loss: the network trains on a balance loss.
+        """
+        self.bias, self.bias_rate, self.with_loss = bias, bias_rate, with_loss
+        self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
+        self.loss = torch.zeros((), device=bias.device)
+        self.groups: tuple[dist.ProcessGroup, ...] = ()
+        """The ranks that have other tokens: one group, or one for each dimension of the mesh."""
+        self.expert_ranks = 1
+        """Expert-parallel ranks, each of which holds as many neighbouring experts."""
+
+    def add(self, tokens: Tensor, loss: Tensor) -> None:
+        """What one forward counted: tokens of each expert, [blocks, experts], int64, and the weighted balance loss, 0-d."""
+        with torch.no_grad():
+            self.tokens += tokens
+            self.loss += loss
+
+
+def loads_of(model: nn.Module) -> Loads | None:
+    """Those of the network that a model is or wraps."""
+    return next((loads for module in model.modules() if (loads := getattr(module, "loads", None)) is not None), None)
+
+
+@torch.no_grad()
+def balance(loads: Loads, finite: Tensor, micro_batches: int) -> dict[str, Tensor]:
+    """
+    Once per optimizer step: add up the loads of all ranks, move the biases, and begin to count anew. Without a sync.
+
+    bias += rate x sign(mean load - load), per block (Wang et al. 2024, arXiv 2408.15664, algorithm 1).
+
+    Args:
+        finite: whether the gradient is; if not, the biases stay as they are, like the parameters. 0-d, bool.
+        micro_batches: forwards that were counted.
+
+    Returns:
+        Figures of the step, 0-d, fp32; those but the loss are the same on all ranks. Violation: the largest load of an expert
+        of a block / the mean - 1.
+    """
+    for group in loads.groups:
+        dist.all_reduce(loads.tokens, group=group)
+    total = loads.tokens.sum(-1, keepdim=True)
+    if loads.bias_rate:
+        below = torch.sign(total - loads.tokens * loads.tokens.shape[-1])  # in whole numbers: equal is equal
+        loads.bias += torch.where(finite, loads.bias_rate * below, 0.0)
+    violations = _violations(loads.tokens)
+    figures = {
+        "experts/max_violation": violations.amax(),
+        "experts/mean_violation": violations.mean(),
+        "experts/unused": (loads.tokens == 0).sum().float(),
+    }
+    if loads.with_loss:
+        figures["experts/balance_loss"] = loads.loss / micro_batches
+    if loads.expert_ranks > 1:
+        figures["experts/rank_violation"] = _violations(
+            loads.tokens.view(len(loads.tokens), loads.expert_ranks, -1).sum(-1)
+        ).amax()
+    loads.tokens.zero_()
+    loads.loss.zero_()
+    return figures
+
+
+def _violations(tokens: Tensor) -> Tensor:
+    """tokens: [blocks, experts or ranks]. Returns [blocks], fp32."""
+    share = tokens.float() / tokens.sum(-1, keepdim=True)
+    return share.amax(-1) * tokens.shape[-1] - 1

@@ -1,0 +1,72 @@
+"""The router: which experts a token is sent to and how much each of them counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshrunner.recipes.model.exchange import sum_gradient
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from meshrunner.recipes.model.expert_shape import Experts
+
+
+class Routed(NamedTuple):
+    """Where tokens go: T tokens, each to K experts."""
+
+    weights: Tensor
+    """[T, K], fp32."""
+    experts: Tensor
+    """Numbers of the experts, [T, K], int64."""
+    balance: Tensor
+    """The balance loss without its weight, 0-d, fp32; 0 where there is none."""
+
+
+class Router(nn.Module):
+    """Scores every expert for every token, in fp32 in any precision, and takes the best. FSDP gathers its weight like others."""
+
+    tensor_group: ProcessGroup | None = None
+    """Tensor-parallel ranks, all of which route all tokens and hold the whole weight; None: no tensor parallelism."""
+
+    def __init__(self, dim: int, config: Experts) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.number, dim))
+
+    def forward(self, x: Tensor, bias: Tensor) -> Routed:
+        """x: [batch, seq, dim]; bias: added to the scores that choose, never to those that weigh, [experts]."""
+        config, weight = self.config, self.weight.float()
+        if self.tensor_group is not None:
+            weight = sum_gradient(weight, self.tensor_group)
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.float(), weight)
+        scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
+        experts = torch.topk(scores.detach() + bias, config.per_token, dim=-1, sorted=False).indices
+        weights = scores.gather(-1, experts)
+        if config.normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        balance = balance_loss(scores, experts) if config.balance == "sequence_loss" else scores.new_zeros(())
+        return Routed((weights * config.route_scale).flatten(0, 1), experts.flatten(0, 1), balance)
+
+
+def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
+    """
+    The sequence-wise balance loss without its weight, mean over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
+
+    Sum over experts of f x P, where f is an expert's share of the choices of a sequence times the number of experts, and P the
+    mean of its scores, of which those of a token sum to 1. It is 1 if all are equal; f has no gradient.
+
+    Args:
+        scores: [batch, seq, number of experts].
+        experts: the chosen ones, [batch, seq, K].
+    """
+    number, per_token = scores.shape[-1], experts.shape[-1]
+    chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
+    frequency = chosen.mean(1) * (number / per_token)
+    probability = (scores / scores.sum(-1, keepdim=True)).mean(1)
+    return (frequency * probability).sum(-1).mean()
