@@ -48,19 +48,20 @@ class Bench:
     def __init__(self, machine: Machine, commands: Commands, results: Results) -> None:
         self.machine, self.commands, self.results = machine, commands, results
         self.small = Small.on(machine)
-        self.reference: grid.Steps = []
+        self.references: dict[str, grid.Steps] = {}
+        """Steps of `grid.REFERENCE` and `grid.EXPERT_REFERENCE`, once they have run."""
         self.peak_tflops: float | None = None
         self.number = 0
 
     def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
         """Jobs, and whether several of them may run at the same time; stage by stage."""
         return [
-            ([self._row(grid.REFERENCE)], False),
+            ([self._row(grid.REFERENCE), self._row(grid.EXPERT_REFERENCE)], False),
             ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),
             ([self._out_of_memory()], False),
             ([job for case in figures.FIRST for job in self._pair(case)], False),
             ([self._row(row, devices) for row, devices in grid.SEVERAL.items()], False),
-            ([*map(self._row, [*grid.REST, *grid.REFUSED])], True),
+            ([*map(self._row, [*grid.REST, *grid.EXPERTS, *grid.REFUSED])], True),
             ([job for case in figures.REST[:4] for job in self._pair(case)], False),
             ([self._measured(case) for case in figures.SEVERAL if case.devices <= self.machine.devices], False),
             ([job for case in figures.REST[4:] for job in self._pair(case)], False),
@@ -105,9 +106,11 @@ class Bench:
         number = self.number
 
         def run(lane: dict[str, str]) -> Result:
-            result, steps = grid_row(row, number, self.small, self.commands, lane, self.reference, devices)
-            if row == grid.REFERENCE:
-                self.reference = steps
+            reference = grid.reference_of(row)
+            steps_of_it = self.references.get(reference, [])
+            result, steps = grid_row(row, number, self.small, self.commands, lane, steps_of_it, devices)
+            if row == reference:
+                self.references[row] = steps
             return result
 
         return Job("grid", row, devices or 1, run)
@@ -117,7 +120,7 @@ class Bench:
             "proofs",
             f"resume, checkpoint={kind}",
             1,
-            lambda lane: resumed_row(kind, self.small, self.commands, lane, self.reference),
+            lambda lane: resumed_row(kind, self.small, self.commands, lane, self.references.get(grid.REFERENCE, [])),
         )
 
     def _out_of_memory(self) -> Job:

@@ -17,7 +17,9 @@ AXES = {
 """What is combined. Every pair of options is together in one of the rows below; `--product` runs all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""The row whose losses all others must have."""
+"""The row whose losses all others must have, but for models with experts."""
+EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
+"""The row whose losses models with experts must have."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -39,6 +41,8 @@ SEVERAL = {
     "parallelism=fsdp1_tp precision=fp32 micro_batch=2": 4,
     "parallelism=hsdp2 precision=bf16 compile=per_block": 4,
     "parallelism=fsdp2 precision=fp32": 4,
+    "model=moe_tiny parallelism=ep precision=fp32": 2,
+    "model=moe_tiny parallelism=ep precision=bf16 compile=per_block activation_checkpoint=selective_op": 2,
 }
 """Rows of several devices, and how many."""
 
@@ -80,6 +84,14 @@ REST = [
     "parallelism=ddp precision=bf16 compile=per_block activation_checkpoint=selective_op",
 ]
 """Rows that run after the first figures."""
+EXPERTS = [
+    "model=moe_tiny precision=bf16 compile=per_block",
+    "model=moe_tiny precision=fp32",
+    "model=moe_tiny parallelism=fsdp1 precision=bf16 activation_checkpoint=full",
+    "model=moe_tiny parallelism=ddp precision=bf16",
+    "model=moe_tiny precision=bf16 compile=per_block activation_checkpoint=selective_op",
+]
+"""Rows of models with experts, after their reference."""
 REFUSED = [
     "parallelism=ddp precision=float8",
     "precision=fp32 compile=eager activation_checkpoint=memory_budget",
@@ -106,6 +118,11 @@ TOLERANCE = {
     "float8": (5e-2, 2e-1),
 }
 """Largest relative difference from the reference of a step's loss, and of its gradient norm."""
+
+
+def reference_of(row: str) -> str:
+    """The row that one is compared with."""
+    return EXPERT_REFERENCE if "model=moe_tiny" in row.split() else REFERENCE
 
 
 def dtype_of(row: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.gpu.commands import Commands, Outcome, outcome, shown
-from bench.gpu.grid import LEAVES, REFERENCE, Steps, differs
+from bench.gpu.grid import LEAVES, Steps, differs, reference_of
 from bench.gpu.machine import Machine
 from bench.gpu.results import Result
 from meshrunner.runner.rundir.files import CONFIG
@@ -36,7 +36,8 @@ class Small(NamedTuple):
     def overrides(self, row: str, devices: int | None = None) -> list[str]:
         """All that a row's command has."""
         words = row.split()
-        more = ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
+        more = ["model.n_layers=2"] if "model=moe_tiny" in words else []  # of which the first has no experts
+        more += ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
         more += [f"loss.tokens={85 if self.machine.gpus else 5}"] if "loss=chunked" in words else []  # several chunks
         workers = 1 if "parallelism=single" in words else devices or self.machine.pair
         return overridden([*self.common, f"launch.workers={workers}", *words, *more])
@@ -59,7 +60,7 @@ def grid_row(
     if found.state == "works":
         reason = differs(row, found.steps, reference or found.steps) or _missing(row, run_dir)
         found = found._replace(state="failed", reason=reason, log=shown(run_dir)) if reason else found
-        if not reason and not reference and row != REFERENCE:
+        if not reason and not reference and row != reference_of(row):
             found = found._replace(reason="not compared: there is no reference")
     return _result("grid", row, found, ended.seconds), found.steps
 

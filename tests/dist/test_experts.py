@@ -25,6 +25,7 @@ from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist import test_checkpoint as checkpoints
 from tests.dist.test_layouts import CPU, Recorder, observe, relative
+from tests.dist.test_recompute import products
 
 EXPERTS = (
     "model=moe_tiny",
@@ -378,6 +379,22 @@ def test_blocks_with_experts_are_one_graph_each(world: int, layout: str) -> None
     for found, breaks, losses in on_ranks(world, graphs, (*COMPILED_EXPERTS, *layout.split())):
         assert found == [3] * 5 and breaks == {}, (found, breaks)
         assert losses == pytest.approx(reference("")["losses"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_inductor_keeps_what_is_listed() -> None:
+    """A block has 3 grouped products forward and 3 for the gradients of their inputs, and chooses experts once."""
+
+    def calls(operator: str, save: str) -> int:
+        option = f"activation_checkpoint=selective_op activation_checkpoint.save={save}"
+        words = ("parallelism=fsdp2", "parallelism.expert=2", "compile=per_block", "model.n_layers=2", *option.split())
+        return sum(on_ranks(2, products, (*EXPERTS, *words), f"{operator}.default")[0])
+
+    grouped, topk = "meshrunner.grouped_mm", "aten.topk"
+    assert calls(grouped, f"[{{op:{grouped}}}]") == 3 + 3
+    assert calls(grouped, f"[{{op:{topk}}}]") == 3 + 3 + 3
+    assert calls(topk, f"[{{op:{topk}}}]") == 1
+    assert calls(topk, f"[{{op:{grouped}}}]") == 2
 
 
 def document() -> None:

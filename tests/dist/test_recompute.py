@@ -172,8 +172,8 @@ def test_a_unit_inside_a_block_breaks_its_graph_unless_that_is_an_error() -> Non
     assert compare(2, f"{inside} {compiled}").gradient < 1e-5
 
 
-def products(overrides: tuple[str, ...]) -> list[int]:
-    """Matrix products in every graph that inductor was given, forward and backward."""
+def products(overrides: tuple[str, ...], operator: str = "aten.mm.default") -> list[int]:
+    """Matrix products, or calls of another operator, in every graph that inductor was given, forward and backward."""
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -181,7 +181,7 @@ def products(overrides: tuple[str, ...]) -> list[int]:
 
     class Count(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            counts.append(sum(node.target is torch.ops.aten.mm.default for node in graph.nodes))
+            counts.append(sum(str(node.target) == operator for node in graph.nodes))
 
         def uuid(self) -> Any:
             return None  # never from the cache, which would not call this

@@ -34,7 +34,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     document = Document(folder / "gpu.md", machine, "python -m bench gpu")
     made = Bench(machine, commands, Results(folder / "results.jsonl", document.write))
     made.run([made._row(grid.REFERENCE)], False)
-    assert made.results.all[0].state == "works" and len(made.reference) == 8, made.results.all
+    assert made.results.all[0].state == "works" and len(made.references[grid.REFERENCE]) == 8, made.results.all
     return made
 
 
@@ -50,6 +50,8 @@ WORK = {
     "precision=bf16 profiler=memory": None,
     "precision=float8 parallelism=fsdp2": None,
     "parallelism=fsdp1_tp precision=fp32 micro_batch=2": 4,
+    grid.EXPERT_REFERENCE: None,
+    "model=moe_tiny parallelism=ep precision=fp32": 2,
 }
 
 

@@ -35,7 +35,10 @@ MACHINES = {
     "old": Machine("NVIDIA A100-SXM4-80GB", 1, 79.2, 16, ()),
     "node": Machine("NVIDIA H100 80GB HBM3", 8, 79.1, 64, ()),
 }
-ROWS = dict.fromkeys((grid.REFERENCE, *grid.FIRST, *grid.REST, *grid.REFUSED)) | grid.SEVERAL
+ROWS = (
+    dict.fromkeys((grid.REFERENCE, grid.EXPERT_REFERENCE, *grid.FIRST, *grid.REST, *grid.EXPERTS, *grid.REFUSED))
+    | grid.SEVERAL
+)
 ON_ITS_OWN = Shape(304, 32, 2, 4, 2, 64, rope_theta=10000.0)
 SEQ_LEN = 12
 
