@@ -376,8 +376,9 @@ def test_the_number_of_rows_is_never_a_constant(how: str) -> None:
 )
 def test_blocks_with_experts_are_one_graph_each(world: int, layout: str) -> None:
     """Also those that exchange another number of rows in every step: dense block, block with experts, cross entropy."""
+    number = 2 if "tp" in layout else 3  # the cross entropy of split logits is not compiled
     for found, breaks, losses in on_ranks(world, graphs, (*COMPILED_EXPERTS, *layout.split())):
-        assert found == [3] * 5 and breaks == {}, (found, breaks)
+        assert found == [number] * 5 and breaks == {}, (found, breaks)
         assert losses == pytest.approx(reference("")["losses"], rel=1e-5)
 
 
