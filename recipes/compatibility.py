@@ -149,6 +149,25 @@ TABLE = [
         instead="parallelism.expert=1, or parallelism.tensor=1",
     ),
     Conflict(
+        when=lambda r, _: (
+            r.parallelism.expert > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget"
+        ),
+        where="activation_checkpoint",
+        reason="torch's knapsack partitioner cannot handle the process group of a block that exchanges tokens",
+        instead="activation_checkpoint=selective_op",
+    ),
+    Conflict(
+        when=lambda r, _: (
+            r.parallelism.expert > 1
+            and r.compile.is_partitioned
+            and r.activation_checkpoint.inside_compile
+            and r.activation_checkpoint.repeats_exchange
+        ),
+        where="activation_checkpoint.save",
+        reason="to exchange tokens again in a compiled block, torch would have to save their numbers",
+        instead="a list with _c10d_functional.all_to_all_single, activation_checkpoint=full, or compile=eager",
+    ),
+    Conflict(
         when=lambda r, _: r.parallelism.expert > 1 and isinstance(r.parallelism.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
         reason="experts are sharded over fewer devices than the rest of a unit, and one number cannot be for both",

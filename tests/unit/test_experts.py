@@ -321,6 +321,14 @@ TOGETHER = {
     "parallelism=ddp parallelism.expert=2": (2, "only FSDP2"),
     "parallelism=fsdp2_tp parallelism.expert=2": (4, "tokens are exchanged whole"),
     "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "one number cannot be for both"),
+    "parallelism.expert=2 compile=per_block activation_checkpoint=memory_budget": (
+        2,
+        "cannot handle the process group",
+    ),
+    "parallelism.expert=2 compile=per_block activation_checkpoint=selective_op activation_checkpoint.save=[{op:aten.mm}]": (
+        2,
+        "to exchange tokens again in a compiled block",
+    ),
     "model.experts.ffn_dim=250": (2, "model.experts.ffn_dim(250) x 4 bytes = 1000 is not a multiple of 16"),
     "model.experts.ffn_dim=252 precision=bf16": (
         2,
