@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Loads:
@@ -35,11 +35,6 @@ class Loads:
         with torch.no_grad():
             self.tokens += tokens
             self.loss += loss
-
-
-def loads_of(model: nn.Module) -> Loads | None:
-    """Those of the network that a model is or wraps."""
-    return next((loads for module in model.modules() if (loads := getattr(module, "loads", None)) is not None), None)
 
 
 @torch.no_grad()

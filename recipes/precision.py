@@ -50,9 +50,14 @@ class Precision(Option):
         return None
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes per element of activations, and of weights whose products are not in float8."""
+        return 4 if self.compute == "fp32" else 2
+
+    @property
     def param_bytes(self) -> int:
         """Bytes per parameter in an all-gather."""
-        return 4 if self.compute == "fp32" else 2
+        return self.element_bytes
 
     @property
     def reduce_bytes(self) -> int:

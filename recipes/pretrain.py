@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from meshrunner.recipes.balance import balance, loads_of
+from meshrunner.recipes.balance import balance
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.data.base import DataSpec
@@ -25,6 +25,7 @@ from meshrunner.recipes.determinism import compute_deterministically
 from meshrunner.recipes.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.init_weights import Initialiser, clean_name
 from meshrunner.recipes.loss import cross_entropy
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_expert_mesh, build_mesh, data_groups, data_rank
 from meshrunner.recipes.parallelism.tensor import split_over_tensor, split_parameters
@@ -159,7 +160,7 @@ def update(
         clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = lr
-    loads = loads_of(model)
+    loads = network_of(model).loads
     observed = balance(loads, grad_norm.isfinite(), len(batches)) if loads is not None else {}
     step_if_finite(optimizer, grad_norm)
     optimizer.zero_grad()

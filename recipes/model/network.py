@@ -74,3 +74,8 @@ class Network(nn.Module):
 
     def reset_buffers(self) -> None:
         """Compute the buffers, once the module is materialised."""
+
+
+def network_of(model: nn.Module) -> Network:
+    """What a model is or wraps: its first module that is a network."""
+    return next(module for module in model.modules() if isinstance(module, Network))

@@ -24,12 +24,18 @@ def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
+def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
+    """Name -> size of the dimensions of the experts' mesh, outermost first: replicate x shard, shared out anew."""
+    own = {"expert_shard": shard // expert, "expert": expert}
+    return {"replicate": replicate} | own if replicate > 1 else own
+
+
 def build_expert_mesh(device_type: str, mesh: DeviceMesh, expert: int) -> DeviceMesh:
     """The ranks of replicate x shard once more, as replicate x expert_shard x expert: neighbours exchange tokens."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    dims = {"replicate": mesh["replicate"].size()} if "replicate" in (mesh.mesh_dim_names or ()) else {}
-    dims |= {"expert_shard": mesh["shard"].size() // expert, "expert": expert}
+    replicate = mesh["replicate"].size() if "replicate" in (mesh.mesh_dim_names or ()) else 1
+    dims = expert_mesh_dims(replicate, mesh["shard"].size(), expert)
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 

@@ -187,7 +187,7 @@ def check(config: dict[str, Any]) -> Experiment:
 
 def fit(experiment: Experiment, workers: int) -> None:
     """Check the parts against each other and against the devices; raises Incompatible with all that does not fit."""
-    layout, element_bytes = experiment.parallelism, 4 if experiment.precision.compute == "fp32" else 2
+    layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()

@@ -94,7 +94,7 @@ def _workers(experiment: Experiment) -> int:
 
 
 def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
-    from meshrunner.recipes.parallelism.mesh import mesh_dims
+    from meshrunner.recipes.parallelism.mesh import expert_mesh_dims, mesh_dims
 
     parameters = sum(p.numel() for p in network.parameters())
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -103,9 +103,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     inactive, expert = experiment.model.inactive_parameters(), experiment.parallelism.expert
     experts = {}
     if expert > 1:
-        own = {"replicate": degrees.replicate} if degrees.replicate > 1 else {}
-        own |= {"expert_shard": degrees.shard // expert, "expert": expert}
-        experts["mesh of the experts"] = _mesh(own)
+        experts["mesh of the experts"] = _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))
         experts["exchanged among experts"] = f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"
     return _columns(
         {
@@ -136,8 +134,8 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2
         total += 2 * passes * network.exchanged_elements(block)
-    element_bytes = 4 if experiment.precision.compute == "fp32" else 2
-    return micro_batches * experiment.micro_batch * experiment.seq_len * total * element_bytes
+    tokens = micro_batches * experiment.micro_batch * experiment.seq_len
+    return tokens * total * experiment.precision.element_bytes
 
 
 def _columns(rows: Iterable[tuple[str, ...]]) -> Table:

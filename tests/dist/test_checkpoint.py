@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-from meshrunner.recipes.balance import loads_of
 from meshrunner.recipes.checkpoint import fsdp1_tensor
 from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.base import Consumed, Training
@@ -25,6 +24,7 @@ from meshrunner.recipes.checkpoint.save import AsyncSaver, BlockingSaver, Checks
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import NotSaved
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.pretrain import assemble, train, update
 from tests.composed import SMALL, experiment
@@ -96,7 +96,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     dist.all_gather_object(everyone, {name: value for name, value in of_optimizer.items() if not value.dim()})
     for scalars in everyone:  # FSDP1: a rank that holds nothing of a parameter counts no steps of it
         of_optimizer |= scalars
-    loads = loads_of(model)
+    loads = network_of(model).loads
     biases = {"expert_bias": loads.bias.clone()} if loads is not None else {}
     return whole_values(model, gradients=False) | biases | of_optimizer
 

@@ -214,9 +214,13 @@ class Difference(NamedTuple):
 
 
 def compare(world: int, layout: str) -> Difference:
-    """Train under a layout and under none. What has to be equal to the last bit is checked here."""
+    """Train under a layout and under none."""
     expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "seq_len"))))
-    ranks = on_ranks(world, observe, (*SMALL, *layout.split()))
+    return difference(on_ranks(world, observe, (*SMALL, *layout.split())), expected)
+
+
+def difference(ranks: list[dict[str, Any]], expected: dict[str, Any]) -> Difference:
+    """Between what ranks observed and one process. What has to be equal to the last bit is checked here."""
     found = ranks[0]
     assert found["weights"].keys() == expected["weights"].keys()
     for name, weight in expected["weights"].items():
