@@ -45,10 +45,10 @@ def plain(steps: int, folder: Path) -> tuple[Cost, float]:
     return cost, json.loads(out.read_text())["first_step"] - cost.begin
 
 
-def meshrunner(steps: int, folder: Path) -> tuple[Cost, float]:
-    """The same model, batch and layout by `meshrunner run`."""
+def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
+    """The same model, batch and mesh by `meshrunner run`; more: arguments."""
     run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *CONFIGURATION, f"hydra.run.dir={run_dir}"]
+    command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *CONFIGURATION, *more, f"hydra.run.dir={run_dir}"]
     cost = measure(command, folder)
     first = json.loads((run_dir / "events.jsonl").read_text().splitlines()[0])
     return cost, first["time"] - cost.begin
@@ -58,18 +58,26 @@ def spread(values: list[float], form: str = ".2f") -> str:
     return f"{median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
+def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
+    """The loop's units, the blocks and the root. By default the embedding and the projection are units, too: copied on CPUs."""
+    return meshrunner(steps, folder, "wrap=rules")
+
+
 def throughput(folder: Path) -> None:
     """Tokens per CPU-second of all processes, start-up taken out by the difference of two lengths."""
-    rates: dict[str, list[float]] = {"meshrunner": [], "plain loop": []}
+    ways = {"meshrunner": _with_the_loops_units, "meshrunner, its units": meshrunner, "plain loop": plain}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(PAIRS):
-        for name, run in (("meshrunner", meshrunner), ("plain loop", plain)):
+        for name, run in ways.items():
             extra = run(LONG, folder)[0].cpu_s - run(SHORT, folder)[0].cpu_s
             rates[name].append(TOKENS * (LONG - SHORT) / extra)
         print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
+    *ours, plain_loop = ways
     for name, values in rates.items():
         print(f"tokens per CPU-second, {name}: {spread(values, '.0f')}")
-    ratios = [a / b for a, b in zip(rates["meshrunner"], rates["plain loop"], strict=True)]
-    print(f"meshrunner / plain loop, pair by pair: {spread(ratios, '.3f')}", flush=True)
+    for name in ours:
+        ratios = [a / b for a, b in zip(rates[name], rates[plain_loop], strict=True)]
+        print(f"{name} / {plain_loop}, pair by pair: {', '.join(f'{each:.3f}' for each in ratios)}", flush=True)
 
 
 def first_step(folder: Path) -> None:

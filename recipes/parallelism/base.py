@@ -79,8 +79,8 @@ class Parallelism(Option):
     tensor: Count
     """Devices that each matrix product is split over."""
     expert: Count = 1
-    """Devices, out of those of `shard`, that hold different experts of a block and exchange tokens; the parameters of an expert
-    are sharded over the others. 1: every device holds a shard of all experts and its tokens stay where they are."""
+    """Devices, out of those of `shard`, that hold different experts of a block and exchange tokens; an expert is sharded over
+    the others. 1: every device holds a shard of all experts."""
     sequence_parallel: bool
     """Shard activations between the matrix products over the sequence, on the `tensor` devices."""
     loss_parallel: bool
@@ -94,8 +94,7 @@ class Parallelism(Option):
     accumulate: Literal["reduce", "hold"] = "reduce"
     """When FSDP reduces gradients, with several micro batches per step. reduce: in each, so that a device holds only its shard
     of them (with `replicate`, FSDP2 adds up shards and replicas exchange them once); hold: only in the last, and a device holds
-    whole gradients until then, FSDP1 in the dtype of compute. `show` has the bytes of both. DDP has whole gradients in any case
-    and reduces them once."""
+    whole gradients until then, FSDP1 in the dtype of compute. `show` has the bytes of both. DDP always has whole gradients."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
         """The degrees on nodes x workers devices, `auto` resolved; raises ConfigError with the arithmetic."""

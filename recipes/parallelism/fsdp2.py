@@ -27,7 +27,7 @@ class FSDP2(Parallelism):
     gathers_lookups_again: ClassVar[bool] = False
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Units that are all-gathered ahead of the current one; 0: torch's default, which is one, with expert parallelism, too."""
+    """Units that are all-gathered ahead of the current one; 0: torch's default, which is one."""
     cpu_offload: bool
     """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
 
