@@ -75,7 +75,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     split_by_tensor = split_parameters(network)
     expert_mesh = None
     if layout.expert > 1:
-        from meshrunner.recipes.model.split_experts import split_over_experts
+        from meshrunner.recipes.model.experts.split import split_over_experts
 
         expert_mesh = build_expert_mesh(device.type, mesh, layout.expert)
         split_over_experts(network, expert_mesh)

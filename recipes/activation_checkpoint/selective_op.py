@@ -99,7 +99,7 @@ def _packet(name: str) -> OpOverloadPacket[..., Any]:
     """The operator with a name such as `aten.mm`; raises AttributeError when there is none."""
     import torch
 
-    from meshrunner.recipes.model import grouped_mm  # noqa: F401 (it registers an operator)
+    from meshrunner.recipes.model.experts import grouped_mm  # noqa: F401 (it registers an operator)
 
     namespace, _, op = name.partition(".")
     if not op:

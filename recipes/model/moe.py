@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes.model.expert_shape import Experts
+from meshrunner.recipes.model.experts.shape import Experts
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.option import whole
 

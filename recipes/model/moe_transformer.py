@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.balance import Loads
-from meshrunner.recipes.model.experts import ExpertFeedForward
+from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.transformer import Block, FeedForward, Transformer
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-    from meshrunner.recipes.model.expert_shape import Experts
+    from meshrunner.recipes.model.experts.shape import Experts
     from meshrunner.recipes.model.shape import DecoderShape
 
 
@@ -75,7 +75,7 @@ class MoETransformer(Transformer):
         from torch.distributed.tensor import Partial
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-        from meshrunner.recipes.model.split_experts import SplitExperts
+        from meshrunner.recipes.model.experts.split import SplitExperts
 
         plan = {name: style for name, style in plan.items() if not name.startswith("feed_forward")}
         if self.experts.shared_ffn_dim:

@@ -171,7 +171,7 @@ def _split_dims(network: Network) -> dict[str, int]:
     """Parameter -> the dimension that tensor parallelism splits. An embedding's table is [rows, width], a weight [out, in]."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    from meshrunner.recipes.model.split_experts import SPLIT_DIMS, SplitExperts
+    from meshrunner.recipes.model.experts.split import SPLIT_DIMS, SplitExperts
 
     found: dict[str, int] = {}
     for module, style in network.tensor_plan(sequence_parallel=True, loss_parallel=False).items():

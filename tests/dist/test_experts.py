@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes import pretrain
 from meshrunner.recipes.balance import Loads
-from meshrunner.recipes.model import router
+from meshrunner.recipes.model.experts import router
 from meshrunner.recipes.model.network import network_of
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks

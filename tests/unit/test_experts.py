@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from meshrunner.recipes.balance import Loads, balance
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.init_weights import Initialiser, initial_value
-from meshrunner.recipes.model import experts
-from meshrunner.recipes.model.exchange import inverse_of, permute
-from meshrunner.recipes.model.expert_shape import Experts
-from meshrunner.recipes.model.experts import ExpertFeedForward, GroupedExperts
-from meshrunner.recipes.model.grouped_mm import grouped_mm
+from meshrunner.recipes.model.experts import feed_forward
+from meshrunner.recipes.model.experts.exchange import inverse_of, permute
+from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts
+from meshrunner.recipes.model.experts.grouped_mm import grouped_mm
+from meshrunner.recipes.model.experts.router import balance_loss
+from meshrunner.recipes.model.experts.shape import Experts
 from meshrunner.recipes.model.moe import MoE
-from meshrunner.recipes.model.router import balance_loss
 from meshrunner.runner.config.experiment import fit, remarks
 from tests.composed import config, experiment
 
@@ -83,8 +83,8 @@ def test_groups_without_rows_have_no_gradient_where_it_is_left_unwritten(monkeyp
         weights.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([1]), float("nan")))
         return grouped_mm(x, weights, ends)
 
-    monkeypatch.setattr(experts, "leaves_empty_groups", lambda _: True)
-    monkeypatch.setattr(experts, "grouped_mm", unwritten)
+    monkeypatch.setattr(feed_forward, "leaves_empty_groups", lambda _: True)
+    monkeypatch.setattr(feed_forward, "grouped_mm", unwritten)
     layer(torch.randn(5, 8), torch.tensor([2, 0, 3])).square().sum().backward()
     for parameter in layer.parameters():
         assert parameter.grad is not None

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from meshrunner.recipes.model.experts import ExpertFeedForward, GroupedExperts
+from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

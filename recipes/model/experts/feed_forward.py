@@ -13,15 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshrunner.recipes.model.exchange import around_tensor_parallel, exchanged, inverse_of, permute, scale_gradient
-from meshrunner.recipes.model.grouped_mm import grouped_mm, leaves_empty_groups, zero_gradient
-from meshrunner.recipes.model.router import Router
+from meshrunner.recipes.model.experts.exchange import (
+    around_tensor_parallel,
+    exchanged,
+    inverse_of,
+    permute,
+    scale_gradient,
+)
+from meshrunner.recipes.model.experts.grouped_mm import grouped_mm, leaves_empty_groups, zero_gradient
+from meshrunner.recipes.model.experts.router import Router
 from meshrunner.recipes.model.transformer import FeedForward
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from meshrunner.recipes.model.expert_shape import Experts
+    from meshrunner.recipes.model.experts.shape import Experts
 
 
 class GroupedExperts(nn.Module):

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshrunner.recipes.model.exchange import sum_gradient
+from meshrunner.recipes.model.experts.exchange import sum_gradient
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from meshrunner.recipes.model.expert_shape import Experts
+    from meshrunner.recipes.model.experts.shape import Experts
 
 
 class Routed(NamedTuple):
