@@ -39,9 +39,8 @@ def main() -> None:
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            std = model.initial_std(name)
             local = parameter.to_local()
-            local.fill_(1.0) if std is None else local.normal_(0.0, std)
+            local.fill_(1.0) if name.endswith("norm.weight") else local.normal_(0.0, 0.02)
         model.reset_buffers()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     generator = torch.Generator().manual_seed(dist.get_rank())

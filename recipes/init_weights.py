@@ -15,14 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from meshrunner.recipes.model.initial import Initial
 from meshrunner.recipes.model.network import Network
 
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 """Prefixes that FSDP1, activation checkpointing and torch.compile add to parameter names."""
-CUTOFF = 3.0
-"""Truncation of the normal distribution, in standard deviations."""
-TABLE_SIZE = 1024
-"""Number of truncated-normal draws from which values beyond the cutoff are replaced."""
 
 
 def parameter_seed(seed: int, name: str) -> int:
@@ -31,17 +28,9 @@ def parameter_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def initial_value(name: str, shape: torch.Size, std: float | None, seed: int, device: torch.device) -> Tensor:
-    """The full initial value of a parameter, fp32: ones, or a normal of `std` truncated at `CUTOFF` standard deviations."""
-    if std is None:
-        return torch.ones(shape, device=device)
-    generator = torch.Generator(device).manual_seed(parameter_seed(seed, name))
-    value = torch.empty(shape, device=device).normal_(generator=generator)
-    # Values beyond the cutoff (0.3%) are replaced from a small table: several times faster on a CPU than inverting the
-    # error function for all of them, and without data-dependent control flow.
-    table = nn.init.trunc_normal_(torch.empty(TABLE_SIZE, device=device), a=-CUTOFF, b=CUTOFF, generator=generator)
-    rows = table[: shape[-1]] if shape[-1] <= TABLE_SIZE else table.repeat(-(-shape[-1] // TABLE_SIZE))[: shape[-1]]
-    return torch.where(value.abs() > CUTOFF, rows, value).mul_(std)
+def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, device: torch.device) -> Tensor:
+    """The full initial value of a parameter, fp32."""
+    return initial.draw(shape, torch.Generator(device).manual_seed(parameter_seed(seed, name)))
 
 
 @dataclass(frozen=True)
@@ -90,15 +79,15 @@ class Initialiser:
 
     @torch.no_grad()
     def _initialise(self, name: str, parameter: nn.Parameter) -> None:
-        std = self.network.initial_std(name)
+        initial = self.network.initial(name)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if self.network.is_stack(name):
             # A whole stack can take more memory than all else: a rank draws only the matrices that it has a part of.
             for number, own in zip(_own_numbers(parameter), local, strict=True):
-                value = initial_value(f"{name}.{number}", parameter.shape[1:], std, self.seed, self.device)
+                value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
                 own.copy_(_own_part(value, parameter, first_dim=1))
         else:
-            value = initial_value(name, parameter.shape, std, self.seed, self.device)
+            value = initial_value(name, parameter.shape, initial, self.seed, self.device)
             local.copy_(_own_part(value, parameter))
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshrunner.recipes.model.initial import ONES, Initial, TruncatedNormal
 from meshrunner.recipes.model.network import Network
 
 if TYPE_CHECKING:
@@ -61,9 +62,9 @@ class GPTNetwork(Network):
         """What is wrapped, recomputed and compiled one by one."""
         return [f"blocks.{i}" for i in range(len(self.blocks))]
 
-    def initial_std(self, name: str) -> float | None:
-        """By name, so that every layout draws the same values; None: ones, for the norms."""
+    def initial(self, name: str) -> Initial:
+        """By name, so that every layout draws the same values; ones for the norms."""
         if name.endswith("norm.weight"):
-            return None
+            return ONES
         residual = name.endswith(("out.weight", "down.weight"))
-        return 0.02 / math.sqrt(2 * self.config.n_layers) if residual else 0.02
+        return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers) if residual else 0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.balance import Loads
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
+from meshrunner.recipes.model.initial import Initial, TruncatedNormal
 from meshrunner.recipes.model.transformer import Block, FeedForward, Transformer
 
 if TYPE_CHECKING:
@@ -89,13 +89,13 @@ class MoETransformer(Transformer):
     def is_stack(self, name: str) -> bool:
         return ".experts.w" in name
 
-    def initial_std(self, name: str) -> float | None:
+    def initial(self, name: str) -> Initial:
         """As of Llama; less for what experts add to the residual stream, too. A router's scores begin about 1 apart."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):
-            return 0.02 / math.sqrt(2 * self.config.n_layers)
+            return self.into_stream()
         if name.endswith(".router.weight"):
-            return float(self.config.dim**-0.5)
-        return super().initial_std(name)
+            return TruncatedNormal(self.config.dim**-0.5)
+        return super().initial(name)
 
     def reset_buffers(self) -> None:
         super().reset_buffers()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.balance import Loads
     from meshrunner.recipes.loss import LossFunction
+    from meshrunner.recipes.model.initial import Initial
 
 
 class Network(nn.Module):
@@ -49,9 +50,9 @@ class Network(nn.Module):
     def block_names(self) -> list[str]:
         """Names of the repeated blocks, first to last: the default units of wrapping, compilation and recomputation."""
 
-    @abstractmethod
-    def initial_std(self, name: str) -> float | None:
-        """Standard deviation of a parameter's truncated-normal initial value; None: it is initialised to ones."""
+    def initial(self, name: str) -> Initial:
+        """The distribution of a parameter's initial values."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `initial(name)`: a parameter's initial values")
 
     def is_stack(self, name: str) -> bool:
         """Whether a parameter is a stack of matrices, [number, in, out], of which each has initial values of its own."""

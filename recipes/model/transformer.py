@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshrunner.recipes.model.initial import ONES, Initial, TruncatedNormal
 from meshrunner.recipes.model.network import Network
 
 if TYPE_CHECKING:
@@ -219,15 +220,19 @@ class Transformer(Network):
     def block_names(self) -> list[str]:
         return [f"layers.{i}" for i in range(len(self.layers))]
 
-    def initial_std(self, name: str) -> float | None:
-        """0.02; less for projections into the residual stream, so that its variance does not grow with depth."""
+    def initial(self, name: str) -> Initial:
+        """A normal of 0.02; less for projections into the residual stream, so that its variance does not grow with depth."""
         if name.endswith("norm.weight"):
-            return None
+            return ONES
         if name in ("tok_embeddings.weight", "output.weight"):
-            return float(self.config.dim**-0.5)
+            return TruncatedNormal(self.config.dim**-0.5)
         if name.endswith(("attention.wo.weight", "feed_forward.w2.weight")):
-            return 0.02 / math.sqrt(2 * self.config.n_layers)
-        return 0.02
+            return self.into_stream()
+        return TruncatedNormal(0.02)
+
+    def into_stream(self) -> Initial:
+        """Of what is added to the residual stream."""
+        return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 
     def reset_buffers(self) -> None:
         c = self.config

@@ -120,7 +120,7 @@ def test_from_the_same_weights_the_loop_has_the_losses_of_meshrunner(
         with torch.device("meta"):
             network = experiment(*subject.overrides.split()).model.network(subject.seq_len)
         for name, weight in plain.named_parameters():
-            weight.copy_(initial_value(name, weight.shape, network.initial_std(name), 0, weight.device))
+            weight.copy_(initial_value(name, weight.shape, network.initial(name), 0, weight.device))
 
     monkeypatch.setattr(PlainLlama, "_initialise", initialise)
     losses = torch.tensor(plain_loop.train(Namespace(**arguments, **shape))["losses"])

@@ -267,7 +267,7 @@ def test_every_expert_is_drawn_by_itself() -> None:
     name = "layers.2.feed_forward.experts.w2"
     stack = network.get_parameter(name)
     for number in (0, 5):
-        expected = initial_value(f"{name}.{number}", stack.shape[1:], network.initial_std(name), 7, torch.device("cpu"))
+        expected = initial_value(f"{name}.{number}", stack.shape[1:], network.initial(name), 7, torch.device("cpu"))
         assert torch.equal(stack[number], expected)
     assert not torch.equal(stack[0], stack[1])
     assert not network.get_buffer("expert_bias").any()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from meshrunner.recipes.loss import Chunked, Loss, Plain, cross_entropy
+from meshrunner.recipes.model.initial import ONES, Initial
 from meshrunner.recipes.model.network import Network
 from tests.memory import allocated
 
@@ -27,8 +28,8 @@ class Head(Network):
     def block_names(self) -> list[str]:
         return []
 
-    def initial_std(self, name: str) -> float | None:
-        return None
+    def initial(self, name: str) -> Initial:
+        return ONES
 
 
 def gradients(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshrunner.recipes.init_weights import CUTOFF, initial_value, parameter_seed
+from meshrunner.recipes.init_weights import Initialiser, initial_value, parameter_seed
 from meshrunner.recipes.model import transformer
+from meshrunner.recipes.model.initial import CUTOFF, ONES, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.model.shape import RopeScaling
 from meshrunner.recipes.model.transformer import Attention, rope_frequencies, rope_table, rotate
@@ -232,10 +235,11 @@ def test_rope_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
 
 def test_initial_values_are_a_truncated_normal_of_their_own() -> None:
     cpu, shape = torch.device("cpu"), torch.Size((512, 512))
-    value = initial_value("a", shape, 0.5, seed=1, device=cpu)
-    assert torch.equal(value, initial_value("a", shape, 0.5, seed=1, device=cpu))
-    assert not torch.equal(value, initial_value("b", shape, 0.5, seed=1, device=cpu))
-    assert not torch.equal(value, initial_value("a", shape, 0.5, seed=2, device=cpu))
+    normal = TruncatedNormal(0.5)
+    value = initial_value("a", shape, normal, seed=1, device=cpu)
+    assert torch.equal(value, initial_value("a", shape, normal, seed=1, device=cpu))
+    assert not torch.equal(value, initial_value("b", shape, normal, seed=1, device=cpu))
+    assert not torch.equal(value, initial_value("a", shape, normal, seed=2, device=cpu))
     assert value.abs().max() <= 0.5 * CUTOFF
     # Standard deviation of a normal truncated at 3: 0.98658 of the untruncated one.
     assert value.std().item() == pytest.approx(0.5 * 0.98658, rel=5e-3)
@@ -243,16 +247,37 @@ def test_initial_values_are_a_truncated_normal_of_their_own() -> None:
     assert parameter_seed(0, "x") != parameter_seed(1, "x")
 
 
+@pytest.mark.parametrize(("model", "checksum"), [("llama_tiny", "ea9ded6f18e9a647"), ("moe_tiny", "81b66a9d60e577e8")])
+def test_initial_values_are_those_of_earlier_versions(model: str, checksum: str) -> None:
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        pytest.skip("torch computes a normal's last bits in another way on CPUs without AVX2")
+    network = experiment(f"model={model}", *SMALL).model.on_meta(seq_len=8)
+    Initialiser(network, 7, torch.device("cpu")).materialise(network)
+    found = hashlib.blake2b(digest_size=8)
+    for name, parameter in sorted(network.named_parameters()):
+        found.update(name.encode() + parameter.detach().numpy().tobytes())
+    assert found.hexdigest() == checksum
+
+
+def test_own_distributions() -> None:
+    """Mamba-2's: a_log is the log of what is uniform, softplus of dt_bias is uniform in its log."""
+    draw = partial(initial_value, "a", torch.Size((1000,)), seed=1, device=torch.device("cpu"))
+    rates = draw(LogOfUniform(1, 16)).exp()
+    assert 1 <= rates.min() < 1.1 and 15.9 < rates.max() <= 16 and abs(rates.mean() - 8.5) < 0.5
+    steps = F.softplus(draw(InverseSoftplus(0.001, 0.1)))
+    assert 0.001 <= steps.min() < 0.00102 and 0.099 < steps.max() < 0.1001
+    assert abs(steps.log().mean() - math.log(0.01)) < 0.1
+
+
 def test_every_parameter_has_a_rule_and_depth_scales_the_projections() -> None:
     llama = experiment("model=llama_tiny").model
     network = llama.build(seq_len=8)
-    stds = {name: network.initial_std(name) for name, _ in network.named_parameters()}
-    assert stds["layers.0.attention_norm.weight"] is None and stds["norm.weight"] is None
-    assert (
-        stds["layers.3.attention.wo.weight"] == stds["layers.3.feed_forward.w2.weight"] == pytest.approx(0.02 / 12**0.5)
-    )
-    assert stds["layers.3.attention.wq.weight"] == 0.02
-    assert stds["tok_embeddings.weight"] == 256**-0.5
+    values = {name: network.initial(name) for name, _ in network.named_parameters()}
+    assert values["layers.0.attention_norm.weight"] == values["norm.weight"] == ONES
+    into_stream = TruncatedNormal(0.02 / 12**0.5)
+    assert values["layers.3.attention.wo.weight"] == values["layers.3.feed_forward.w2.weight"] == into_stream
+    assert values["layers.3.attention.wq.weight"] == TruncatedNormal(0.02)
+    assert values["tok_embeddings.weight"] == TruncatedNormal(256**-0.5)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from meshrunner.recipes import init_weights
 from meshrunner.recipes.grad_norm import Trainable, clip_by_norm, global_norm, local_gradients
 from meshrunner.recipes.init_weights import Initialiser
+from meshrunner.recipes.model.initial import Initial
 from meshrunner.recipes.optimizer import step_if_finite
 from tests.composed import SMALL, experiment
 
@@ -23,7 +24,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def test_values_are_drawn_on_the_device_and_kept_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: set[torch.device] = set()
 
-    def initial_value(name: str, shape: torch.Size, std: float | None, seed: int, device: torch.device) -> Tensor:
+    def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, device: torch.device) -> Tensor:
         drawn.add(device)  # not drawn: the generator of a GPU needs one
         return torch.zeros(shape, device=device)
 
