@@ -15,30 +15,27 @@ class Loads:
     no module and its tensors are no buffers, because DDP would overwrite them with those of rank 0 in every forward.
     """
 
-    def __init__(self, bias: Tensor, bias_rate: float, *, with_loss: bool) -> None:
+    def __init__(self, bias: Tensor, bias_rate: float) -> None:
         """
         Args:
             bias: the network's buffer, added to the scores that choose experts, [blocks with experts, experts], fp32.
             bias_rate: step of the bias; 0: it does not change.
-            with_loss: the network trains on a balance loss.
         """
-        self.bias, self.bias_rate, self.with_loss = bias, bias_rate, with_loss
+        self.bias, self.bias_rate = bias, bias_rate
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
-        self.loss = torch.zeros((), device=bias.device)
         self.groups: tuple[dist.ProcessGroup, ...] = ()
         """The ranks that have other tokens: one group, or one for each dimension of the mesh."""
         self.expert_ranks = 1
         """Expert-parallel ranks, each of which holds as many neighbouring experts."""
 
-    def add(self, tokens: Tensor, loss: Tensor) -> None:
-        """What one forward counted: tokens of each expert, [blocks, experts], int64, and the weighted balance loss, 0-d."""
+    def add(self, tokens: Tensor) -> None:
+        """What one forward counted: tokens of each expert, [blocks, experts], int64."""
         with torch.no_grad():
             self.tokens += tokens
-            self.loss += loss
 
 
 @torch.no_grad()
-def balance(loads: Loads, finite: Tensor, micro_batches: int) -> dict[str, Tensor]:
+def balance(loads: Loads, finite: Tensor) -> dict[str, Tensor]:
     """
     Once per optimizer step: add up the loads of all ranks, move the biases, and begin to count anew. Without a sync.
 
@@ -46,11 +43,9 @@ def balance(loads: Loads, finite: Tensor, micro_batches: int) -> dict[str, Tenso
 
     Args:
         finite: whether the gradient is; if not, the biases stay as they are, like the parameters. 0-d, bool.
-        micro_batches: forwards that were counted.
 
     Returns:
-        Figures of the step, 0-d, fp32; those but the loss are the same on all ranks. Violation: the largest load of an expert
-        of a block / the mean - 1.
+        Figures of the step, 0-d, fp32, the same on all ranks. Violation: the largest load of an expert of a block / the mean - 1.
     """
     for group in loads.groups:
         dist.all_reduce(loads.tokens, group=group)
@@ -64,14 +59,11 @@ def balance(loads: Loads, finite: Tensor, micro_batches: int) -> dict[str, Tenso
         "experts/mean_violation": violations.mean(),
         "experts/unused": (loads.tokens == 0).sum().float(),
     }
-    if loads.with_loss:
-        figures["experts/balance_loss"] = loads.loss / micro_batches
     if loads.expert_ranks > 1:
         figures["experts/rank_violation"] = _violations(
             loads.tokens.view(len(loads.tokens), loads.expert_ranks, -1).sum(-1)
         ).amax()
     loads.tokens.zero_()
-    loads.loss.zero_()
     return figures
 
 

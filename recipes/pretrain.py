@@ -160,8 +160,12 @@ def update(
         clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = lr
-    loads = network_of(model).loads
-    observed = balance(loads, grad_norm.isfinite(), len(batches)) if loads is not None else {}
+    network = network_of(model)
+    observed = {key: total / len(batches) for key, total in network.observed.items()}
+    for total in network.observed.values():
+        total.zero_()
+    if network.loads is not None:
+        observed |= balance(network.loads, grad_norm.isfinite())
     step_if_finite(optimizer, grad_norm)
     optimizer.zero_grad()
     recipe.precision.after_step(model)

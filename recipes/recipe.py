@@ -76,8 +76,9 @@ class Recipe(Section):
         return total, total // per_pass
 
     def on(self, device_type: str) -> Self:
-        """This recipe on `cpu` or `cuda` devices: what is `auto` about its numbers is resolved."""
-        return self.model_copy(update={"precision": self.precision.on(device_type)})
+        """This recipe on `cpu` or `cuda` devices, what is `auto` about its numbers resolved; raises ConfigError."""
+        own = {"precision": self.precision.on(device_type), "model": self.model.on(device_type)}
+        return self.model_copy(update=own)
 
     def resumed_from(self, record: Record) -> Self:
         """
@@ -88,7 +89,9 @@ class Recipe(Section):
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(
-            f"\n  {key}: {old!r} in the checkpoint, {new!r} now" for key, old, new in changed if "freeze" not in key
+            f"\n  {key}: {old!r} in the checkpoint, {new!r} now"
+            for key, old, new in changed
+            if "freeze" not in key and not key.endswith(".kernel")
         ):
             raise ConfigError(f"the checkpoint of step {record.step} holds another model:{lines}")
         if record.step > self.steps:

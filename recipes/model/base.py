@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, whole
@@ -26,6 +26,7 @@ class Model(Option):
     kinds: ClassVar[dict[str, str]] = {
         "llama": "meshrunner.recipes.model.llama:Llama",
         "moe": "meshrunner.recipes.model.moe:MoE",
+        "hybrid": "meshrunner.recipes.model.hybrid:Hybrid",
     }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]
@@ -60,6 +61,14 @@ class Model(Option):
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
         """Reasons that its matrix products do not work in a dtype of so many bytes, split over `tensor` devices."""
         return []
+
+    def on(self, device_type: str) -> Self:
+        """This model on `cpu` or `cuda` devices, what is `auto` about it resolved; raises ConfigError."""
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Key -> value, for keys that `on` resolves."""
+        return {}
 
     def build(self, seq_len: int) -> Network:
         """The module with `freeze` applied; raises ConfigError for a pattern that matches nothing."""

@@ -12,6 +12,8 @@ from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.option import whole
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from meshrunner.recipes.model.moe_transformer import MoETransformer
 
 
@@ -41,7 +43,7 @@ class MoE(Llama):
         return self.experts.active_weights(self.dim)
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        found = [each for each in super().tensor_problems(tensor) if self.dense_layers or "ffn_dim" not in each]
+        found = [each for each in super().tensor_problems(tensor) if self.dense_layers or ".ffn_dim" not in each]
         return found + self.experts.tensor_problems(tensor)
 
     def expert_problems(self, expert: int) -> list[str]:
@@ -51,6 +53,14 @@ class MoE(Llama):
         return self.experts.alignment_problems(self.dim, tensor, element_bytes)
 
     def network(self, seq_len: int) -> MoETransformer:
-        from meshrunner.recipes.model.moe_transformer import MoETransformer
+        from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
+        from meshrunner.recipes.model.moe_transformer import ExpertBlock, MoETransformer
+        from meshrunner.recipes.model.transformer import Block, FeedForward
 
-        return MoETransformer(self, self.experts, self.dense_layers, seq_len)
+        blocks: list[nn.Module] = []
+        for layer in range(self.n_layers):
+            if layer < self.dense_layers:
+                blocks.append(Block(self, FeedForward(self.dim, self.ffn_dim)))
+            else:
+                blocks.append(ExpertBlock(self, ExpertFeedForward(self.dim, self.experts)))
+        return MoETransformer(self, seq_len, blocks, self.experts)

@@ -11,19 +11,19 @@ from torch.distributed.tensor import DTensor
 from meshrunner.recipes.balance import Loads
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.initial import Initial, TruncatedNormal
-from meshrunner.recipes.model.transformer import Block, FeedForward, Transformer
+from meshrunner.recipes.model.tensor_plan import attention_plan, norm_plan
+from meshrunner.recipes.model.transformer import Block, Transformer
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
-
     from meshrunner.recipes.model.experts.shape import Experts
     from meshrunner.recipes.model.shape import DecoderShape
+    from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
 class ExpertBlock(Block):
     """A block with experts; it also returns what they had to do."""
 
-    def forward(self, x: Tensor, rope: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """bias: of the choice of experts, [experts]. Returns the new x, the load, [experts], and the balance loss, 0-d."""
         x = x + self.attention(self.attention_norm(x), rope)
         y, load, balance = self.feed_forward(self.ffn_norm(x), bias)
@@ -31,60 +31,70 @@ class ExpertBlock(Block):
 
 
 class MoETransformer(Transformer):
-    """Embedding, blocks without and with experts, norm, output projection."""
+    """Embedding, blocks of which some have experts, norm, output projection."""
 
     expert_bias: Tensor
 
-    def __init__(self, config: DecoderShape, experts: Experts, dense_layers: int, seq_len: int) -> None:
-        """dense_layers: first blocks without experts."""
-        blocks: list[nn.Module] = [Block(config, FeedForward(config.dim, config.ffn_dim)) for _ in range(dense_layers)]
-        for _ in range(config.n_layers - dense_layers):
-            blocks.append(ExpertBlock(config, ExpertFeedForward(config.dim, experts)))
+    def __init__(self, config: DecoderShape, seq_len: int, blocks: list[nn.Module], experts: Experts | None) -> None:
+        """blocks: those whose `feed_forward` is one of experts also take a bias and return a load; see `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
-        self.experts, self.dense_layers = experts, dense_layers
-        self.register_buffer("expert_bias", torch.empty(config.n_layers - dense_layers, experts.number))
+        self.experts = experts
+        busy = [
+            i for i, block in enumerate(blocks) if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward)
+        ]
+        self.rows = {block: row for row, block in enumerate(busy)}
+        """Block with experts -> its row of `expert_bias`."""
+        if experts is not None:
+            self.register_buffer("expert_bias", torch.empty(len(busy), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """With targets, the loss is the cross entropy; its gradient has that of the balance loss, too."""
-        x = self.tok_embeddings(tokens)
-        rope = self.rope[: tokens.shape[1]]
-        for block in self.layers[: self.dense_layers]:
-            x = block(x, rope)
-        loads, balances = [], []
-        for block, bias in zip(self.layers[self.dense_layers :], self.expert_bias, strict=True):
-            x, load, balance = block(x, rope, bias)
-            loads.append(load)
-            balances.append(balance)
+        x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:
             return self.output(x)
-        loss = self.loss(self.output, x, targets)
-        balance = self.experts.balance_rate * torch.stack(balances).sum()
-        if torch.is_grad_enabled() and self.loads is not None:
-            self.loads.add(torch.stack(loads), balance.detach())
-        if self.experts.balance != "sequence_loss":
-            return loss
-        # A DTensor where the logits are split over the vocabulary.
-        cross_entropy = loss.full_tensor() if isinstance(loss, DTensor) else loss
-        return cross_entropy + (balance - balance.detach())
+        return with_gradient_of(self.loss(self.output, x, targets), balance)
 
-    def block_plan(self, layer: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-        plan = super().block_plan(layer, sequence_parallel)
-        if layer < self.dense_layers:
-            return plan
+    def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
+        """The stream behind the blocks, and the weighted balance loss, 0-d; None: there is none. count: it is trained on."""
+        loads, balances = [], []
+        for number, block in enumerate(self.layers):
+            if (row := self.rows.get(number)) is None:
+                x = block(x, rope)
+            else:
+                x, load, balance = block(x, rope, self.expert_bias[row])
+                loads.append(load)
+                balances.append(balance)
+        if self.loads is not None and count and torch.is_grad_enabled():
+            self.loads.add(torch.stack(loads))
+        if self.experts is None or self.experts.balance != "sequence_loss":
+            return x, None
+        weighted = self.experts.balance_rate * torch.stack(balances).sum()
+        if count:
+            self.observe("experts/balance_loss", weighted)
+        return x, weighted
+
+    def block_plan(self, layer: int, sequence_parallel: bool) -> TensorPlan:
+        if layer not in self.rows:
+            return super().block_plan(layer, sequence_parallel)
+        plan = attention_plan("attention", sequence_parallel) | self.experts_plan(sequence_parallel)
+        return plan | norm_plan(("attention_norm", "ffn_norm"), sequence_parallel)
+
+    def experts_plan(self, sequence_parallel: bool) -> TensorPlan:
+        """Of a block's experts, which are its `feed_forward`."""
         from torch.distributed.tensor import Partial
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
         from meshrunner.recipes.model.experts.split import SplitExperts
 
-        plan = {name: style for name, style in plan.items() if not name.startswith("feed_forward")}
-        if self.experts.shared_ffn_dim:
+        plan: TensorPlan = {"feed_forward": SplitExperts(sequence_parallel)}
+        if self.experts is not None and self.experts.shared_ffn_dim:
             plan |= {f"feed_forward.shared.w{number}": ColwiseParallel() for number in (1, 3)}
             plan["feed_forward.shared.w2"] = RowwiseParallel(output_layouts=Partial())
-        return plan | {"feed_forward": SplitExperts(sequence_parallel)}
+        return plan
 
     def exchanged_elements(self, block: int) -> int:
-        return 0 if block < self.dense_layers else self.experts.per_token * self.config.dim
+        return self.experts.per_token * self.config.dim if self.experts is not None and block in self.rows else 0
 
     def is_stack(self, name: str) -> bool:
         return ".experts.w" in name
@@ -99,6 +109,21 @@ class MoETransformer(Transformer):
 
     def reset_buffers(self) -> None:
         super().reset_buffers()
-        self.expert_bias.zero_()
-        rate = self.experts.balance_rate if self.experts.balance == "bias" else 0.0
-        self.loads = Loads(self.expert_bias, rate, with_loss=self.experts.balance == "sequence_loss")
+        if self.experts is not None:
+            self.expert_bias.zero_()
+            self.loads = Loads(self.expert_bias, self.experts.balance_rate if self.experts.balance == "bias" else 0.0)
+            if self.experts.balance == "sequence_loss":
+                self.begin_observing("experts/balance_loss", self.expert_bias.device)
+
+
+def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
+    """`loss`, 0-d, with the gradient of another loss in addition; None: as it is."""
+    if other is None:
+        return loss
+    # A DTensor where the logits are split over the vocabulary.
+    return plain(loss) + (other - other.detach())
+
+
+def plain(loss: Tensor) -> Tensor:
+    """A loss that may be a DTensor as a tensor."""
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss

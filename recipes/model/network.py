@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ class Network(nn.Module):
     """Whether forward uses random numbers, such as for dropout."""
     loads: Loads | None = None
     """What experts had to do since the last optimizer step, which every training forward adds to; None: it has no experts."""
+    observed: Mapping[str, Tensor] = MappingProxyType({})
+    """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32; no buffers, as of `Loads`."""
     loss: LossFunction
     """
     `loss(output, hidden, targets)`, set before training by the option in group `loss`. `forward` calls it, with targets, in
@@ -75,6 +80,16 @@ class Network(nn.Module):
 
     def reset_buffers(self) -> None:
         """Compute the buffers, once the module is materialised."""
+
+    def begin_observing(self, key: str, device: torch.device) -> None:
+        """Have a figure recorded of every step, in addition to the loss."""
+        self.observed = {**self.observed, key: torch.zeros((), device=device)}
+
+    def observe(self, key: str, value: Tensor) -> None:
+        """The figure of this forward, 0-d; a step's is the mean over its forwards and ranks."""
+        if key in self.observed and torch.is_grad_enabled():
+            with torch.no_grad():
+                self.observed[key].add_(value)
 
 
 def network_of(model: nn.Module) -> Network:

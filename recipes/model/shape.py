@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -33,20 +35,28 @@ class RopeScaling(Section):
 
 
 class DecoderShape(Model):
-    """A decoder of RMSNorm, rotary grouped-query attention and SwiGLU (Touvron et al. 2023; Llama team 2024)."""
+    """What decoders with grouped-query attention have in common."""
+
+    if TYPE_CHECKING:  # keys of some kinds, follow from other keys in others
+
+        @property
+        def n_layers(self) -> int:
+            """Number of blocks."""
+
+        @property
+        def head_dim(self) -> int:
+            """Width of one head."""
 
     dim: Annotated[int, whole(at_most=2**17)]
     """Width of the residual stream."""
-    n_layers: Annotated[int, whole(at_most=2_000)]
-    """Number of blocks."""
     n_heads: Count
-    """Query heads; each is dim / n_heads wide."""
+    """Query heads."""
     n_kv_heads: Count
     """Key and value heads; each serves n_heads / n_kv_heads query heads."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
-    rope_theta: float = Field(default=10000.0, gt=0)
-    """Base of the rotary wavelengths."""
+    rope_theta: float | None = Field(default=10000.0, gt=0)
+    """Base of the rotary wavelengths; null: attention has no positions."""
     rope_scaling: RopeScaling | None = None
     """Llama 3.1's long-context scaling; null: none."""
     norm_eps: float = Field(default=1e-5, gt=0)
@@ -55,27 +65,21 @@ class DecoderShape(Model):
     """Use the embedding table as the output projection too."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> DecoderShape:
-        for multiple, part in (("dim", "n_heads"), ("n_heads", "n_kv_heads")):
-            a, b = getattr(self, multiple), getattr(self, part)
-            if a % b:
-                raise PydanticCustomError("heads", f"{multiple}({a}) is not a multiple of {part}({b})")
-        if self.head_dim % 2:
+    def _key_heads_divide(self) -> DecoderShape:
+        if self.n_heads % self.n_kv_heads:
             raise PydanticCustomError(
-                "heads",
-                f"dim({self.dim}) / n_heads({self.n_heads}) = {self.head_dim} is odd, but rotary embeddings rotate pairs",
+                "heads", f"n_heads({self.n_heads}) is not a multiple of n_kv_heads({self.n_kv_heads})"
+            )
+        if self.rope_theta is None and self.rope_scaling is not None:
+            raise PydanticCustomError(
+                "rope_scaling", "there is nothing to scale without rope_theta; use rope_scaling=null"
             )
         return self
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.dim // self.n_heads
 
     def parameter_count(self) -> int:
         """Number of parameters, trained and frozen; a tied table counts once."""
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        return sum(size for _, size in self.weights()) + looked_up + self.inactive_parameters()
+        return sum(dict(self.weights()).values()) + looked_up + self.inactive_parameters()
 
     def flops_per_token(self, seq_len: int) -> Flops:
         """
@@ -92,30 +96,40 @@ class DecoderShape(Model):
             trained = not self.is_frozen(name)
             total += size * (2 + 2 * below + 2 * trained)
             below = below or trained
-            if name.endswith("wv.weight"):
-                attention += 4 * self.n_heads * self.head_dim * seq_len * (3 if below else 1)
+            passes = 3 if below else 1
+            total += self.other_flops(name) * passes
+            if name.endswith("attention.wv.weight"):
+                attention += 4 * self.n_heads * self.head_dim * seq_len * passes
         return Flops(total + attention, attention)
 
+    @abstractmethod
     def weights(self) -> Iterator[tuple[str, int]]:
-        """Names and sizes of the weights that a token is multiplied by, in the order of the forward pass."""
-        kv_dim = self.n_kv_heads * self.head_dim
-        block = {"attention_norm": self.dim, "attention.wq": self.dim**2, "attention.wk": self.dim * kv_dim}
-        block |= {"attention.wv": self.dim * kv_dim, "attention.wo": self.dim**2, "ffn_norm": self.dim}
-        for layer in range(self.n_layers):
-            for name, size in block.items():
-                yield f"layers.{layer}.{name}.weight", size
-            for name, size in self.feed_forward_weights(layer).items():
-                yield f"layers.{layer}.feed_forward.{name}", size
-        yield "norm.weight", self.dim
-        yield f"{'tok_embeddings' if self.tie_embeddings else 'output'}.weight", self.vocab_size * self.dim
+        """
+        Names and sizes of the weights that a token is multiplied by, in the order of the forward pass; those that it is
+        multiplied by several times are there as often.
+        """
 
-    def feed_forward_weights(self, layer: int) -> dict[str, int]:
-        """As `weights`, of one block's feed-forward network."""
-        return {f"{name}.weight": self.dim * self.ffn_dim for name in ("w1", "w3", "w2")}
+    def other_flops(self, name: str) -> int:
+        """FLOPs of a forward pass for a token, where a weight is used, that are neither its product nor attention's scores."""
+        return 0
+
+    def attention_weights(self) -> dict[str, int]:
+        """As `weights`, of one attention."""
+        queries, keys = self.dim * self.n_heads * self.head_dim, self.dim * self.n_kv_heads * self.head_dim
+        return {"wq.weight": queries, "wk.weight": keys, "wv.weight": keys, "wo.weight": queries}
+
+    @property
+    def output_weight(self) -> tuple[str, int]:
+        """Name and size of the output projection's weight."""
+        return f"{'tok_embeddings' if self.tie_embeddings else 'output'}.weight", self.vocab_size * self.dim
 
     def tensor_problems(self, tensor: int) -> list[str]:
+        return self.indivisible(tensor, "n_heads", "n_kv_heads")
+
+    def indivisible(self, tensor: int, *names: str) -> list[str]:
+        """A sentence for each key that `tensor` devices cannot share."""
         return [
-            f"parallelism.tensor({tensor}) does not divide model.{name}({getattr(self, name)})"
-            for name in ("n_heads", "n_kv_heads", "ffn_dim")
-            if getattr(self, name) % tensor
+            f"parallelism.tensor({tensor}) does not divide model.{name}({value})"
+            for name in names
+            if (value := attrgetter(name)(self)) % tensor
         ]

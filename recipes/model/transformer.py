@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from meshrunner.recipes.model.initial import ONES, Initial, TruncatedNormal
 from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan, stream
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -86,22 +87,24 @@ def lacks_grouped_kernel(query: Tensor) -> bool:
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention (Ainslie et al. 2023) with rotary positions."""
+    """Causal grouped-query attention (Ainslie et al. 2023) with rotary positions or none."""
 
     def __init__(self, config: DecoderShape) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.queries_per_key = config.n_heads // config.n_kv_heads
-        kv_dim = config.n_kv_heads * config.head_dim
-        self.wq = nn.Linear(config.dim, config.dim, bias=False)
+        q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        self.wq = nn.Linear(config.dim, q_dim, bias=False)
         self.wk = nn.Linear(config.dim, kv_dim, bias=False)
         self.wv = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+        self.wo = nn.Linear(q_dim, config.dim, bias=False)
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+        """x: [batch, seq, dim]; rope: from `rope_table`; None: no positions."""
         # -1: under tensor parallelism a rank holds only some of the heads
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
-        q, k = rotate(q, rope), rotate(k, rope)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         grouped = self.queries_per_key > 1
         if grouped and lacks_grouped_kernel(q):
@@ -134,7 +137,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = feed_forward
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rope)
         return x + self.feed_forward(self.ffn_norm(x))
 
@@ -142,7 +145,7 @@ class Block(nn.Module):
 class Transformer(Network):
     """Embedding, blocks, norm, output projection."""
 
-    rope: Tensor
+    rope: Tensor | None
 
     def __init__(self, config: DecoderShape, seq_len: int, blocks: Iterable[nn.Module] | None = None) -> None:
         """blocks: in place of `Block` with a dense feed-forward network in every layer."""
@@ -155,15 +158,20 @@ class Transformer(Network):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_weights()
-        self.register_buffer("rope", torch.empty(seq_len, 2, config.head_dim), persistent=False)
+        rope = None if config.rope_theta is None else torch.empty(seq_len, 2, config.head_dim)
+        self.register_buffer("rope", rope, persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.tok_embeddings(tokens)
-        rope = self.rope[: tokens.shape[1]]
+        rope = self.positions(tokens)
         for layer in self.layers:
             x = layer(x, rope)
         x = self.norm(x)
         return self.output(x) if targets is None else self.loss(self.output, x, targets)
+
+    def positions(self, tokens: Tensor) -> Tensor | None:
+        """What attention rotates the positions of these tokens by, [seq, 2, head_dim]; None: it knows no positions."""
+        return None if self.rope is None else self.rope[: tokens.shape[1]]
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         """
@@ -172,9 +180,9 @@ class Transformer(Network):
         Without sequence parallelism the norms are plain tensors, so their gradients are the same on every rank.
         """
         from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-        between = Shard(1) if sequence_parallel else Replicate()
+        between = stream(sequence_parallel)
         plan: dict[str, ParallelStyle] = {
             "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
             "output": ColwiseParallel(
@@ -183,32 +191,15 @@ class Transformer(Network):
                 use_local_output=not loss_parallel,
             ),
         }
-        if sequence_parallel:
-            plan["norm"] = SequenceParallel()
+        plan |= norm_plan(("norm",), sequence_parallel)
         for layer, block in enumerate(self.block_names()):
             plan |= {f"{block}.{name}": style for name, style in self.block_plan(layer, sequence_parallel).items()}
         return plan
 
     def block_plan(self, layer: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
         """`tensor_plan` of one block, by the names inside it."""
-        from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor.parallel import (
-            ColwiseParallel,
-            PrepareModuleInput,
-            RowwiseParallel,
-            SequenceParallel,
-        )
-
-        plan: dict[str, ParallelStyle] = {f"attention.w{name}": ColwiseParallel() for name in "qkv"}
-        plan |= {f"feed_forward.w{number}": ColwiseParallel() for number in (1, 3)}
-        between = Shard(1) if sequence_parallel else Replicate()
-        plan |= {name: RowwiseParallel(output_layouts=between) for name in ("attention.wo", "feed_forward.w2")}
-        if sequence_parallel:
-            whole = Replicate()
-            plan["attention"] = PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(whole, None))
-            plan["feed_forward"] = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(whole,))
-            plan |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
-        return plan
+        plan = attention_plan("attention", sequence_parallel) | feed_forward_plan("feed_forward", sequence_parallel)
+        return plan | norm_plan(("attention_norm", "ffn_norm"), sequence_parallel)
 
     def collective_outputs(self) -> list[str]:
         return ["tok_embeddings"]
@@ -236,4 +227,5 @@ class Transformer(Network):
 
     def reset_buffers(self) -> None:
         c = self.config
-        self.rope.copy_(rope_table(c.head_dim, self.seq_len, c.rope_theta, c.rope_scaling, self.rope.device))
+        if self.rope is not None and c.rope_theta is not None:
+            self.rope.copy_(rope_table(c.head_dim, self.seq_len, c.rope_theta, c.rope_scaling, self.rope.device))

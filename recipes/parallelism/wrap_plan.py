@@ -171,12 +171,10 @@ def _split_dims(network: Network) -> dict[str, int]:
     """Parameter -> the dimension that tensor parallelism splits. An embedding's table is [rows, width], a weight [out, in]."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    from meshrunner.recipes.model.experts.split import SPLIT_DIMS, SplitExperts
-
     found: dict[str, int] = {}
     for module, style in network.tensor_plan(sequence_parallel=True, loss_parallel=False).items():
-        if isinstance(style, SplitExperts):
-            found |= {f"{module}.experts.{name}": dim for name, dim in SPLIT_DIMS.items()}
+        if own := getattr(style, "split_dims", None):  # a style of this project
+            found |= {f"{module}.{name}": dim for name, dim in own(network.get_submodule(module)).items()}
         if not isinstance(style, ColwiseParallel | RowwiseParallel):
             continue
         dim = int(isinstance(style, RowwiseParallel) != isinstance(network.get_submodule(module), nn.Embedding))

@@ -17,7 +17,18 @@ from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 
-PACKAGES = ("meshrunner", "torch", "hydra-core", "omegaconf", "pydantic", "datasets", "sentencepiece", "numpy", "wandb")
+PACKAGES = (
+    "meshrunner",
+    "torch",
+    "hydra-core",
+    "omegaconf",
+    "pydantic",
+    "datasets",
+    "sentencepiece",
+    "numpy",
+    "wandb",
+    "mamba-ssm",
+)
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of environment variables that may affect measurements."""
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -101,6 +112,7 @@ def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
         "parallelism.shard": degrees.shard,
         "parallelism.replicate": degrees.replicate,
         "parallelism.reshard_after_forward": experiment.parallelism.reshard(degrees.shard),
+        **{f"model.{key}": value for key, value in experiment.model.resolved().items()},
         "precision.kind": experiment.precision.kind,
         "log_every": experiment.steps_between_read_outs(devices.type),
         "global_batch": experiment.accumulation(degrees.data)[0],

@@ -70,13 +70,13 @@ def observe_decisions(overrides: tuple[str, ...]) -> dict[str, Any]:
         return topk(scores, k, **how)
 
     with patch.object(router.torch, "topk", measured):  # type: ignore[attr-defined]
-        return observe_experts(overrides) | {"gap": min(gaps)}
+        return observe_experts(overrides) | {"gap": min(gaps, default=1.0)}
 
 
 @cache
-def reference(model: str) -> dict[str, Any]:
+def reference(model: str, base: tuple[str, ...] = EXPERTS) -> dict[str, Any]:
     """One process, one micro batch."""
-    found = on_ranks(1, observe_decisions, (*EXPERTS, "parallelism=single", "micro_batch=12", *model.split()))[0]
+    found = on_ranks(1, observe_decisions, (*base, "parallelism=single", "micro_batch=12", *model.split()))[0]
     assert found["gap"] > NEAR, f"a routing decision is as near as {found['gap']}: other layouts may differ; use another seed"
     return found
 
@@ -147,12 +147,13 @@ QUICK = (
 """The others are slow tests."""
 
 
-def compare(world: int, layout: str) -> Difference:
+def compare(world: int, layout: str, base: tuple[str, ...] = EXPERTS) -> Difference:
     """Train under a layout and under none. Loads and biases have to be equal to the last bit, besides the weights."""
-    expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "seq_len"))))
-    ranks = on_ranks(world, observe_experts, (*EXPERTS, *layout.split()))
+    expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "seq_len"))), base)
+    ranks = on_ranks(world, observe_experts, (*base, *layout.split()))
     for rank in ranks:
-        assert len(rank["loads"]) == len(rank["biases"]) == 5
+        assert rank["observed"] == pytest.approx(expected["observed"], rel=1e-5)
+        assert len(rank["loads"]) == len(rank["biases"]) == (0 if "model.experts=null" in layout else 5)
         for key in ("loads", "biases"):
             for step, (a, b) in enumerate(zip(rank[key], expected[key], strict=True), 1):
                 assert torch.equal(a, b), f"{key} of step {step} differ"

@@ -128,6 +128,8 @@ class Recorder:
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.norms: list[float] = []
+        self.observed: list[float] = []
+        """Losses beside the cross entropy, which are not part of it."""
         self.phases: list[str] = []
 
     def started(self, **figures: Any) -> None:
@@ -145,9 +147,11 @@ class Recorder:
     def saving(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, **figures: Any) -> None:
-        dist.all_reduce(loss)
-        self.losses.append(loss.item() / dist.get_world_size())
+    def step_done(self, step: int, *, loss: Tensor, grad_norm: Tensor, observed: dict[str, Tensor], **_: Any) -> None:
+        others = [value for key, value in sorted(observed.items()) if key.endswith("_loss")]
+        for mean, values in ((loss, self.losses), *((other, self.observed) for other in others)):
+            dist.all_reduce(mean)
+            values.append(mean.item() / dist.get_world_size())
         self.norms.append(grad_norm.item())
 
 
@@ -191,8 +195,8 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
     recorder = Recorder()
     train(recipe, recorder, device=CPU, nodes=1, workers=world)
     found: dict[str, Any] = {"norm": norm, "losses": recorder.losses, "norms": recorder.norms}
-    found["weights"], found["gradients"] = weights, gradients
-    return found if dist.get_rank() == 0 else {"losses": recorder.losses, "norms": recorder.norms}
+    found["observed"] = recorder.observed
+    return found | ({"weights": weights, "gradients": gradients} if dist.get_rank() == 0 else {})
 
 
 @cache

@@ -37,6 +37,10 @@ class SplitExperts(ParallelStyle):
         super().__init__()
         self.sequence_parallel = sequence_parallel
 
+    def split_dims(self, module: nn.Module) -> dict[str, int]:
+        """Name of a parameter -> the dimension that is split."""
+        return {f"experts.{name}": dim for name, dim in SPLIT_DIMS.items()}
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, ExpertFeedForward)
         module.tensor_group = module.router.tensor_group = device_mesh.get_group()
