@@ -55,9 +55,9 @@ class Figure(NamedTuple):
     """Whether summary.json lists it for every rank, too: the mean of times, the peak of memory."""
 
     @property
-    def of_experts(self) -> bool:
-        """Whether only models with experts have it: elsewhere it is not unknown, but meaningless."""
-        return self.key.startswith("experts/")
+    def of_some_models(self) -> bool:
+        """Whether only some models have it: those with experts, or multi-token prediction. Elsewhere it is meaningless."""
+        return self.key.startswith(("experts/", "train/mtp_"))
 
     @property
     def heading(self) -> str:
@@ -140,6 +140,8 @@ FIGURES: tuple[Figure, ...] = (
            "starts, which finds no process and no cache warm and counts only where it is alone", but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks"),
+    Figure("train/mtp_loss", "nats per token", "", "{:.4f}".format, "final", "",
+           "cross entropy of the tokens after the next, mean over `model.mtp.depth` of them; no part of `train/loss`"),
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
            "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
     Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),

@@ -71,8 +71,9 @@ def _block_inputs(block: nn.Module, network: nn.Module, tokens: Tensor) -> tuple
         raise _BlockReached
 
     handle = block.register_forward_pre_hook(stop)
+    network.loss = lambda output, hidden, targets: hidden.mean()  # there may be blocks behind the first loss
     try:
-        network(tokens)
+        network(tokens, tokens)
     except _BlockReached:
         pass
     finally:

@@ -12,7 +12,7 @@ from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.initial import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.mamba import Mamba, mamba_plan
 from meshrunner.recipes.model.moe_transformer import MoETransformer, plain, with_gradient_of
-from meshrunner.recipes.model.mtp import Ahead, further, join_plan
+from meshrunner.recipes.model.mtp import PredictionBlock, further, join_plan
 from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan
 from meshrunner.recipes.model.transformer import Attention, FeedForward, RMSNorm
 
@@ -105,7 +105,7 @@ class HybridTransformer(MoETransformer):
 
     def __init__(self, config: Hybrid, seq_len: int) -> None:
         super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
-        self.mtp = nn.ModuleList(Ahead(config, feed_forward(config)) for _ in range(config.mtp.depth))
+        self.mtp = nn.ModuleList(PredictionBlock(config, feed_forward(config)) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """With targets, the loss is the next token's cross entropy; its gradient has that of all other losses, too."""
@@ -133,6 +133,9 @@ class HybridTransformer(MoETransformer):
 
     def block_names(self) -> list[str]:
         return [*super().block_names(), *(f"mtp.{ahead}" for ahead in range(len(self.mtp)))]
+
+    def calls(self, name: str) -> int:
+        return 1 + len(self.mtp) if name == "output" else 1
 
     def block_plan(self, layer: int, sequence_parallel: bool) -> TensorPlan:
         into = ("w1", "w3") if self.config.ffn == "swiglu" else ("w1",)

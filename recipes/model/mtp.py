@@ -18,7 +18,7 @@ IGNORED = -100
 """A target that torch's cross entropy leaves out."""
 
 
-class Ahead(nn.Module):
+class PredictionBlock(nn.Module):
     """One token further than the module before it, or than the network: from the same stream and the token between."""
 
     def __init__(self, config: DecoderShape, feed_forward: nn.Module) -> None:

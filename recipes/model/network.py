@@ -67,6 +67,10 @@ class Network(nn.Module):
         """Elements that a token sends to experts in a block, with expert parallelism: its width for each of them; 0 without."""
         return 0
 
+    def calls(self, name: str) -> int:
+        """How often a forward with targets calls a module outside the blocks, such as the output projection; "": itself."""
+        return 1
+
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         """Module name -> its style of tensor parallelism."""
         raise NotImplementedError(f"{type(self).__name__} has no tensor-parallel plan")

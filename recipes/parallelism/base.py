@@ -67,6 +67,8 @@ class Parallelism(Option):
 
     gathers_lookups_again: ClassVar[bool] = True
     """Whether backward all-gathers the table of an embedding again, which it has no use for."""
+    frees_after_every_call: ClassVar[bool] = False
+    """Whether backward frees a unit that forward called several times, and gathers it again, behind every call."""
     wraps_units: ClassVar[bool] = False
     """Whether the units of the wrap plan are wrapped and all-gathered one by one."""
     autocasts: ClassVar[bool] = False
@@ -191,9 +193,14 @@ class Parallelism(Option):
         reduced = precision.reduce_bytes * unit.trained
         if not self.wraps_units or degrees.shard == 1:
             return Traffic(0, reduced if degrees.replicate > 1 else 0)
-        again = unit.reshard_after_forward and (self.gathers_lookups_again or not unit.lookup)
-        gathers = micro_batches * (2 if again else 1)
-        reductions = micro_batches if self.accumulate == "reduce" else 1
+        freed = bool(unit.reshard_after_forward)
+        forward = unit.calls if freed else 1
+        is_read = not unit.lookup or self.gathers_lookups_again
+        backward = (unit.calls if self.frees_after_every_call else 1) - (not freed) if is_read else 0
+        reductions = micro_batches
+        if self.accumulate == "hold":  # a unit that is called again first reduces what it held
+            reductions = 2 if self.frees_after_every_call and unit.calls > 1 < micro_batches else 1
+        gathers = micro_batches * (forward + backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:

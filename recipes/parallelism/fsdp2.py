@@ -25,6 +25,7 @@ class FSDP2(Parallelism):
 
     wraps_units: ClassVar[bool] = True
     gathers_lookups_again: ClassVar[bool] = False
+    frees_after_every_call: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
     """Units that are all-gathered ahead of the current one; 0: torch's default, which is one."""

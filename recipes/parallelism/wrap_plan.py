@@ -134,6 +134,8 @@ class UnitParameters(NamedTuple):
     """False for the root."""
     lookup: bool
     """As of `Unit`."""
+    calls: int = 1
+    """How often a forward calls it."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
         """The unit with its stacks of experts alone, or without them."""
@@ -163,7 +165,8 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
             if is_stack := network.is_stack(name):
                 shape[0] //= expert
             local.append(LocalParameter(tuple(shape), parameter.requires_grad, is_stack))
-        found[unit] = UnitParameters(tuple(local), plan[unit].reshard_after_forward, plan[unit].lookup)
+        how = plan[unit]
+        found[unit] = UnitParameters(tuple(local), how.reshard_after_forward, how.lookup, network.calls(unit))
     return found
 
 

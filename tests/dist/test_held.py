@@ -21,6 +21,7 @@ from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 
 EXPERTS = "model=moe_tiny model.experts.ffn_dim=24 model.experts.shared_ffn_dim=20"
+PREDICTIONS = "model=hybrid_tiny model.pattern=*- model.mamba=null model.experts=null model.head_dim=8 model.mtp.depth=2"
 FREEZE = "model.freeze=[tok_embeddings.*,layers.1.*]"
 LAYOUTS = [
     (1, "parallelism=single"),
@@ -182,11 +183,18 @@ def communicated(overrides: tuple[str, ...]) -> tuple[int, int]:
         f"parallelism=fsdp2 {EXPERTS}",
         f"parallelism=fsdp2 {EXPERTS} parallelism.expert=2",
         f"parallelism=fsdp1 {EXPERTS}",
+        f"parallelism=fsdp1 {PREDICTIONS}",
+        f"parallelism=fsdp1 {PREDICTIONS} parallelism.reshard_after_forward=never",
+        f"parallelism=fsdp2 {PREDICTIONS}",
+        f"parallelism=fsdp2 {PREDICTIONS} parallelism.reshard_after_forward=never",
+        f"parallelism=fsdp2 {PREDICTIONS} parallelism.accumulate=hold",
     ],
 )
 def test_what_is_communicated_is_what_show_says(layout: str) -> None:
     """Shapes that two ranks divide evenly: nothing is padded."""
     overrides = (*SMALL, "model.vocab_size=512", "global_batch=6", *layout.split())
+    if PREDICTIONS in layout:
+        overrides = tuple(word for word in overrides if not word.startswith("model.n_layers"))
     recipe = experiment(*overrides)
     degrees, network = recipe.parallelism.degrees(1, 2), recipe.model.on_meta(recipe.seq_len)
     units = local_parameters(network, recipe.wrap.plan(network, recipe.parallelism.reshard(2)), 1).values()
