@@ -174,6 +174,12 @@ TABLE = [
         instead="always, never, except_last",
     ),
     Conflict(
+        when=lambda r, _: r.seq_len <= getattr(getattr(r.model, "mtp", None), "depth", 0),
+        where="model.mtp.depth",
+        reason="a sequence has no token that far behind its first",
+        instead="a longer seq_len, or fewer predicted tokens",
+    ),
+    Conflict(
         when=lambda r, _: r.deterministic and str(getattr(r.compile, "mode", "")).startswith("max-autotune"),
         where="compile.mode",
         reason="autotuning takes the kernel that was the fastest this time, and another one rounds in another way",

@@ -76,7 +76,7 @@ class Recipe(Section):
         return total, total // per_pass
 
     def on(self, device_type: str) -> Self:
-        """This recipe on `cpu` or `cuda` devices, what is `auto` about its numbers resolved; raises ConfigError."""
+        """This recipe on `cpu` or `cuda` devices, what is `auto` about its numbers resolved."""
         own = {"precision": self.precision.on(device_type), "model": self.model.on(device_type)}
         return self.model_copy(update=own)
 

@@ -63,7 +63,7 @@ class _BlockReached(Exception):
     """The forward pass has reached the block."""
 
 
-def _block_inputs(block: nn.Module, network: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
+def _block_inputs(block: nn.Module, network: Network, tokens: Tensor) -> tuple[Any, ...]:
     found: list[tuple[Any, ...]] = []
 
     def stop(_: nn.Module, inputs: tuple[Any, ...]) -> None:

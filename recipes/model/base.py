@@ -62,8 +62,12 @@ class Model(Option):
         """Reasons that its matrix products do not work in a dtype of so many bytes, split over `tensor` devices."""
         return []
 
+    def unsupported(self, device_type: str) -> str | None:
+        """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        return None
+
     def on(self, device_type: str) -> Self:
-        """This model on `cpu` or `cuda` devices, what is `auto` about it resolved; raises ConfigError."""
+        """This model on `cpu` or `cuda` devices, what is `auto` about it resolved."""
         return self
 
     def resolved(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_pl
 from meshrunner.recipes.model.transformer import Attention, FeedForward, RMSNorm
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.model.hybrid import Hybrid
+    from meshrunner.recipes.model.hybrid_shape import HybridShape
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
@@ -36,7 +36,7 @@ class SquaredReLU(nn.Module):
 class MambaBlock(nn.Module):
     """M of a pattern."""
 
-    def __init__(self, config: Hybrid) -> None:
+    def __init__(self, config: HybridShape) -> None:
         super().__init__()
         assert config.mamba is not None
         self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -49,7 +49,7 @@ class MambaBlock(nn.Module):
 class AttentionBlock(nn.Module):
     """* of a pattern."""
 
-    def __init__(self, config: Hybrid) -> None:
+    def __init__(self, config: HybridShape) -> None:
         super().__init__()
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
@@ -61,7 +61,7 @@ class AttentionBlock(nn.Module):
 class FeedForwardBlock(nn.Module):
     """- of a pattern."""
 
-    def __init__(self, config: Hybrid) -> None:
+    def __init__(self, config: HybridShape) -> None:
         super().__init__()
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = feed_forward(config)
@@ -73,7 +73,7 @@ class FeedForwardBlock(nn.Module):
 class ExpertsBlock(nn.Module):
     """E of a pattern; it also returns what its experts had to do."""
 
-    def __init__(self, config: Hybrid) -> None:
+    def __init__(self, config: HybridShape) -> None:
         super().__init__()
         assert config.experts is not None
         self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -93,7 +93,7 @@ BLOCKS: dict[str, type[nn.Module]] = {
 }
 
 
-def feed_forward(config: Hybrid) -> nn.Module:
+def feed_forward(config: HybridShape) -> nn.Module:
     """The feed-forward network that the model's key `ffn` names."""
     return (FeedForward if config.ffn == "swiglu" else SquaredReLU)(config.dim, config.ffn_dim)
 
@@ -101,9 +101,9 @@ def feed_forward(config: Hybrid) -> nn.Module:
 class HybridTransformer(MoETransformer):
     """Embedding, blocks by letter, norm, output projection; behind them the modules of multi-token prediction."""
 
-    config: Hybrid
+    config: HybridShape
 
-    def __init__(self, config: Hybrid, seq_len: int) -> None:
+    def __init__(self, config: HybridShape, seq_len: int) -> None:
         super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
         self.mtp = nn.ModuleList(PredictionBlock(config, feed_forward(config)) for _ in range(config.mtp.depth))
 
@@ -157,6 +157,9 @@ class HybridTransformer(MoETransformer):
         super().reset_buffers()
         if len(self.mtp):
             self.begin_observing("train/mtp_loss", self.output.weight.device)
+
+    def stays_fp32(self, name: str) -> bool:
+        return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
 
     def initial(self, name: str) -> Initial:
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.model.shape import DecoderShape
@@ -21,16 +20,15 @@ class Llama(DecoderShape):
     n_layers: Annotated[int, whole(at_most=2_000)]
     """Number of blocks."""
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Llama:
+    def check_heads(self) -> None:
         if self.dim % self.n_heads:
             raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
+        super().check_heads()
         if self.head_dim % 2 and self.rope_theta is not None:
             raise PydanticCustomError(
                 "heads",
                 f"dim({self.dim}) / n_heads({self.n_heads}) = {self.head_dim} is odd, but rotary embeddings rotate pairs",
             )
-        return self
 
     @property
     def head_dim(self) -> int:

@@ -24,14 +24,14 @@ from meshrunner.recipes.model.tensor_plan import product_plan
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshrunner.recipes.model import hybrid
+    from meshrunner.recipes.model import hybrid_shape
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
 class Mamba(nn.Module):
     """A mixer in the place of attention."""
 
-    def __init__(self, dim: int, config: hybrid.Mamba, norm_eps: float) -> None:
+    def __init__(self, dim: int, config: hybrid_shape.Mamba, norm_eps: float) -> None:
         super().__init__()
         inner, state = config.heads * config.head_dim, config.groups * config.state
         self.wz = nn.Linear(dim, inner, bias=False)
@@ -66,7 +66,7 @@ class CausalConvolution(nn.Module):
 class Scan(nn.Module):
     """What lies between the projections: convolutions, the recurrence, and the gated norm. All of it is by heads or groups."""
 
-    def __init__(self, config: hybrid.Mamba, norm_eps: float) -> None:
+    def __init__(self, config: hybrid_shape.Mamba, norm_eps: float) -> None:
         super().__init__()
         self.config, self.norm_eps = config, norm_eps
         inner, state = config.heads * config.head_dim, config.groups * config.state

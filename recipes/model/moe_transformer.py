@@ -99,6 +99,9 @@ class MoETransformer(Transformer):
     def is_stack(self, name: str) -> bool:
         return ".experts.w" in name
 
+    def stays_fp32(self, name: str) -> bool:
+        return name.endswith(".router.weight")
+
     def initial(self, name: str) -> Initial:
         """As of Llama; less for what experts add to the residual stream, too. A router's scores begin about 1 apart."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):

@@ -63,6 +63,10 @@ class Network(nn.Module):
         """Whether a parameter is a stack of matrices, [number, in, out], of which each has initial values of its own."""
         return False
 
+    def stays_fp32(self, name: str) -> bool:
+        """Whether a parameter should compute in fp32 where `precision` lowers the others, as far as the layout can."""
+        return False
+
     def exchanged_elements(self, block: int) -> int:
         """Elements that a token sends to experts in a block, with expert parallelism: its width for each of them; 0 without."""
         return 0

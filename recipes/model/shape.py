@@ -56,16 +56,21 @@ class DecoderShape(Model):
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
-    """Base of the rotary wavelengths; null: attention has no positions."""
+    """Base of the rotary wavelengths; null: no positions."""
     rope_scaling: RopeScaling | None = None
     """Llama 3.1's long-context scaling; null: none."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
-    """Use the embedding table as the output projection too."""
+    """Use the embedding table as output projection."""
 
     @model_validator(mode="after")
-    def _key_heads_divide(self) -> DecoderShape:
+    def _heads_fit(self) -> DecoderShape:
+        self.check_heads()
+        return self
+
+    def check_heads(self) -> None:
+        """Raise PydanticCustomError for heads that cannot be."""
         if self.n_heads % self.n_kv_heads:
             raise PydanticCustomError(
                 "heads", f"n_heads({self.n_heads}) is not a multiple of n_kv_heads({self.n_kv_heads})"
@@ -74,7 +79,6 @@ class DecoderShape(Model):
             raise PydanticCustomError(
                 "rope_scaling", "there is nothing to scale without rope_theta; use rope_scaling=null"
             )
-        return self
 
     def parameter_count(self) -> int:
         """Number of parameters, trained and frozen; a tied table counts once."""

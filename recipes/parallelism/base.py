@@ -163,6 +163,10 @@ class Parallelism(Option):
             The model to train: `model` or a wrapper around it.
         """
 
+    def keeps_some_fp32(self) -> bool:
+        """Whether single parameters can stay in fp32 where `precision` lowers the others: see `Network.stays_fp32`."""
+        return not self.wraps_units
+
     def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:
         """Context manager around forward."""
         if not self.autocasts or precision.param_dtype is None:

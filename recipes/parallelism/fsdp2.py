@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
@@ -39,6 +40,9 @@ class FSDP2(Parallelism):
             "parallelism.expert: this torch has no FSDP2 that shards the parameters of one unit over two meshes; it needs 2.12"
         ]
 
+    def keeps_some_fp32(self) -> bool:
+        return _takes_own_dtypes()
+
     def apply(
         self,
         model: nn.Module,
@@ -56,16 +60,19 @@ class FSDP2(Parallelism):
             fully_shard,
         )
 
-        names = mesh.mesh_dim_names or ()
+        from meshrunner.recipes.model.network import network_of
+
+        network, names = network_of(model), mesh.mesh_dim_names or ()
         data_mesh = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
         policy = MixedPrecisionPolicy(
             param_dtype=precision.param_dtype,
             reduce_dtype=precision.reduce_dtype,
             # Parameters determine the dtype of activations; inputs such as the rotary table stay fp32.
             cast_forward_inputs=False,
+            **_own_dtypes(network),
         )
         on_gpu = initialiser.device.type != "cpu"
-        cut = _stack_placement(model, data_mesh, expert_mesh)
+        cut = _stack_placement(network, data_mesh, expert_mesh)
         for name, unit in plan.items():
             module = model.get_submodule(name)
             fully_shard(
@@ -81,7 +88,10 @@ class FSDP2(Parallelism):
                 module.set_unshard_in_backward(False)  # its gradient follows from the tokens
         # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
         if ahead := self.prefetch or int(self.expert > 1):
-            units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+            # What is called several times in a forward has several successors: it is gathered when it is called.
+            repeated: set[nn.Module] = {model.get_submodule(name) for name in plan if network.calls(name) > 1}
+            once = (module for module in model.modules() if module not in repeated)
+            units: list[FSDPModule] = [module for module in once if isinstance(module, FSDPModule)]
             _prefetch(units[1:], ahead)
         initialiser.materialise(model, offload=self.cpu_offload)
         return model
@@ -121,17 +131,32 @@ def _takes_two_meshes() -> bool:
     return hasattr(_fsdp_common, "ShardPlacementResult")
 
 
+def _takes_own_dtypes() -> bool:
+    """From torch 2.15 on."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__
+
+
+def _own_dtypes(network: Network) -> dict[str, Any]:
+    """The mixed-precision policy's argument that keeps single parameters in fp32, where torch has it."""
+    from meshrunner.recipes.init_weights import clean_name
+
+    kept = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
+    if not kept or not _takes_own_dtypes():
+        return {}
+    return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in kept else None}
+
+
 def _stack_placement(
-    model: nn.Module, data_mesh: DeviceMesh, expert_mesh: DeviceMesh | None
+    network: Network, data_mesh: DeviceMesh, expert_mesh: DeviceMesh | None
 ) -> Callable[[nn.Parameter], Any] | None:
     """The `shard_placement_fn` of a network with stacks of experts: along which dimension and over which ranks each is cut."""
     from torch.distributed.tensor import DTensor, Shard
 
     from meshrunner.recipes.init_weights import clean_name
-    from meshrunner.recipes.model.network import Network
 
-    assert isinstance(model, Network)
-    stacks = {parameter for name, parameter in model.named_parameters() if model.is_stack(clean_name(name))}
+    stacks = {parameter for name, parameter in network.named_parameters() if network.is_stack(clean_name(name))}
     if not stacks:
         return None
     mesh = data_mesh

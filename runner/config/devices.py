@@ -90,6 +90,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; hardware=cpu runs without them"
         )
     device_type = "cuda" if gpus else "cpu"
-    if reason := experiment.precision.unsupported(device_type):
-        raise Incompatible(reason)
+    for option in (experiment.precision, experiment.model):
+        if reason := option.unsupported(device_type):
+            raise Incompatible(reason)
     return NodeDevices(device_type, workers, launch.given_threads or max(1, cores() // workers))

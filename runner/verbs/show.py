@@ -111,7 +111,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
             + (f", {trained:,} trained" if trained != parameters else "")
             + (f", {parameters - inactive:,} active for a token" if inactive else ""),
             "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
-            "precision": experiment.precision.kind,
+            "precision": experiment.precision.kind + _lowered(experiment, network),
             "mesh": _mesh(mesh_dims(degrees)),
             **experts,
             "data-parallel ranks": f"{degrees.data}",
@@ -119,6 +119,20 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
             f"{micro_batches} micro batch{'es' * (micro_batches > 1)} per rank",
         }.items()
     )
+
+
+def _lowered(experiment: Experiment, network: Network) -> str:
+    """What should stay in fp32 and does not."""
+    layout, dtype = experiment.parallelism, experiment.precision.param_dtype
+    names = [
+        name.rpartition("layers.")[2].partition(".")[2]
+        for name, _ in network.named_parameters()
+        if network.stays_fp32(name)
+    ]
+    if dtype is None or not names or layout.keeps_some_fp32():
+        return ""
+    why = "torch 2.15 keeps them in fp32" if layout.kind == "fsdp2" else f"{layout.kind} has one dtype for a unit"
+    return f", also of {', '.join(dict.fromkeys(names))}: {why}"
 
 
 def _mesh(dims: dict[str, int]) -> str:

@@ -314,7 +314,7 @@ def test_a_gradient_that_is_not_finite_leaves_biases_alone() -> None:
 COMPILED_EXPERTS = ("steps=5", "compile=per_block", "compile.backend=aot_eager")
 
 
-def graphs(overrides: tuple[str, ...]) -> tuple[list[int], dict[str, int], list[float]]:
+def graphs(overrides: tuple[str, ...], base: tuple[str, ...] = EXPERTS) -> tuple[list[int], dict[str, int], list[float]]:
     """Number of compiled graphs after every step, graph breaks, and losses."""
     from torch._dynamo.utils import counters
 
@@ -326,7 +326,7 @@ def graphs(overrides: tuple[str, ...]) -> tuple[list[int], dict[str, int], list[
             found.append(counters["stats"]["unique_graphs"])
 
     recorder = Counter()
-    recipe = experiment(*EXPERTS, *overrides)
+    recipe = experiment(*base, *overrides)
     pretrain.train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size())
     return found, dict(counters["graph_break"]), recorder.losses
 

@@ -37,6 +37,7 @@ LAYOUTS = [
     (1, "parallelism=single micro_batch=4"),
     (1, f"parallelism=single micro_batch=12 {SELECTIVE}"),
     (1, "parallelism=single micro_batch=12 loss=chunked loss.tokens=100"),
+    (1, "parallelism=single micro_batch=4 compile=whole_model compile.backend=aot_eager_decomp_partition"),
     (2, "parallelism=ddp micro_batch=6"),
     (2, f"parallelism=ddp micro_batch=2 {FULL} {SEQUENCE_LOSS}"),
     (2, "parallelism=fsdp1 micro_batch=2"),
@@ -86,6 +87,49 @@ QUICK = (
 def test_a_hybrid_equals_one_process(world: int, layout: str) -> None:
     found = compare(world, layout, HYBRID)
     assert max(found) < 1e-5, found
+
+
+SAVED = {
+    "single": (1, "parallelism=single micro_batch=12"),
+    "ddp-2": (2, "parallelism=ddp"),
+    "fsdp1-2": (2, "parallelism=fsdp1"),
+    "fsdp2-3": (3, "parallelism=fsdp2"),
+    "expert-2": (4, "parallelism=fsdp2 parallelism.expert=2"),
+    "tp-2": (2, "parallelism=tp micro_batch=6"),
+    "fsdp2-tp": (4, "parallelism=fsdp2_tp micro_batch=3"),
+}
+
+
+@pytest.mark.slow
+def test_checkpoints_load_under_every_layout(tmp_path: Path) -> None:
+    """Parameters, AdamW's state and biases, bit for bit."""
+    for name, (world, layout) in SAVED.items():
+        on_ranks(world, checkpoints.save, tmp_path / name, (*HYBRID, *layout.split()))
+        saved = torch.load(tmp_path / name / "values.pt")
+        assert any("scan.a_log" in key for key in saved) and saved["expert_bias"].any()
+    for world, layout in SAVED.values():
+        folders = [tmp_path / name for name in SAVED]
+        for rank in on_ranks(world, checkpoints.load, folders, (*HYBRID, *layout.split())):
+            assert rank == {name: [] for name in SAVED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "layout", "number"),
+    [
+        (1, "parallelism=single micro_batch=12", 6),
+        (2, f"parallelism=fsdp2 {FULL}", 6),
+        (2, f"parallelism=fsdp2 parallelism.expert=2 {SELECTIVE}", 6),
+        (2, "parallelism=tp micro_batch=6", 5),  # the cross entropy of split logits is not compiled
+        (2, f"parallelism=fsdp2 {SELECTIVE} compile.backend=inductor", 6),
+    ],
+)
+def test_blocks_of_a_class_are_one_graph(world: int, layout: str, number: int) -> None:
+    """One for each letter, one for the modules that predict further tokens, and the cross entropy."""
+    words = ("compile=per_block", "compile.backend=aot_eager", *layout.split())
+    for found, breaks, losses in on_ranks(world, graphs, words, HYBRID):
+        assert found == [number] * 5 and breaks == {}, (found, breaks)
+        assert losses == pytest.approx(reference("", HYBRID)["losses"], rel=1e-5)
 
 
 def document() -> None:

@@ -1,4 +1,4 @@
-"""Every command in the README and in docs/experts.md does what it says it does."""
+"""Every command in the README, in docs/experts.md and in docs/hybrid.md does what it says it does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
-EXPERTS = (REPOSITORY / "docs" / "experts.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", README + EXPERTS, re.DOTALL)
+MODELS = "".join((REPOSITORY / "docs" / name).read_text() for name in ("experts.md", "hybrid.md"))
+BLOCKS = re.findall(r"```bash\n(.*?)```", README + MODELS, re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines()]
 
 

@@ -117,12 +117,12 @@ def built(*overrides: str) -> tuple[Experiment, Transformer]:
 
     words = [f"model.{key}={value}" for key, value in ON_ITS_OWN._asdict().items()]
     checked = experiment("parallelism=single", f"seq_len={SEQ_LEN}", *words, *overrides)
-    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     network = checked.model.build(SEQ_LEN)
     network.reset_buffers()
     with torch.no_grad():
         for name, weight in network.named_parameters():
-            weight.fill_(1.0) if (std := network.initial_std(name)) is None else weight.normal_(0.0, std)
+            weight.copy_(network.initial(name).draw(weight.shape, generator))
     network.loss = checked.loss.function(cross_entropy)
     recompute_and_compile(checked, network, {})
     assert isinstance(network, Transformer)

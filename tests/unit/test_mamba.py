@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.model import hybrid
+from meshrunner.recipes.model import hybrid_shape
 from meshrunner.recipes.model.initial import InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.mamba import Mamba, scan
 
@@ -65,7 +64,7 @@ def test_decays_are_added_up_in_fp32() -> None:
 
 def mamba(dtype: torch.dtype = torch.float64, **keys: object) -> Mamba:
     """A mixer of dim 12 with initial values of their own."""
-    section = hybrid.Mamba(heads=HEADS, head_dim=HEAD_DIM, groups=GROUPS, state=STATE, chunk=8, **keys)  # type: ignore[arg-type]
+    section = hybrid_shape.Mamba(heads=HEADS, head_dim=HEAD_DIM, groups=GROUPS, state=STATE, chunk=8, **keys)  # type: ignore[arg-type]
     layer, generator = Mamba(12, section, 1e-5), torch.Generator().manual_seed(0)
     special = {"a_log": LogOfUniform(1, 16), "dt_bias": InverseSoftplus(0.001, 0.1)}
     with torch.no_grad():
@@ -139,12 +138,12 @@ def test_the_fused_kernel_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_where_the_kernel_is_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = hybrid.Mamba(heads=4, head_dim=8, groups=2, state=8)
+    section = hybrid_shape.Mamba(heads=4, head_dim=8, groups=2, state=8)
     assert section.on("cpu").kernel == section.on("cuda").kernel == "torch"
     fused = section.model_copy(update={"kernel": "fused"})
-    with pytest.raises(ConfigError, match=r"fused needs CUDA devices; use model.mamba.kernel=torch"):
-        fused.on("cpu")
-    with pytest.raises(ConfigError, match="fused needs package mamba_ssm"):
-        fused.on("cuda")
-    monkeypatch.setattr(hybrid, "find_spec", lambda name: name == "mamba_ssm")
+    assert section.unsupported("cpu") is section.unsupported("cuda") is None
+    assert fused.unsupported("cpu") == "model.mamba.kernel: fused needs a GPU; use model.mamba.kernel=torch"
+    assert "fused needs package mamba_ssm" in str(fused.unsupported("cuda"))
+    monkeypatch.setattr(hybrid_shape, "find_spec", lambda name: name == "mamba_ssm")
     assert section.on("cpu").kernel == "torch" and section.on("cuda").kernel == fused.on("cuda").kernel == "fused"
+    assert fused.unsupported("cuda") is None
