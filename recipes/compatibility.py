@@ -180,6 +180,12 @@ TABLE = [
         instead="a longer seq_len, or fewer predicted tokens",
     ),
     Conflict(
+        when=lambda r, _: r.parallelism.expert > 1 and getattr(r.parallelism, "plans_buffers", False),
+        where="parallelism.buffers",
+        reason="with experts on a mesh of their own a unit gathers and reduces over two groups, which torch lets nobody plan",
+        instead="parallelism.buffers=dynamic, or parallelism.expert=1",
+    ),
+    Conflict(
         when=lambda r, _: r.deterministic and str(getattr(r.compile, "mode", "")).startswith("max-autotune"),
         where="compile.mode",
         reason="autotuning takes the kernel that was the fastest this time, and another one rounds in another way",

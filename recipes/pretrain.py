@@ -169,6 +169,8 @@ def update(
     step_if_finite(optimizer, grad_norm)
     optimizer.zero_grad()
     recipe.precision.after_step(model)
+    for key, value in recipe.parallelism.after_step(model).items():
+        observed[key] = torch.full((), float(value), device=loss.device)
     return Updated(loss, grad_norm, observed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.parallelism.buffers.plan import Schedule
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
@@ -140,6 +141,10 @@ class Parallelism(Option):
         """One sentence for each setting that this torch does not support."""
         return []
 
+    def unsupported(self, device_type: str) -> str | None:
+        """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        return None
+
     @abstractmethod
     def apply(
         self,
@@ -179,6 +184,10 @@ class Parallelism(Option):
         """Context manager around a micro batch, the last of a step or not: when gradients are reduced, see `accumulate`."""
         return nullcontext()
 
+    def after_step(self, model: nn.Module) -> dict[str, float]:
+        """Called after every optimizer step. Returns further figures of the step, the same keys in every one."""
+        return {}
+
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         """
         Bytes that data parallelism all-gathers and reduces for one unit in one step.
@@ -215,6 +224,17 @@ class Parallelism(Option):
     def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
         """Bytes of a unit's unsharded gradients, which a device holds between micro batches if `accumulate` is hold."""
         return 0
+
+    def buffers_asked_for(
+        self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
+    ) -> tuple[Schedule, Schedule] | None:
+        """
+        The buffers of all-gathers and of reductions that a micro batch asks for; None: they are not known in advance.
+
+        Args:
+            units: in the order of forward.
+        """
+        return None
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
         """

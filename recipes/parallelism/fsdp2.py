@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.option import whole
 from meshrunner.recipes.parallelism.base import Degrees, Held, Parallelism
+from meshrunner.recipes.parallelism.buffers.plan import PLANS, Schedule
+from meshrunner.recipes.parallelism.shards import padded, stack_placement, takes_two_meshes
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
+
+NCCL_BUFFERS = {
+    "process_group": "set_allocate_memory_from_process_group_for_comm",  # torch 2.11
+    "symmetric": "set_symm_mem_for_comm",  # torch 2.12
+}
+"""Value of `buffers` -> the method of a unit that it needs."""
 
 
 class FSDP2(Parallelism):
@@ -32,13 +39,31 @@ class FSDP2(Parallelism):
     """Units that are all-gathered ahead of the current one; 0: torch's default, which is one."""
     cpu_offload: bool
     """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
+    buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
+    """Where buffers of all-gathers and reductions lie. dynamic: wherever the allocator puts each; max_pool, scheduled: each unit
+    has one place, planned after the first step; process_group, symmetric: in memory of NCCL."""
+
+    @property
+    def plans_buffers(self) -> bool:
+        """Whether every unit has one place for its buffers."""
+        return self.buffers in PLANS
 
     def problems(self) -> list[str]:
-        if self.expert == 1 or _takes_two_meshes():
-            return []
-        return [
-            "parallelism.expert: this torch has no FSDP2 that shards the parameters of one unit over two meshes; it needs 2.12"
-        ]
+        found = []
+        if self.expert > 1 and not takes_two_meshes():
+            found.append(
+                "parallelism.expert: this torch has no FSDP2 that shards the parameters of a unit over two meshes; it needs 2.12"
+            )
+        if self.buffers in NCCL_BUFFERS and not _has_method(NCCL_BUFFERS[self.buffers]):
+            found.append(
+                f"parallelism.buffers: this torch has no FSDP2 with {self.buffers}; use dynamic, max_pool or scheduled"
+            )
+        return found
+
+    def unsupported(self, device_type: str) -> str | None:
+        if device_type == "cuda" or self.buffers not in NCCL_BUFFERS:
+            return None
+        return f"parallelism.buffers: {self.buffers} is memory of NCCL, which needs a GPU; use dynamic, max_pool or scheduled"
 
     def keeps_some_fp32(self) -> bool:
         return _takes_own_dtypes()
@@ -72,7 +97,7 @@ class FSDP2(Parallelism):
             **_own_dtypes(network),
         )
         on_gpu = initialiser.device.type != "cpu"
-        cut = _stack_placement(network, data_mesh, expert_mesh)
+        cut = stack_placement(network, data_mesh, expert_mesh)
         for name, unit in plan.items():
             module = model.get_submodule(name)
             fully_shard(
@@ -87,14 +112,37 @@ class FSDP2(Parallelism):
                 assert isinstance(module, FSDPModule)
                 module.set_unshard_in_backward(False)  # its gradient follows from the tokens
         # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
+        units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
         if ahead := self.prefetch or int(self.expert > 1):
             # What is called several times in a forward has several successors: it is gathered when it is called.
             repeated: set[nn.Module] = {model.get_submodule(name) for name in plan if network.calls(name) > 1}
-            once = (module for module in model.modules() if module not in repeated)
-            units: list[FSDPModule] = [module for module in once if isinstance(module, FSDPModule)]
-            _prefetch(units[1:], ahead)
+            _prefetch([unit for unit in units[1:] if unit not in repeated], ahead)
+        self._choose_buffers(model, units)
         initialiser.materialise(model, offload=self.cpu_offload)
         return model
+
+    def _choose_buffers(self, model: nn.Module, units: list[FSDPModule]) -> None:
+        if self.plans_buffers:
+            from meshrunner.recipes.parallelism.buffers.comm import install
+
+            install(model, self.buffers, self._ahead)
+        for unit in units:
+            if self.buffers == "process_group":
+                unit.set_allocate_memory_from_process_group_for_comm(True)
+            elif self.buffers == "symmetric":
+                unit.set_symm_mem_for_comm()
+
+    @property
+    def _ahead(self) -> int:
+        """Units that are all-gathered ahead of the current one."""
+        return self.prefetch or 1
+
+    def after_step(self, model: nn.Module) -> dict[str, float]:
+        if not self.plans_buffers:
+            return {}
+        from meshrunner.recipes.parallelism.buffers.comm import step_done
+
+        return {"perf/comm_allocations": step_done(model)}
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         from torch.distributed.fsdp import FSDPModule
@@ -111,24 +159,27 @@ class FSDP2(Parallelism):
         shards = []
         for p in unit.parameters:
             ranks = degrees.shard // self.expert if p.is_stack else degrees.shard
-            dim = stack_shard_dim(p.shape, ranks) if p.is_stack else 0
-            shards.append((-(-p.shape[dim] // ranks) * p.numel // p.shape[dim], p.trained))
+            shards.append((padded(p, ranks) // ranks, p.trained))
         trained = sum(numel for numel, is_trained in shards if is_trained)
         return Held(sum(numel for numel, _ in shards), trained, trained)
 
     def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
         return precision.reduce_bytes * unit.trained if degrees.shard > 1 else 0
 
+    def buffers_asked_for(
+        self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
+    ) -> tuple[Schedule, Schedule] | None:
+        if self.expert > 1 or getattr(precision, "all_gather", False):
+            return None
+        from meshrunner.recipes.parallelism.buffers.requests import predicted
 
-def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
-    """The dimension that FSDP2 cuts a stack of matrices along: by matrices, unless only their rows can be shared out evenly."""
-    return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
+        return predicted(units, precision, degrees.shard, self._ahead)
 
 
-def _takes_two_meshes() -> bool:
-    from torch.distributed.fsdp._fully_shard import _fsdp_common
+def _has_method(name: str) -> bool:
+    from torch.distributed.fsdp import FSDPModule
 
-    return hasattr(_fsdp_common, "ShardPlacementResult")
+    return hasattr(FSDPModule, name)
 
 
 def _takes_own_dtypes() -> bool:
@@ -146,40 +197,6 @@ def _own_dtypes(network: Network) -> dict[str, Any]:
     if not kept or not _takes_own_dtypes():
         return {}
     return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in kept else None}
-
-
-def _stack_placement(
-    network: Network, data_mesh: DeviceMesh, expert_mesh: DeviceMesh | None
-) -> Callable[[nn.Parameter], Any] | None:
-    """The `shard_placement_fn` of a network with stacks of experts: along which dimension and over which ranks each is cut."""
-    from torch.distributed.tensor import DTensor, Shard
-
-    from meshrunner.recipes.init_weights import clean_name
-
-    stacks = {parameter for name, parameter in network.named_parameters() if network.is_stack(clean_name(name))}
-    if not stacks:
-        return None
-    mesh = data_mesh
-    info: FSDPMeshInfo | None = None
-    if expert_mesh is not None:
-        # Inside a unit on one mesh, these parameters are gathered and reduced over another.
-        from torch.distributed.fsdp._fully_shard import _fsdp_common
-
-        if "replicate" in (expert_mesh.mesh_dim_names or ()):
-            mesh = expert_mesh["replicate", "expert_shard"]
-            info = _fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
-        else:
-            mesh = expert_mesh["expert_shard"]
-            info = _fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
-
-    def place(parameter: nn.Parameter) -> Any:
-        if parameter not in stacks:
-            return None
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        shard = Shard(stack_shard_dim(local.shape, mesh.size(-1)))
-        return shard if info is None else _fsdp_common.ShardPlacementResult(shard, info)
-
-    return place
 
 
 def _prefetch(units: list[FSDPModule], depth: int) -> None:

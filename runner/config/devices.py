@@ -74,7 +74,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
     The devices of this node that an experiment uses, `auto` resolved.
 
     Raises:
-        Incompatible: more workers than GPUs, or the devices cannot compute in the precision.
+        Incompatible: more workers than GPUs, or the devices do not support the precision or the parallelism.
         ConfigError: the configuration requires a GPU and there is none.
     """
     launch, hardware = experiment.launch, experiment.hardware
@@ -90,7 +90,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; hardware=cpu runs without them"
         )
     device_type = "cuda" if gpus else "cpu"
-    for option in (experiment.precision, experiment.model):
+    for option in (experiment.precision, experiment.model, experiment.parallelism):
         if reason := option.unsupported(device_type):
             raise Incompatible(reason)
     return NodeDevices(device_type, workers, launch.given_threads or max(1, cores() // workers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,8 @@ def _show(arguments: list[str]) -> int:
     screen.print(_plan(experiment, network, plan, units, degrees))
     if not experiment.parallelism.wraps_units:
         screen.print(f"parallelism={experiment.parallelism.kind} has no units; FSDP would have these", soft_wrap=False)
+    for line in _buffers(experiment, network, units, degrees):
+        screen.print(line, soft_wrap=False)
     for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         screen.print(f"warning: {remark}", soft_wrap=False)
     screen.print()
@@ -229,6 +231,23 @@ def _plan(
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
     table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
     return table
+
+
+def _buffers(
+    experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
+) -> Iterator[str]:
+    """Bytes of the communication buffers that a device has at most, however they are allocated."""
+    from meshrunner.recipes.parallelism.buffers.plan import fixed_pool, max_pool, peak, scheduled
+
+    in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
+    asked = experiment.parallelism.buffers_asked_for(in_forward, experiment.precision, degrees)
+    for what, schedule in zip(("all-gathers", "reductions"), asked or (), strict=False):
+        if schedule.units:
+            fixed = fixed_pool(schedule.units)
+            sizes = (peak(schedule), scheduled(schedule).nbytes, max_pool(schedule).nbytes, *fixed)
+            yield "buffers of {}: dynamic {}, scheduled {}, max_pool {}, fixed pool {} + {} outside".format(
+                what, *map(_bytes, sizes)
+            )
 
 
 def _recompute(experiment: Experiment, network: Network) -> str:

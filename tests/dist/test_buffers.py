@@ -1,0 +1,247 @@
+"""
+Planned communication buffers against dynamic ones: the same losses, norms and weights to the last bit, one address for each unit, no
+allocation from the second step on; and what is predicted of them is what FSDP2 asks for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import product
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from meshrunner.recipes import chunked_loss
+from meshrunner.recipes.data.base import DataSpec
+from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.parallelism.buffers import pool as pools
+from meshrunner.recipes.parallelism.buffers.comm import pools_of
+from meshrunner.recipes.parallelism.buffers.pool import Pool
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.wrap_plan import local_parameters
+from meshrunner.recipes.pretrain import assemble, update
+from tests.composed import experiment
+from tests.dist.ranks import on_ranks
+from tests.dist.test_experts import EXPERTS
+from tests.dist.test_layouts import CPU
+
+STEPS = 20
+PLANNED = ("max_pool", "scheduled")
+FROZEN = "model.freeze=[tok_embeddings.*,layers.1.attention.*]"
+NESTED = "wrap=rules wrap.rules=[{match:layers.*},{match:layers.*.feed_forward.experts}]"
+OUTPUT = "wrap=rules wrap.rules=[{match:layers.*},{match:output}]"
+CHUNKED = "loss=chunked loss.tokens=13"
+
+
+class Run:
+    """A model of unequal units and its steps."""
+
+    def __init__(self, words: str) -> None:
+        self.recipe = experiment(*EXPERTS, "parallelism=fsdp2", *words.split())
+        self.degrees = self.recipe.parallelism.degrees(1, dist.get_world_size())
+        mesh = build_mesh("cpu", self.degrees)
+        self.model, self.trained, _ = assemble(self.recipe, mesh, CPU)
+        self.optimizer = self.recipe.optimizer.build([each.parameter for each in self.trained])
+        self.sequences = self.recipe.data.open(DataSpec(self.recipe.model.vocab_size, self.recipe.seq_len, 0))
+        self.ranks = {"rank": data_rank(mesh), "ranks": self.degrees.data}
+
+    def steps(self, count: int, first: int = 1) -> list[tuple[float, float, float | None]]:
+        """This rank's loss, the gradient norm, and how many buffers were allocated."""
+        total, _ = self.recipe.accumulation(self.degrees.data)
+        size = {"global_batch": total, "micro_batch": self.recipe.micro_batch}
+        loader = Loader(self.sequences, **size, **self.ranks, device=CPU, first_step=first)
+        found = []
+        for _ in range(count):
+            done = update(self.recipe, self.model, self.trained, self.optimizer, loader.next(), 1e-3)
+            allocations = done.observed.get("perf/comm_allocations")
+            counted = None if allocations is None else allocations.item()
+            found.append((done.loss.item(), done.grad_norm.item(), counted))
+        loader.close()
+        return found
+
+    def weights(self) -> list[Tensor]:
+        """This rank's shards."""
+        parameters: list[nn.Parameter] = [*self.model.parameters()]
+        return [(each.to_local() if isinstance(each, DTensor) else each).detach() for each in parameters]
+
+
+class Placed(NamedTuple):
+    """A run whose buffers may be planned."""
+
+    steps: list[tuple[float, float, float | None]]
+    weights: list[Tensor]
+    addresses: dict[tuple[int, str], set[int]]
+    """Of each unit's gathers and reductions, from the second step on."""
+
+
+def run(words: str, steps: int) -> Placed:
+    addresses: dict[tuple[int, str], set[int]] = defaultdict(set)
+    take = Pool.take
+
+    def noted(pool: Pool, unit: str, *how: Any) -> Tensor:
+        buffer = take(pool, unit, *how)
+        if pool.offsets:
+            addresses[id(pool), unit].add(buffer.data_ptr())
+        return buffer
+
+    with patch.object(Pool, "take", noted):
+        own = Run(words)
+        return Placed(own.steps(steps), own.weights(), addresses)
+
+
+def differences(cases: list[tuple[str, list[str]]], steps: int) -> list[str]:
+    """
+    What differs between a dynamic run and planned ones, and what is not as it should be of these.
+
+    cases: words of a dynamic run, and those that others have in addition.
+    """
+    found = []
+    for words, others in cases:
+        expected = run(words, steps)
+        assert not expected.addresses and {counted for *_, counted in expected.steps} == {None}
+        for more in others:
+            got = run(f"{words} {more}", steps)
+            allocated = [counted for *_, counted in got.steps]
+            wrong = {
+                "losses": [step[0] for step in got.steps] != [step[0] for step in expected.steps],
+                "norms": [step[1] for step in got.steps] != [step[1] for step in expected.steps],
+                "weights": not all(map(Tensor.equal, got.weights, expected.weights)),
+                "nothing was allocated in the first step": not allocated[0],
+                "allocations": any(allocated[1:]),
+                "nothing was pooled": not got.addresses,
+                "addresses": any(len(each) > 1 for each in got.addresses.values()),
+            }
+            found += [f"{words} {more}: {what}" for what, it_is in wrong.items() if it_is]
+    return found
+
+
+def ways(ahead: tuple[int, ...] = (0, 2)) -> list[str]:
+    return [f"parallelism.buffers={plan} parallelism.prefetch={n}" for plan, n in product(PLANNED, ahead)]
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [("micro_batch=6 precision=bf16", [ways()[0], ways()[3]]), ("micro_batch=2 activation_checkpoint=full", ways()[1:3])],
+    ids=["bf16", "recomputed, three micro batches"],
+)
+def test_planned_is_dynamic_to_the_last_bit(words: str, more: list[str]) -> None:
+    assert on_ranks(2, differences, [(words, more)], 4) == [[]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full", "selective_op"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_planned_is_dynamic_to_the_last_bit_over_twenty_steps(dtype: str, recompute: str) -> None:
+    common = f"precision={dtype} activation_checkpoint={recompute}"
+    cases = [(f"{common} micro_batch={size}", ways()) for size in (6, 2)]
+    assert on_ranks(2, differences, cases, STEPS) == [[]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_planned_is_dynamic_on_two_meshes_dimensions(dtype: str) -> None:
+    layouts = ("parallelism=hsdp2 micro_batch=3", "parallelism=hsdp2", "parallelism=fsdp2_tp micro_batch=3", "micro_batch=3")
+    reshard = "parallelism.reshard_after_forward=2"
+    cases = [(f"{layout} precision={dtype} activation_checkpoint=selective_op", ways()) for layout in layouts[:3]]
+    cases.append((f"{layouts[3]} {reshard} precision={dtype}", ways()))
+    assert on_ranks(4, differences, cases, STEPS) == [[]] * 4
+
+
+OTHERS = [
+    "parallelism.accumulate=hold micro_batch=2",
+    "parallelism=hsdp2 parallelism.accumulate=hold micro_batch=2",
+    "parallelism.cpu_offload=true micro_batch=6",
+    "parallelism.reshard_after_forward=never micro_batch=6",
+    "parallelism.reshard_after_forward=except_last micro_batch=6",
+    "wrap=root_only micro_batch=6",
+    "wrap=rules activation_checkpoint=full micro_batch=6",
+    "compile=per_block compile.backend=aot_eager micro_batch=6",
+    "model.tie_embeddings=true micro_batch=6",
+    f"{FROZEN} micro_batch=6",
+    f"{NESTED} micro_batch=6",
+    f"{OUTPUT} {CHUNKED} micro_batch=6",
+]
+
+
+@pytest.mark.slow
+def test_planned_is_dynamic_with_every_other_option() -> None:
+    assert on_ranks(2, differences, [(words, ways()) for words in OTHERS], 4) == [[]] * 2
+
+
+def mispredicted(cases: list[str]) -> list[str]:
+    """Runs whose first step asks for something else than is predicted from the wrap plan."""
+    found = []
+    for words in cases:
+        own = Run(f"{words} parallelism.buffers=scheduled")
+        recipe, (total, _) = own.recipe, own.recipe.accumulation(own.degrees.data)
+        layout, network = recipe.parallelism, recipe.model.on_meta(recipe.seq_len)
+        plan = recipe.wrap.plan(network, layout.reshard(own.degrees.shard))
+        units = local_parameters(network, plan, own.degrees.tensor)
+        named = {name: units[name] for name, _ in network.named_modules() if name in units}
+        asked = layout.buffers_asked_for(named, recipe.precision, own.degrees)
+        assert asked is not None
+        own.steps(1)
+        for what, expected, pool in zip(("gathers", "reductions"), asked, pools_of[own.model], strict=True):
+            got = pool.schedule()
+            same_units = sorted(got.units) == sorted(expected.units)
+            if not same_units or set(got.alive) != set(expected.alive):
+                found.append(f"{words}: {what} are {got}, and not {expected}")
+    return found
+
+
+PREDICTED = {
+    2: ["micro_batch=2 precision=bf16", "parallelism.prefetch=2 micro_batch=6", "parallelism=hsdp2 micro_batch=6", *OTHERS],
+    3: ["micro_batch=4", "micro_batch=4 model.experts.number=6 precision=bf16 precision.reduce=bf16"],
+    4: [
+        "parallelism=fsdp2_tp micro_batch=3",
+        "parallelism=hsdp2 micro_batch=3",
+        "parallelism.reshard_after_forward=2 micro_batch=3",
+        "model.experts.number=6 micro_batch=3 parallelism.prefetch=2",
+    ],
+}
+
+
+@pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.slow) for world in (3, 4))])
+def test_what_is_predicted_is_asked_for(world: int) -> None:
+    cases = PREDICTED[world] if world > 2 else PREDICTED[2][:3]
+    assert on_ranks(world, mispredicted, cases) == [[]] * world
+
+
+@pytest.mark.slow
+def test_what_is_predicted_of_every_other_option_is_asked_for() -> None:
+    assert on_ranks(2, mispredicted, PREDICTED[2][3:]) == [[]] * 2
+
+
+def refusals() -> list[str]:
+    """What a unit is told whose place was moved by hand, one that is gathered twice in a row, and one in a recomputed block."""
+
+    def said(own: Run) -> str:
+        try:
+            own.steps(2)
+        except ConfigError as error:
+            return str(error)
+        return "nothing"
+
+    found = []
+    with patch.object(pools, "PATIENCE_S", 0.5):
+        moved = Run("micro_batch=6 parallelism.buffers=scheduled")
+        moved.steps(2)
+        offsets = pools_of[moved.model].gathers.offsets
+        offsets["layers.1"] = offsets["layers.0"]
+        found.append(said(moved))
+        with patch.object(chunked_loss, "takes_chunks", lambda output: False):
+            found.append(said(Run(f"{OUTPUT} {CHUNKED} micro_batch=6 parallelism.buffers=max_pool")))
+        found.append(said(Run(f"{NESTED} activation_checkpoint=full micro_batch=6 parallelism.buffers=scheduled")))
+    return found
+
+
+def test_an_error_names_both_units() -> None:
+    for moved, twice, nested in on_ranks(2, refusals):
+        assert "'layers.1' would overwrite 'layers.0', which is in use" in moved
+        assert "'output' asks twice in a row" in twice
+        assert "would overwrite" in nested, "if not, units in recomputed blocks need not be refused any more"

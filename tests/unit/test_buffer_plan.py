@@ -1,0 +1,121 @@
+"""Plans of communication buffers against figures computed by hand, and 3,000 random lists."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from meshrunner.recipes.parallelism.buffers.plan import (
+    Bucket,
+    Plan,
+    Schedule,
+    Unit,
+    aligned,
+    alive_together,
+    fixed_pool,
+    max_pool,
+    peak,
+    scheduled,
+)
+
+ITEM_BYTES = {"bf16": 2, "fp32": 4}
+Shape = tuple[tuple[str, float], ...]
+"""dtype and millions of elements of each bucket of a unit."""
+MAMBA: Shape = (("bf16", 6), ("fp32", 0.1))
+EXPERTS: Shape = (("bf16", 2), ("bf16", 24))
+ATTENTION: Shape = (("bf16", 4),)
+BLOCK, TABLE, LARGE, SMALL = ((("bf16", count),) for count in (10, 128, 20, 6))
+
+
+def units(*shapes: Shape) -> list[Unit]:
+    return [
+        Unit(str(i), tuple(Bucket(dtype, round(count * 1e6) * ITEM_BYTES[dtype]) for dtype, count in shape))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def in_turn(listed: list[Unit], ahead: int = 1) -> Schedule:
+    """Each is asked for once, so many ahead."""
+    return Schedule(listed, alive_together([unit.name for unit in listed], ahead + 1))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dynamic", "fixed", "largest", "planned"),
+    [
+        ([BLOCK] * 6, 40, (40, 0), 40, 40),
+        ([MAMBA, EXPERTS, MAMBA, ATTENTION, MAMBA, EXPERTS], 64.4, (24.8, 112), 104.8, 64.4),
+        ([LARGE, SMALL * 4], 88, (80, 48), 152, 88),
+        ([(("fp32", 10),), (("bf16", 10),)] * 2, 60, (80, 40), 120, 60),
+        ([TABLE, *[BLOCK] * 8, TABLE], 276, (40, 512), 512, 276),
+    ],
+    ids=["uniform", "Mamba, experts, attention", "one large, four small", "dtypes alternate", "embedding and head"],
+)
+def test_megabytes(
+    shapes: list[Shape], dynamic: float, fixed: tuple[float, float], largest: float, planned: float
+) -> None:
+    schedule = in_turn(units(*shapes))
+    found = peak(schedule), *fixed_pool(schedule.units), max_pool(schedule).nbytes, scheduled(schedule).nbytes
+    assert [nbytes / 1e6 for nbytes in found] == [dynamic, *fixed, largest, planned]
+
+
+def ranges(plan: Plan, unit: Unit) -> list[tuple[int, int]]:
+    return [(begin, begin + bucket.nbytes) for begin, bucket in zip(plan.offsets[unit.name], unit.buckets, strict=True)]
+
+
+def overlaps(schedule: Schedule, plan: Plan) -> bool:
+    """Whether two buckets that are alive together share a byte, or one lies outside the arena."""
+    of = {unit.name: unit for unit in schedule.units}
+    for together in schedule.alive:
+        taken = [each for name in together for each in ranges(plan, of[name])]
+        if any(a < d and c < b for (a, b), (c, d) in combinations(taken, 2)):
+            return True
+    return any(end > plan.nbytes for unit in schedule.units for _, end in ranges(plan, unit))
+
+
+def test_random_lists() -> None:
+    """Nothing overlaps, and the plan is no larger than the max pool; one unit ahead it reaches the bound."""
+    missed = 0
+    for seed in range(3000):
+        random = Random(seed)
+        shapes = [
+            tuple((random.choice(("bf16", "fp32")), random.randint(1, 50) / 1e3) for _ in range(random.randint(1, 3)))
+            for _ in range(random.randint(2, 12))
+        ]
+        ahead = random.randint(1, 3)
+        schedule = in_turn(units(*shapes), ahead)
+        plan, pool = scheduled(schedule), max_pool(schedule)
+        assert not overlaps(schedule, plan) and not overlaps(schedule, pool), seed
+        assert peak(schedule) <= plan.nbytes <= pool.nbytes, seed
+        if ahead == 1:
+            assert plan.nbytes == peak(schedule), seed
+        missed += plan.nbytes > peak(schedule)
+    assert 0 < missed < 1000, "two or three ahead it does not always"
+
+
+def test_what_is_never_alive_together_shares_one_place() -> None:
+    """Inputs of reductions: the largest of all is enough for either plan."""
+    listed = units(LARGE, SMALL, BLOCK)
+    schedule = in_turn(listed, ahead=0)
+    for plan in (max_pool(schedule), scheduled(schedule)):
+        assert plan.nbytes == peak(schedule) == 40e6
+        assert set(plan.offsets.values()) == {(0,)}
+
+
+def test_a_unit_that_asks_again_keeps_its_place() -> None:
+    """Three that follow each other in a circle are alive in pairs, and each needs a place of its own."""
+    listed = units(SMALL, BLOCK, LARGE)
+    circle = Schedule(listed, alive_together(["0", "1", "2", "0"], 2))
+    assert peak(circle) == 60e6
+    for plan, nbytes in ((max_pool(circle), 120e6), (scheduled(circle), 72e6)):
+        assert plan.nbytes == nbytes and not overlaps(circle, plan)
+
+
+def test_nothing_takes_nothing() -> None:
+    nothing = Schedule([], set())
+    assert peak(nothing) == max_pool(nothing).nbytes == scheduled(nothing).nbytes == sum(fixed_pool([])) == 0
+
+
+def test_alignment() -> None:
+    assert [aligned(nbytes) for nbytes in (0, 1, 256, 257)] == [0, 256, 256, 512]

@@ -1,0 +1,113 @@
+"""A pool of communication buffers: where it puts them, and that it refuses what its plan does not serve."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.parallelism.buffers import pool as pools
+from meshrunner.recipes.parallelism.buffers.plan import PLANS
+from meshrunner.recipes.parallelism.buffers.pool import Pool
+from meshrunner.recipes.parallelism.buffers.requests import INPUTS_OF_REDUCTIONS, outputs_of_gathers
+
+CPU = torch.device("cpu")
+SIZES = {"a": 1000, "b": 300, "c": 700}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "PATIENCE_S", 0.05)
+
+
+def ask(pool: Pool, unit: str, elements: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    return pool.take(unit, SIZES.get(unit, 10) if elements is None else elements, dtype, CPU)
+
+
+def planned(plan: str = "scheduled", kept: Any = None) -> Pool:
+    """After a step in which a, b and c asked in turn."""
+    pool = Pool(PLANS[plan], kept or outputs_of_gathers(1))
+    for unit in SIZES:
+        ask(pool, unit)
+    assert pool.step_done() == 3
+    return pool
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_unit_keeps_its_place_and_nothing_is_allocated(plan: str) -> None:
+    pool = planned(plan)
+    addresses: dict[str, set[int]] = {}
+    for _ in range(3):
+        before = None
+        for unit, size in SIZES.items():
+            buffer = ask(pool, unit)
+            assert buffer.shape == (size,) and buffer.dtype == torch.float32 and buffer.data_ptr() % 256 == 0
+            buffer.fill_(size)
+            addresses.setdefault(unit, set()).add(buffer.data_ptr())
+            assert before is None or (before == len(before)).all(), "what is alive together lies apart"
+            before = buffer
+        del before, buffer
+    assert all(len(each) == 1 for each in addresses.values())
+    assert addresses["a"] == addresses["c"] != addresses["b"], "what is never alive together shares"
+    assert pool.step_done() == 0
+
+
+def test_inputs_of_reductions_share_one_place() -> None:
+    pool = planned("max_pool", INPUTS_OF_REDUCTIONS)
+    assert set(pool.offsets.values()) == {0}
+
+
+@pytest.mark.parametrize("held", ["the buffer", "a view of it"])
+def test_what_is_in_use_is_not_overwritten(held: str) -> None:
+    pool = planned()
+    first = ask(pool, "a")
+    kept = first if held == "the buffer" else first.view(10, 100)[3]
+    del first
+    ask(pool, "b")
+    pool.offsets["c"] = pool.offsets["a"]
+    with pytest.raises(ConfigError, match=r"'c' would overwrite 'a', which is in use; use parallelism.buffers=dynamic"):
+        ask(pool, "c")
+    del kept
+    ask(pool, "c")
+
+
+def test_it_waits_for_who_lets_go_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "PATIENCE_S", 60.0)
+    pool = planned()
+    pool.offsets["b"] = pool.offsets["a"]
+    late = [ask(pool, "a")]
+    threading.Timer(0.05, late.clear).start()
+    ask(pool, "b")
+    assert not late
+
+
+def test_a_unit_that_asks_twice_in_a_row() -> None:
+    for pool in (Pool(PLANS["max_pool"], outputs_of_gathers(1)), planned()):
+        first = ask(pool, "a")
+        with pytest.raises(ConfigError, match="'a' asks twice in a row, and has one place"):
+            ask(pool, "a")
+        del first
+        ask(pool, "a")
+
+
+@pytest.mark.parametrize(
+    ("unit", "elements", "dtype", "says"),
+    [
+        ("d", 10, torch.float32, "'d' asks for a buffer, and only these had one: a, b, c"),
+        ("b", 301, torch.float32, "'b' asks for 1,204 bytes of torch.float32, and has a place for 1,200 of"),
+        (
+            "b",
+            300,
+            torch.bfloat16,
+            "'b' asks for 600 bytes of torch.bfloat16, and has a place for 1,200 of torch.float32",
+        ),
+    ],
+)
+def test_what_was_not_planned(unit: str, elements: int, dtype: torch.dtype, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ask(planned(), unit, elements, dtype)
+    assert ask(planned(), "b", 200).shape == (200,), "less is no mistake"
