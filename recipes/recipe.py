@@ -29,7 +29,7 @@ class Recipe(Section):
     model: Annotated[SerializeAsAny[Model], chosen(Model)]
     """The network that is trained: its architecture and size."""
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]
-    """How the model is distributed over devices: FSDP1, FSDP2, DDP, tensor parallelism, and how many devices each takes."""
+    """How the model is distributed over devices, and over how many."""
     wrap: Annotated[SerializeAsAny[Wrap], chosen(Wrap)]
     """Which modules become units, whose parameters FSDP gathers and frees together."""
     activation_checkpoint: Annotated[SerializeAsAny[ActivationCheckpoint], chosen(ActivationCheckpoint)]

@@ -55,9 +55,9 @@ class Figure(NamedTuple):
     """Whether summary.json lists it for every rank, too: the mean of times, the peak of memory."""
 
     @property
-    def of_some_models(self) -> bool:
-        """Whether only some models have it: those with experts, or multi-token prediction. Elsewhere it is meaningless."""
-        return self.key.startswith(("experts/", "train/mtp_"))
+    def of_some_recipes(self) -> bool:
+        """Whether only some recipes have it: with experts, multi-token prediction, a pool. Elsewhere it is meaningless."""
+        return self.key.startswith(("experts/", "train/mtp_", "perf/comm_allocations"))
 
     @property
     def heading(self) -> str:
@@ -135,6 +135,9 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
            "time that training stood still before the step, for a checkpoint; the slowest rank's; 0 where none was saved. With "
            "`checkpoint=dcp_async` until the copy to host memory is made, and the checkpoint before is on disk"),
+    Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
+           "`parallelism.buffers=max_pool` or `scheduled`: outputs of all-gathers and inputs of reductions that were allocated "
+           "in the step, mean over ranks: all of them in the first, later none"),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
            "from the start of the last attempt until the device has done its first step; `cold`: in the first run that a command "
            "starts, which finds no process and no cache warm and counts only where it is alone", but="cold"),

@@ -83,7 +83,7 @@ class Parallelism(Option):
     """Devices that each matrix product is split over."""
     expert: Count = 1
     """Devices, out of those of `shard`, that hold different experts of a block and exchange tokens; an expert is sharded over
-    the others. 1: every device holds a shard of all experts."""
+    the others. 1: each has a shard of all."""
     sequence_parallel: bool
     """Shard activations between the matrix products over the sequence, on the `tensor` devices."""
     loss_parallel: bool
@@ -93,11 +93,11 @@ class Parallelism(Option):
     ]
     """Free a unit's gathered parameters after forward and all-gather them again in backward: always, never, except_last
     (backward needs the last block immediately), or the number of devices over which to keep them sharded meanwhile; auto:
-    always, and never where `shard` is 1, as there nothing is gathered, only copied."""
+    always, and never where `shard` is 1, as there nothing is gathered."""
     accumulate: Literal["reduce", "hold"] = "reduce"
-    """When FSDP reduces gradients, with several micro batches per step. reduce: in each, so that a device holds only its shard
-    of them (with `replicate`, FSDP2 adds up shards and replicas exchange them once); hold: only in the last, and a device holds
-    whole gradients until then, FSDP1 in the dtype of compute. `show` has the bytes of both. DDP always has whole gradients."""
+    """When FSDP reduces gradients of several micro batches. reduce: in each, so that a device holds only its shard (and FSDP2's
+    replicas exchange these once); hold: only in the last, and a device holds whole gradients until then, FSDP1 in the dtype of
+    compute. `show` has the bytes of both. DDP's are always whole."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
         """The degrees on nodes x workers devices, `auto` resolved; raises ConfigError with the arithmetic."""

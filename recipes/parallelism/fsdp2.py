@@ -40,8 +40,7 @@ class FSDP2(Parallelism):
     cpu_offload: bool
     """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
-    """Where buffers of all-gathers and reductions lie. dynamic: wherever the allocator puts each; max_pool, scheduled: each unit
-    has one place, planned after the first step; process_group, symmetric: in memory of NCCL."""
+    """Where communication buffers lie: anywhere (dynamic), each unit's in one place (max_pool, scheduled), or in NCCL's memory."""
 
     @property
     def plans_buffers(self) -> bool:
@@ -111,8 +110,8 @@ class FSDP2(Parallelism):
             if unit.lookup:
                 assert isinstance(module, FSDPModule)
                 module.set_unshard_in_backward(False)  # its gradient follows from the tokens
-        # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
         units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
         if ahead := self.prefetch or int(self.expert > 1):
             # What is called several times in a forward has several successors: it is gathered when it is called.
             repeated: set[nn.Module] = {model.get_submodule(name) for name in plan if network.calls(name) > 1}

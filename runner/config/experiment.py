@@ -261,14 +261,11 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     layout, option = experiment.parallelism, experiment.activation_checkpoint
     ahead = layout.expert > 1 or getattr(layout, "prefetch", 0) > 0
     names = units_in_blocks(network, plan)
-    if (
-        names
-        and getattr(layout, "plans_buffers", False)
-        and any(map(option.recomputes, range(len(network.block_names()))))
-    ):
+    recomputed = any(map(option.recomputes, range(len(network.block_names()))))
+    if names and recomputed and getattr(layout, "plans_buffers", False):
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit where blocks are recomputed and buffers planned, as torch keeps its buffer for "
-            "longer; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
+            f"wrap: '{names[0]}' cannot be a unit where blocks are recomputed and buffers planned: backward gathers it at other "
+            "times than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
         raise ConfigError(

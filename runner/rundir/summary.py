@@ -56,7 +56,7 @@ def summarise(
         "earlier_layouts": earlier,
     }
     for figure in figures.FIGURES:
-        if figure.of_some_models and not any(figure.key in row for row in rows):
+        if figure.of_some_recipes and not any(figure.key in row for row in rows):
             continue
         for key, statistic in zip(figure.summary_keys, figure.over_steps.split(), strict=True):
             if statistic in OVER_STEPS:

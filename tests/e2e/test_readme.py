@@ -1,4 +1,4 @@
-"""Every command in the README, in docs/experts.md and in docs/hybrid.md does what it says it does."""
+"""Every command in the README, docs/experts.md, docs/hybrid.md and docs/buffers.md does what it says it does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
-MODELS = "".join((REPOSITORY / "docs" / name).read_text() for name in ("experts.md", "hybrid.md"))
-BLOCKS = re.findall(r"```bash\n(.*?)```", README + MODELS, re.DOTALL)
+MORE = "".join((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("experts", "hybrid", "buffers"))
+BLOCKS = re.findall(r"```bash\n(.*?)```", README + MORE, re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines()]
 
 
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SLOW = ("compile=", "profiler=", "moe_layouts")
+SLOW = ("compile=", "profiler=", "moe_layouts", "buffers_hybrid")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ ONE = {
     "pr165_1d": ("parallelism=fsdp1", "activation_checkpoint=selective_op"),
     "pr165_compile": ("activation_checkpoint=none", "micro_batch=6"),
     "scaling": ("launch.workers=2",),
+    "buffers_hybrid": ("parallelism.buffers=scheduled",),
     "moe_layouts": ("parallelism=ep", "activation_checkpoint=selective_op"),
     "pr165_2d": ("parallelism=fsdp2_tp", "activation_checkpoint=full"),
 }

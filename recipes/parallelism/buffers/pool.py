@@ -39,7 +39,7 @@ class Use(NamedTuple):
     @property
     def alive(self) -> bool:
         """Whether anything still refers to the buffer: a view, a thread of torch."""
-        return not self.storage.expired()
+        return not self.storage.expired()  # type: ignore[no-untyped-call]
 
 
 class Pool:
@@ -61,6 +61,7 @@ class Pool:
         """Unit -> where its place begins in the arena, in bytes."""
         self._sizes: dict[str, Bucket] = {}
         """Unit -> the largest bucket it has asked for."""
+        self._device: torch.device | None = None
         self._arena: Tensor | None = None
         self._allocations = 0
         self._uses: list[Use] = []
@@ -70,7 +71,8 @@ class Pool:
         bucket = Bucket(str(dtype), elements * dtype.itemsize)
         if self._arena is None:
             self._wait_until_free(unit)
-            self.requests.append(Request(unit, bucket, torch._C._current_graph_task_id() != -1))
+            in_backward = torch._C._current_graph_task_id() != -1  # as FSDP2 tells one
+            self.requests.append(Request(unit, bucket, in_backward))
             self._sizes[unit] = max(self._sizes.get(unit, bucket), bucket, key=lambda each: each.nbytes)
             self._allocations += 1
             buffer = torch.empty(elements, dtype=dtype, device=device)
@@ -80,10 +82,11 @@ class Pool:
             self._wait_until_free(unit, begin, begin + bucket.nbytes)
             # A storage of its own, and no view of the arena's: the references to it tell when torch has let go.
             storage = torch._C._construct_storage_from_data_pointer(begin, self._arena.device, bucket.nbytes)
-            buffer = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (elements,))
+            buffer = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (elements,), (1,))
         begin = buffer.data_ptr()
         self._device = device
-        self._uses.append(Use(unit, begin, begin + bucket.nbytes, StorageWeakRef(buffer.untyped_storage())))
+        reference = StorageWeakRef(buffer.untyped_storage())  # type: ignore[no-untyped-call]
+        self._uses.append(Use(unit, begin, begin + bucket.nbytes, reference))
         return buffer
 
     def schedule(self) -> Schedule:
