@@ -40,7 +40,7 @@ class FSDP2(Parallelism):
     cpu_offload: bool
     """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
-    """Where communication buffers lie: anywhere (dynamic), each unit's in one place (max_pool, scheduled), or in NCCL's memory."""
+    """Where communication buffers lie: anywhere (dynamic), each unit's in one place (max_pool, scheduled), or in NCCL memory."""
 
     @property
     def plans_buffers(self) -> bool:
