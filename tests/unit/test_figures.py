@@ -34,7 +34,7 @@ IDENTITY = {"step", "attempt", "time"}
 def measured_row() -> dict[str, Any]:
     """A row as the meter makes it on a CPU, of a step of a model with experts and planned buffers whose figures are all one."""
     one = torch.ones(())
-    observed = dict.fromkeys((figure.key for figure in FIGURES if figure.observed), one)
+    observed = dict.fromkeys((figure.key for figure in FIGURES if figure.of_some_recipes), one)
     step = Step(1, one, one, 1e-3, 8, observed, 1.0, 1.0, 0.0, 0.0, False, 0.0, 1.0)
     rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
     ones = torch.ones(2, 1, RANK_VALUES + len(observed), dtype=torch.float64)
