@@ -28,9 +28,12 @@ from meshrunner.recipes.pretrain import assemble, update
 from tests.composed import experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_experts import EXPERTS
+from tests.dist.test_hybrid import HYBRID
 from tests.dist.test_layouts import CPU
 
 STEPS = 20
+HYBRIDS, MOE = (" ".join((*model, "parallelism=fsdp2")) for model in (HYBRID, EXPERTS))
+"""Words of models of unequal units; of those of the first, the output projection is called three times."""
 PLANNED = ("max_pool", "scheduled")
 FROZEN = "model.freeze=[tok_embeddings.*,layers.1.attention.*]"
 NESTED = "wrap=rules wrap.rules=[{match:layers.*},{match:layers.*.feed_forward.experts}]"
@@ -42,7 +45,7 @@ class Run:
     """A model of unequal units and its steps."""
 
     def __init__(self, words: str) -> None:
-        self.recipe = experiment(*EXPERTS, "parallelism=fsdp2", *words.split())
+        self.recipe = experiment(*words.split())
         self.degrees = self.recipe.parallelism.degrees(1, dist.get_world_size())
         mesh = build_mesh("cpu", self.degrees)
         self.model, self.trained, _ = assemble(self.recipe, mesh, CPU)
@@ -130,14 +133,14 @@ def ways(ahead: tuple[int, ...] = (0, 2)) -> list[str]:
     ids=["bf16", "recomputed, three micro batches"],
 )
 def test_planned_is_dynamic_to_the_last_bit(words: str, more: list[str]) -> None:
-    assert on_ranks(2, differences, [(words, more)], 4) == [[]] * 2
+    assert on_ranks(2, differences, [(f"{HYBRIDS} {words}", more)], 4) == [[]] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full", "selective_op"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_planned_is_dynamic_to_the_last_bit_over_twenty_steps(dtype: str, recompute: str) -> None:
-    common = f"precision={dtype} activation_checkpoint={recompute}"
+    common = f"{HYBRIDS} precision={dtype} activation_checkpoint={recompute}"
     cases = [(f"{common} micro_batch={size}", ways()) for size in (6, 2)]
     assert on_ranks(2, differences, cases, STEPS) == [[]] * 2
 
@@ -147,24 +150,27 @@ def test_planned_is_dynamic_to_the_last_bit_over_twenty_steps(dtype: str, recomp
 def test_planned_is_dynamic_on_two_meshes_dimensions(dtype: str) -> None:
     layouts = ("parallelism=hsdp2 micro_batch=3", "parallelism=hsdp2", "parallelism=fsdp2_tp micro_batch=3", "micro_batch=3")
     reshard = "parallelism.reshard_after_forward=2"
-    cases = [(f"{layout} precision={dtype} activation_checkpoint=selective_op", ways()) for layout in layouts[:3]]
-    cases.append((f"{layouts[3]} {reshard} precision={dtype}", ways()))
+    cases = [(f"{HYBRIDS} {layout} precision={dtype} activation_checkpoint=selective_op", ways()) for layout in layouts[:3]]
+    cases.append((f"{HYBRIDS} {layouts[3]} {reshard} precision={dtype}", ways()))
     assert on_ranks(4, differences, cases, STEPS) == [[]] * 4
 
 
 OTHERS = [
-    "parallelism.accumulate=hold micro_batch=2",
-    "parallelism=hsdp2 parallelism.accumulate=hold micro_batch=2",
-    "parallelism.cpu_offload=true micro_batch=6",
-    "parallelism.reshard_after_forward=never micro_batch=6",
-    "parallelism.reshard_after_forward=except_last micro_batch=6",
-    "wrap=root_only micro_batch=6",
-    "wrap=rules activation_checkpoint=full micro_batch=6",
-    "compile=per_block compile.backend=aot_eager micro_batch=6",
-    "model.tie_embeddings=true micro_batch=6",
-    f"{FROZEN} micro_batch=6",
-    f"{NESTED} micro_batch=6",
-    f"{OUTPUT} {CHUNKED} micro_batch=6",
+    f"{MOE} parallelism.accumulate=hold micro_batch=2",
+    f"{MOE} parallelism=hsdp2 parallelism.accumulate=hold micro_batch=2",
+    f"{MOE} parallelism.cpu_offload=true micro_batch=6",
+    f"{MOE} parallelism.reshard_after_forward=never micro_batch=6",
+    f"{MOE} parallelism.reshard_after_forward=except_last micro_batch=6",
+    f"{MOE} wrap=root_only micro_batch=6",
+    f"{MOE} wrap=rules activation_checkpoint=full micro_batch=6",
+    f"{MOE} compile=per_block compile.backend=aot_eager micro_batch=6",
+    f"{MOE} model.tie_embeddings=true micro_batch=6",
+    f"{MOE} {FROZEN} micro_batch=6",
+    f"{MOE} {NESTED} micro_batch=6",
+    f"{MOE} {OUTPUT} {CHUNKED} micro_batch=6",
+    f"{HYBRIDS} micro_batch=6",
+    f"{HYBRIDS} parallelism.reshard_after_forward=never micro_batch=2",
+    f"{HYBRIDS} {OUTPUT} {CHUNKED} micro_batch=6",
 ]
 
 
@@ -195,13 +201,18 @@ def mispredicted(cases: list[str]) -> list[str]:
 
 
 PREDICTED = {
-    2: ["micro_batch=2 precision=bf16", "parallelism.prefetch=2 micro_batch=6", "parallelism=hsdp2 micro_batch=6", *OTHERS],
-    3: ["micro_batch=4", "micro_batch=4 model.experts.number=6 precision=bf16 precision.reduce=bf16"],
+    2: [
+        f"{HYBRIDS} micro_batch=2 precision=bf16",
+        f"{MOE} parallelism.prefetch=2 micro_batch=6",
+        f"{HYBRIDS} parallelism=hsdp2 micro_batch=6",
+        *OTHERS,
+    ],
+    3: [f"{MOE} micro_batch=4", f"{MOE} micro_batch=4 model.experts.number=6 precision=bf16 precision.reduce=bf16"],
     4: [
-        "parallelism=fsdp2_tp micro_batch=3",
-        "parallelism=hsdp2 micro_batch=3",
-        "parallelism.reshard_after_forward=2 micro_batch=3",
-        "model.experts.number=6 micro_batch=3 parallelism.prefetch=2",
+        f"{HYBRIDS} parallelism=fsdp2_tp micro_batch=3",
+        f"{HYBRIDS} parallelism=hsdp2 micro_batch=3",
+        f"{MOE} parallelism.reshard_after_forward=2 micro_batch=3",
+        f"{MOE} model.experts.number=6 micro_batch=3 parallelism.prefetch=2",
     ],
 }
 
@@ -229,15 +240,15 @@ def refusals() -> list[str]:
 
     found = []
     with patch.object(pools, "PATIENCE_S", 0.5):
-        moved = Run("micro_batch=6 parallelism.buffers=scheduled")
+        moved = Run(f"{MOE} micro_batch=6 parallelism.buffers=scheduled")
         moved.steps(2)
         offsets = pools_of[moved.model].gathers.offsets
         offsets["layers.1"] = offsets["layers.0"]
         found.append(said(moved))
         with patch.object(chunked_loss, "takes_chunks", lambda output: False):
-            found.append(said(Run(f"{OUTPUT} {CHUNKED} micro_batch=6 parallelism.buffers=max_pool")))
+            found.append(said(Run(f"{MOE} {OUTPUT} {CHUNKED} micro_batch=6 parallelism.buffers=max_pool")))
         several = "wrap=rules wrap.rules=[{match:layers.*},{match:layers.*.attention.w*}]"
-        found.append(said(Run(f"{several} activation_checkpoint=full micro_batch=6 parallelism.buffers=scheduled")))
+        found.append(said(Run(f"{MOE} {several} activation_checkpoint=full micro_batch=6 parallelism.buffers=scheduled")))
     return found
 
 

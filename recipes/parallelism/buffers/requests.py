@@ -72,9 +72,21 @@ def predicted(
         return {name: Bucket(str(dtype), dtype.itemsize * count) for name, count in elements.items() if count}
 
     gathered = sizes(precision.param_dtype, frozen=True) if shard > 1 else {}
-    again = [name for name in gathered if units[name].reshard_after_forward and not units[name].lookup]
+    order = _calls({name: units[name] for name in gathered})
+    again = [name for name in order if units[name].reshard_after_forward and not units[name].lookup]
     reduced = sizes(precision.reduce_dtype, frozen=False)
     return (
-        schedule(gathered, [(False, [*gathered]), (True, again[::-1])], outputs_of_gathers(ahead)),
+        schedule(gathered, [(False, order), (True, again[::-1])], outputs_of_gathers(ahead)),
         schedule(reduced, [(True, [*reduced][::-1])], INPUTS_OF_REDUCTIONS),
     )
+
+
+def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
+    """The units as forward calls them: what it calls several times, such as the output projection, behind each further unit."""
+    order: list[str] = []
+    repeated: list[str] = []
+    for name, unit in units.items():
+        order += [name, *repeated]
+        if unit.calls > 1:
+            repeated.append(name)
+    return order
