@@ -20,6 +20,7 @@ from meshrunner.runner.console import console
 from meshrunner.runner.verbs.help import answered
 
 if TYPE_CHECKING:
+    from meshrunner.recipes.activation_checkpoint.saved_tensors import SavedTensors
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.base import Degrees
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
@@ -257,30 +258,41 @@ def _recompute(experiment: Experiment, network: Network) -> str:
     if not recomputed:
         return title
     first = {type(network.get_submodule(name)).__name__: name for name in reversed(recomputed)}
-    texts = [_kept(experiment, name, f"{kind}s" if len(first) > 1 else "") for kind, name in reversed(first.items())]
-    return "\n".join([f"{title}; {texts[0]}", *texts[1:]])
+    kinds = {kind: _saved(experiment, name) for kind, name in reversed(first.items())}
+    if all(kept == whole for whole, kept in kinds.values()):
+        sizes = ", ".join(f"{_bytes(whole.nbytes)} of a {kind}" for kind, (whole, _) in kinds.items())
+        return f"{title}; the compiler decides how much is kept for backward of {sizes}"
+    if len(kinds) > 1:
+        each = "; ".join(
+            f"{kind} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_of(kept)}"
+            for kind, (whole, kept) in kinds.items()
+        )
+        return (
+            f"{title}; each keeps for backward in addition to its input, of what it would without recomputing: {each}"
+        )
+    ((whole, kept),) = kinds.values()
+    text = f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
+    return f"{text}{_bytes(whole.nbytes)}{_of(kept)}"
 
 
-def _kept(experiment: Experiment, block: str, kind: str) -> str:
-    """What a block keeps for backward. kind: its class, where there are several."""
+def _of(kept: SavedTensors) -> str:
+    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
+    return f"; kept are the results of {operators}" if operators else ""
+
+
+def _saved(experiment: Experiment, block: str) -> tuple[SavedTensors, SavedTensors]:
+    """What a block saves for backward without recomputing, and with it."""
     from meshrunner.recipes.activation_checkpoint.saved_tensors import saved_by_block
 
-    option, layout, dtype = experiment.activation_checkpoint, experiment.parallelism, experiment.precision.param_dtype
-    whole, kept = saved_by_block(
-        option,
+    layout, dtype = experiment.parallelism, experiment.precision.param_dtype
+    return saved_by_block(
+        experiment.activation_checkpoint,
         block,
         lambda: experiment.model.build(experiment.seq_len),
         (experiment.micro_batch, experiment.seq_len),
         None if layout.autocasts else dtype,
         lambda: layout.computing(experiment.precision, "cpu"),
     )
-    if kept == whole:
-        of = f"one of the {kind}" if kind else "a block"
-        return f"the compiler decides how much of {of}'s {_bytes(whole.nbytes)} is kept for backward"
-    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
-    each = f"each of the {kind}" if kind else "each"
-    text = f"{each} keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
-    return f"{text}{_bytes(whole.nbytes)}" + (f"; kept are the results of {operators}" if operators else "")
 
 
 def _bytes(count: int) -> str:
