@@ -114,8 +114,8 @@ class FSDP2(Parallelism):
         # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
         if ahead := self.prefetch or int(self.expert > 1):
             # What is called several times in a forward has several successors: it is gathered when it is called.
-            repeated: set[nn.Module] = {model.get_submodule(name) for name in plan if network.calls(name) > 1}
-            _prefetch([unit for unit in units[1:] if unit not in repeated], ahead)
+            repeated = [model.get_submodule(name) for name in plan if network.calls(name) > 1]
+            _prefetch([unit for unit in units[1:] if all(unit is not each for each in repeated)], ahead)
         self._choose_buffers(model, units)
         initialiser.materialise(model, offload=self.cpu_offload)
         return model
