@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -84,6 +84,7 @@ class FSDP2(Parallelism):
             fully_shard,
         )
 
+        from meshrunner.recipes.init_weights import clean_name
         from meshrunner.recipes.model.network import network_of
 
         network, names = network_of(model), mesh.mesh_dim_names or ()
@@ -114,13 +115,12 @@ class FSDP2(Parallelism):
         # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
         if ahead := self.prefetch or int(self.expert > 1):
             # What is called several times in a forward has several successors: it is gathered when it is called.
-            repeated = [model.get_submodule(name) for name in plan if network.calls(name) > 1]
-            _prefetch([unit for unit in units[1:] if all(unit is not each for each in repeated)], ahead)
-        self._choose_buffers(model, units)
+            _prefetch([unit for name, unit in units.items() if name and network.calls(clean_name(name)) == 1], ahead)
+        self._choose_buffers(model, units.values())
         initialiser.materialise(model, offload=self.cpu_offload)
         return model
 
-    def _choose_buffers(self, model: nn.Module, units: list[FSDPModule]) -> None:
+    def _choose_buffers(self, model: nn.Module, units: Iterable[FSDPModule]) -> None:
         if self.plans_buffers:
             from meshrunner.recipes.parallelism.buffers.comm import install
 
