@@ -111,7 +111,7 @@ class FSDP2(Parallelism):
             if unit.lookup:
                 assert isinstance(module, FSDPModule)
                 module.set_unshard_in_backward(False)  # its gradient follows from the tokens
-        units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
         # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
         if ahead := self.prefetch or int(self.expert > 1):
             # What is called several times in a forward has several successors: it is gathered when it is called.
