@@ -124,17 +124,12 @@ class FSDP2(Parallelism):
         if self.plans_buffers:
             from meshrunner.recipes.parallelism.buffers.comm import install
 
-            install(model, self.buffers, self._ahead)
+            install(model, self.buffers, self.prefetch)
         for unit in units:
             if self.buffers == "process_group":
                 unit.set_allocate_memory_from_process_group_for_comm(True)
             elif self.buffers == "symmetric":
                 unit.set_symm_mem_for_comm()
-
-    @property
-    def _ahead(self) -> int:
-        """Units that are all-gathered ahead of the current one."""
-        return self.prefetch or 1
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
         if not self.plans_buffers:
@@ -172,7 +167,7 @@ class FSDP2(Parallelism):
             return None
         from meshrunner.recipes.parallelism.buffers.requests import predicted
 
-        return predicted(units, precision, degrees.shard, self._ahead)
+        return predicted(units, precision, degrees.shard, self.prefetch)
 
 
 def _has_method(name: str) -> bool:

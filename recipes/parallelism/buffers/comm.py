@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from meshrunner.recipes.init_weights import clean_name
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.buffers.plan import PLANS
 from meshrunner.recipes.parallelism.buffers.pool import Pool
 from meshrunner.recipes.parallelism.buffers.requests import INPUTS_OF_REDUCTIONS, outputs_of_gathers
@@ -84,20 +85,24 @@ class PooledReduceScatter(ReduceScatter):
         return _reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
 
-def install(model: nn.Module, plan: str, ahead: int) -> None:
+def install(model: nn.Module, plan: str, prefetch: int) -> None:
     """
     Have the units of a model ask for their buffers here.
 
     Args:
         plan: a key of PLANS.
-        ahead: units that are gathered ahead of the current one.
+        prefetch: as of `outputs_of_gathers`.
     """
-    pools = Pools(Pool(PLANS[plan], outputs_of_gathers(ahead)), Pool(PLANS[plan], INPUTS_OF_REDUCTIONS))
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            unit = clean_name(f"{name}.").strip(".") or "root"
-            module.set_custom_all_gather(PooledAllGather(unit, pools.gathers))
-            module.set_custom_reduce_scatter(PooledReduceScatter(unit, pools.reductions))
+    network = network_of(model)
+    units = {
+        clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)
+    }
+    gathers = outputs_of_gathers(prefetch, repeats=any(network.calls(name) > 1 for name in units))
+    pools = Pools(Pool(PLANS[plan], gathers), Pool(PLANS[plan], INPUTS_OF_REDUCTIONS))
+    for name, module in units.items():
+        unit = name or "root"
+        module.set_custom_all_gather(PooledAllGather(unit, pools.gathers))
+        module.set_custom_reduce_scatter(PooledReduceScatter(unit, pools.reductions))
     pools_of[model] = pools
 
 

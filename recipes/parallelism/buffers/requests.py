@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshrunner.recipes.parallelism.buffers.plan import Bucket, Schedule, Unit, aligned, alive_together
@@ -29,14 +29,17 @@ INPUTS_OF_REDUCTIONS = Kept(1, 1)
 """FSDP2 lets go of one before it asks for the next."""
 
 
-def outputs_of_gathers(ahead: int) -> Kept:
+def outputs_of_gathers(prefetch: int, *, repeats: bool = False) -> Kept:
     """
     In forward FSDP2 keeps that of a unit until the next one's has arrived, in backward only until it is copied out.
 
     Args:
-        ahead: units that are gathered ahead of the current one.
+        prefetch: units that are gathered ahead of the current one; 0: torch's default, which is one.
+        repeats: whether there are units that forward calls several times: then they are not prefetched, and asked for while
+            those that are prefetched wait.
     """
-    return Kept(ahead + 1, ahead)
+    ahead, more = prefetch or 1, int(repeats and prefetch > 0)
+    return Kept(ahead + 1 + more, ahead + more)
 
 
 def schedule(sizes: Mapping[str, Bucket], passes: Iterable[Pass], kept: Kept) -> Schedule:
@@ -49,7 +52,7 @@ def schedule(sizes: Mapping[str, Bucket], passes: Iterable[Pass], kept: Kept) ->
 
 
 def predicted(
-    units: Mapping[str, UnitParameters], precision: Precision, shard: int, ahead: int
+    units: Mapping[str, UnitParameters], precision: Precision, shard: int, prefetch: int
 ) -> tuple[Schedule, Schedule]:
     """
     The all-gathers and the reductions of a micro batch: one buffer for all parameters of a unit, or for those that are trained.
@@ -57,7 +60,7 @@ def predicted(
     Args:
         units: in the order of forward.
         shard: devices that each parameter is sharded over; 1: there is nothing to gather.
-        ahead: units that are gathered ahead of the current one.
+        prefetch: as of `outputs_of_gathers`.
     """
     import torch
 
@@ -72,11 +75,15 @@ def predicted(
         return {name: Bucket(str(dtype), dtype.itemsize * count) for name, count in elements.items() if count}
 
     gathered = sizes(precision.param_dtype, frozen=True) if shard > 1 else {}
-    order = _calls({name: units[name] for name in gathered})
-    again = [name for name in order if units[name].reshard_after_forward and not units[name].lookup]
+    called = _calls({name: units[name] for name in gathered})
+    again = [name for name in called if units[name].reshard_after_forward and not units[name].lookup]
+    repeated = {name for name in gathered if units[name].calls > 1}
+    passes = [
+        (backward, _asked(order, repeated, prefetch)) for backward, order in ((False, called), (True, again[::-1]))
+    ]
     reduced = sizes(precision.reduce_dtype, frozen=False)
     return (
-        schedule(gathered, [(False, order), (True, again[::-1])], outputs_of_gathers(ahead)),
+        schedule(gathered, passes, outputs_of_gathers(prefetch, repeats=bool(repeated))),
         schedule(reduced, [(True, [*reduced][::-1])], INPUTS_OF_REDUCTIONS),
     )
 
@@ -90,3 +97,13 @@ def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
         if unit.calls > 1:
             repeated.append(name)
     return order
+
+
+def _asked(order: Sequence[str], repeated: Collection[str], prefetch: int) -> list[str]:
+    """The units as they ask, if they are called in this order: each has the next ones ask, but for those that are repeated."""
+    once = [name for name in order if name not in repeated]
+    asked: list[str] = []
+    for name in order:
+        ahead = [] if name in repeated else once[once.index(name) + 1 :][:prefetch]
+        asked += [each for each in (name, *ahead) if each in repeated or each not in asked]
+    return asked
