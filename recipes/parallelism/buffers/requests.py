@@ -94,7 +94,7 @@ def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
     repeated: list[str] = []
     for name, unit in units.items():
         order += [name, *repeated]
-        if unit.calls > 1:
+        if unit.calls > 1 and unit.reshard_after_forward:  # else it is still there
             repeated.append(name)
     return order
 
