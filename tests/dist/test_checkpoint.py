@@ -64,8 +64,9 @@ class Assembled(NamedTuple):
 
 
 def assembled(*overrides: str) -> Assembled:
-    """What `train` sets up, without a checkpoint."""
-    recipe = experiment(*SMALL, *overrides)
+    """What `train` sets up, without a checkpoint; of the small model, unless the words name another."""
+    names_model = any(word.startswith("model=") for word in overrides)
+    recipe = experiment(*(() if names_model else SMALL), *overrides)
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     mesh = build_mesh("cpu", degrees)
     model, trained, parameters = assemble(recipe, mesh, CPU)
