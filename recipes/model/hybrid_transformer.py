@@ -112,7 +112,8 @@ class HybridTransformer(MoETransformer):
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
-            targets = targets.contiguous()  # as those further on are: one compiled cross entropy for all
+            # As those further on are, also of one sequence: then one compiled cross entropy is for all.
+            targets = targets.clone(memory_format=torch.contiguous_format)
         x, *between = self.tok_embeddings(torch.cat(rows)).split(len(tokens))  # the table is gathered once
         x, balance = self.through_blocks(x, rope, count=targets is not None)
         hidden = self.norm(x)
