@@ -216,7 +216,7 @@ def train(
     global_batch, _ = recipe.accumulation(degrees.data)
     mesh = build_mesh(device.type, degrees)
     model, trained, parameters = assemble(recipe, mesh, device)
-    optimizer = recipe.optimizer.build([each.parameter for each in trained])
+    optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
     done, consumed = 0, Consumed(0, 0)
     if stored is not None:
         from meshrunner.recipes.checkpoint.restore import restore

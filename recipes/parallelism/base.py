@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
 
     from meshrunner.recipes.init_weights import Initialiser
     from meshrunner.recipes.parallelism.buffers.plan import Schedule
+    from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
@@ -72,6 +74,8 @@ class Parallelism(Option):
     """Whether backward frees a unit that forward called several times, and gathers it again, behind every call."""
     wraps_units: ClassVar[bool] = False
     """Whether the units of the wrap plan are wrapped and all-gathered one by one."""
+    checks_units: ClassVar[bool] = False
+    """Whether there are plans that it cannot wrap (see `check_units`), so that checking one needs the built model."""
     autocasts: ClassVar[bool] = False
     """Whether parameters are fp32 in forward, so that autocast is what lowers the precision; else `apply` lowers it."""
 
@@ -145,6 +149,9 @@ class Parallelism(Option):
         """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
         return None
 
+    def check_units(self, network: Network, plan: WrapPlan) -> None:
+        """Raise ConfigError for a plan whose units it cannot wrap."""
+
     @abstractmethod
     def apply(
         self,
@@ -171,6 +178,10 @@ class Parallelism(Option):
     def keeps_some_fp32(self) -> bool:
         """Whether single parameters can stay in fp32 where `precision` lowers the others: see `Network.stays_fp32`."""
         return not self.wraps_units
+
+    def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
+        """The optimizer to train with, of a model that `apply` returned; called before a checkpoint is loaded into it."""
+        return optimizer
 
     def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:
         """Context manager around forward."""

@@ -74,7 +74,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
     The devices of this node that an experiment uses, `auto` resolved.
 
     Raises:
-        Incompatible: more workers than GPUs, or the devices do not support the precision or the parallelism.
+        Incompatible: more workers than GPUs, or the precision, the model or the parallelism does not run on the devices.
         ConfigError: the configuration requires a GPU and there is none.
     """
     launch, hardware = experiment.launch, experiment.hardware

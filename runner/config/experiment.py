@@ -246,11 +246,12 @@ def remarks(experiment: Experiment) -> list[str]:
             "parallelism.reshard_after_forward": experiment.parallelism.reshard_after_forward not in ("auto", "always"),
         }
         found += [f"{key} has no effect: {experiment.parallelism.kind} has no units" for key in idle if idle[key]]
-    if not (experiment.model.freeze or experiment.wrap.needs_network):
+    if not (experiment.model.freeze or experiment.wrap.needs_network or experiment.parallelism.checks_units):
         return found
     network = experiment.model.on_meta(experiment.seq_len)
-    units = experiment.wrap.plan(network, "always")
+    units = experiment.wrap.plan(network, experiment.parallelism.reshard(shard=2))
     _check_units_in_blocks(experiment, network, units)
+    experiment.parallelism.check_units(network, units)
     return found + experiment.wrap.remarks(network, units, experiment.parallelism.kind)
 
 
