@@ -186,6 +186,59 @@ TABLE = [
         instead="parallelism.buffers=dynamic, or parallelism.expert=1",
     ),
     Conflict(
+        when=lambda r, _: r.parallelism.kind == "megatron_fsdp" and r.precision.kind == "float8",
+        where="precision",
+        reason="megatron_fsdp knows the float8 of Transformer Engine alone",
+        instead="precision=bf16, or parallelism=fsdp2",
+    ),
+    Conflict(
+        when=lambda r, d: r.parallelism.kind == "megatron_fsdp" and d.tensor > 1,
+        where="parallelism.tensor",
+        reason="megatron_fsdp takes the local part of a gradient for all of it, and under tensor parallelism that of a norm is "
+        "one of several to be added up",
+        instead="parallelism.tensor=1, or parallelism=fsdp2_tp",
+    ),
+    Conflict(
+        when=lambda r, _: (
+            r.parallelism.kind == "megatron_fsdp"
+            and r.parallelism.reshard_after_forward not in ("auto", r.parallelism.reshard(2))
+        ),
+        where="parallelism.reshard_after_forward",
+        reason="megatron_fsdp frees all units after forward with zero 3, and has whole parameters with zero 0 to 2",
+        instead="parallelism.reshard_after_forward=auto with the parallelism.zero that is meant",
+    ),
+    Conflict(
+        when=lambda r, _: getattr(r.parallelism, "zero", 0) >= 2 and r.parallelism.accumulate == "hold",
+        where="parallelism.accumulate",
+        reason="megatron_fsdp reduces gradients in every micro batch where devices share them out, which is zero 2 and 3",
+        instead="parallelism.accumulate=reduce, or parallelism.zero=1",
+    ),
+    Conflict(
+        when=lambda r, _: (
+            getattr(r.parallelism, "zero", 2) < 2 and getattr(r.parallelism, "double_buffer", "none") != "none"
+        ),
+        where="parallelism.double_buffer",
+        reason="buffers are for gathered parameters and unreduced gradients, and with zero 0 and 1 both are whole all the time",
+        instead="parallelism.double_buffer=none, or parallelism.zero of 2 or 3",
+    ),
+    Conflict(
+        when=lambda r, _: (
+            getattr(r.parallelism, "nccl_registration", False)
+            and getattr(r.parallelism, "double_buffer", "none") == "none"
+        ),
+        where="parallelism.nccl_registration",
+        reason="NCCL registers memory that stays, and without double buffers it is freed with every unit",
+        instead="parallelism.double_buffer=max_pool or fixed, or parallelism.nccl_registration=false",
+    ),
+    Conflict(
+        when=lambda r, _: (
+            r.parallelism.kind == "megatron_fsdp" and (r.checkpoint.saves or r.checkpoint.load is not None)
+        ),
+        where="checkpoint",
+        reason="the shards of megatron_fsdp end where its buckets do, and checkpoints are of parameters that are cut evenly",
+        instead="checkpoint=none, or parallelism=fsdp2",
+    ),
+    Conflict(
         when=lambda r, _: r.deterministic and str(getattr(r.compile, "mode", "")).startswith("max-autotune"),
         where="compile.mode",
         reason="autotuning takes the kernel that was the fastest this time, and another one rounds in another way",

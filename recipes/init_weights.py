@@ -77,6 +77,12 @@ class Initialiser:
 
         return materialise
 
+    def whole(self, name: str, shape: torch.Size) -> Tensor:
+        """The full initial value of a parameter, fp32, for a layout that cuts it as no DTensor is cut."""
+        value = nn.Parameter(torch.empty(shape, device=self.device))
+        self._initialise(name, value)
+        return value.detach()
+
     @torch.no_grad()
     def _initialise(self, name: str, parameter: nn.Parameter) -> None:
         initial = self.network.initial(name)

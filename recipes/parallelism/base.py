@@ -66,6 +66,7 @@ class Parallelism(Option):
         "ddp": "meshrunner.recipes.parallelism.ddp:DDP",
         "fsdp1": "meshrunner.recipes.parallelism.fsdp1:FSDP1",
         "fsdp2": "meshrunner.recipes.parallelism.fsdp2:FSDP2",
+        "megatron_fsdp": "meshrunner.recipes.parallelism.megatron_fsdp:MegatronFSDP",
     }
 
     gathers_lookups_again: ClassVar[bool] = True

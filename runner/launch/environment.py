@@ -28,6 +28,7 @@ PACKAGES = (
     "numpy",
     "wandb",
     "mamba-ssm",
+    "megatron-fsdp",
 )
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of environment variables that may affect measurements."""

@@ -1,0 +1,223 @@
+"""What Megatron-FSDP refuses before a run starts, and in which words; what `show` says of it. Nothing here needs the package."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.recipes.parallelism import megatron_fsdp
+from meshrunner.recipes.parallelism.megatron_fsdp import without_update
+from meshrunner.runner import cli
+from meshrunner.runner.config import devices
+from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.launch import environment
+from tests.composed import SMALL, experiment
+
+MEGATRON = (*SMALL, "parallelism=megatron_fsdp", "micro_batch=3")
+
+
+def test_it_is_refused_on_a_cpu_in_one_line() -> None:
+    with pytest.raises(Incompatible) as caught:
+        devices.node_devices(experiment(*MEGATRON, "hardware=cpu"))
+    assert str(caught.value) == "parallelism: megatron_fsdp needs a GPU; use parallelism=fsdp2"
+
+
+def test_a_run_on_a_cpu_ends_before_it_starts(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli._dispatch(["run", *MEGATRON, "hardware=cpu", "tracker=none"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith("parallelism: megatron_fsdp needs a GPU; use parallelism=fsdp2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        (None, "needs megatron-fsdp 0.6.1, it is not installed; pip install 'meshrunner[megatron]'"),
+        ("0.5.9", "needs megatron-fsdp 0.6.1, 0.5.9 is installed; pip install 'meshrunner[megatron]'"),
+        ("0.6.1", None),
+        ("0.10.0", None),
+    ],
+)
+def test_a_release_that_is_missing_or_too_old(
+    monkeypatch: pytest.MonkeyPatch, installed: str | None, expected: str | None
+) -> None:
+    def version(_: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError
+        return installed
+
+    monkeypatch.setattr(megatron_fsdp, "version", version)
+    reason = experiment(*MEGATRON).parallelism.unsupported("cuda")
+    assert expected in reason if expected and reason else reason is expected
+
+
+def test_registration_needs_an_allocator_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = experiment(
+        *MEGATRON, "parallelism.nccl_registration=true", "parallelism.double_buffer=max_pool"
+    ).parallelism
+    monkeypatch.setattr(megatron_fsdp, "version", lambda _: "0.6.1")
+    monkeypatch.setattr(megatron_fsdp, "find_spec", lambda name: None)
+    assert "neither is installed; use parallelism.nccl_registration=false" in str(layout.unsupported("cuda"))
+    monkeypatch.setattr(megatron_fsdp, "find_spec", lambda name: name == "apex" or None)
+    assert layout.unsupported("cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ("precision=float8", "precision: megatron_fsdp knows the float8 of Transformer Engine alone"),
+        ("parallelism.tensor=2", "parallelism.tensor: megatron_fsdp takes the local part"),
+        ("parallelism.expert=2 model=moe_tiny", "parallelism.expert: only FSDP2"),
+        ("parallelism.reshard_after_forward=never", "parallelism.reshard_after_forward: megatron_fsdp frees all"),
+        ("parallelism.reshard_after_forward=except_last", "parallelism.reshard_after_forward: megatron_fsdp"),
+        ("parallelism.reshard_after_forward=always parallelism.zero=2", "parallelism.reshard_after_forward: megatron"),
+        ("parallelism.accumulate=hold", "parallelism.accumulate: megatron_fsdp reduces gradients in every micro batch"),
+        ("parallelism.zero=1 parallelism.double_buffer=fixed", "parallelism.double_buffer: buffers are for gathered"),
+        ("parallelism.nccl_registration=true", "parallelism.nccl_registration: NCCL registers memory that stays"),
+        ("checkpoint=dcp", "checkpoint: the shards of megatron_fsdp"),
+        ("checkpoint=dcp_async", "checkpoint: the shards of megatron_fsdp"),
+        ("checkpoint.load=somewhere", "checkpoint: the shards of megatron_fsdp"),
+        ("compile=per_block compile.mode=reduce-overhead", "compile.mode: reduce-overhead and max-autotune replay"),
+        ("parallelism.zero=0 parallelism.shard=2", "parallelism.shard: zero(0) does not shard, but shard is 2"),
+        ("wrap=root_only", "no unit to be freed, and megatron_fsdp with zero(3)"),
+        (
+            "wrap=root_only parallelism.zero=2 parallelism.double_buffer=fixed",
+            "megatron_fsdp with zero(2) and double_buffer(fixed) needs one",
+        ),
+    ],
+)
+def test_what_it_cannot_do_is_said(overrides: str, expected: str) -> None:
+    with pytest.raises(Incompatible) as caught:
+        fit(experiment(*MEGATRON, *overrides.split()), 2)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "",
+        "parallelism.replicate=2",
+        "parallelism.zero=1 parallelism.accumulate=hold",
+        "parallelism.zero=2 parallelism.reshard_after_forward=never parallelism.double_buffer=max_pool",
+        "parallelism.reshard_after_forward=always",
+        "parallelism.zero=0 wrap=root_only",
+        "parallelism.double_buffer=max_pool parallelism.nccl_registration=true",
+        "model.tie_embeddings=true",
+        "model=moe_tiny",
+        "wrap=rules wrap.rules=[{match:Block},{match:output,reshard_after_forward:never}]",
+    ],
+)
+def test_what_it_can_do(overrides: str) -> None:
+    fit(experiment(*MEGATRON, "micro_batch=1", *overrides.split()), 4)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ("[{match:layers.0}]", "'layers.0' is a unit to be freed, 'layers.1' is not, and both are Block"),
+        ("[{match:layers.1,wrap:false},{match:Block}]", "is a unit to be freed, 'layers.1' is not, and both are Block"),
+        ("[{match:layers.2,reshard_after_forward:never},{match:Block}]", "'layers.2' is not, and both are Block"),
+        ("[{match:layers.*.attention.wo}]", "is not, and both are Linear"),
+        ("[{match:Block},{match:layers.*.feed_forward}]", "'layers.0.feed_forward' cannot be a unit inside 'layers.0'"),
+        ("[{match:Block,reshard_after_forward:2}]", "reshard_after_forward of 'layers.0' cannot be its own"),
+    ],
+)
+def test_it_knows_classes_not_names(rules: str, expected: str) -> None:
+    with pytest.raises(Incompatible) as caught:
+        fit(experiment(*MEGATRON, "wrap=rules", f"wrap.rules={rules}"), 2)
+    assert expected in str(caught.value)
+
+
+def test_a_rule_of_its_own_cannot_free_what_is_whole() -> None:
+    wrap = ("wrap=rules", "wrap.rules=[{match:Block,reshard_after_forward:always}]")
+    with pytest.raises(Incompatible, match=r"with zero\(2\) megatron_fsdp has whole parameters"):
+        fit(experiment(*MEGATRON, *wrap, "parallelism.zero=2"), 2)
+    fit(experiment(*MEGATRON, *wrap), 2)
+
+
+def test_a_pool_has_no_buffer_for_a_unit_that_is_called_again() -> None:
+    """The output projection, once for every further token: others are gathered ahead, and hold the two there are."""
+    hybrid = ("model=hybrid_tiny", "model.mtp.depth=2", "data=random", "parallelism=megatron_fsdp")
+    fit(experiment(*hybrid), 2)
+    for zero in (3, 2):
+        pool = (*hybrid, f"parallelism.zero={zero}", "parallelism.double_buffer=max_pool")
+        with pytest.raises(Incompatible, match="'output' is called 3 times in a forward"):
+            fit(experiment(*pool), 2)
+        fit(experiment(*pool, "wrap=rules", "wrap.rules=[{match:layers.*},{match:mtp.*}]"), 2)
+        fit(experiment(*pool, "model.mtp.depth=0"), 2)
+
+
+def test_a_class_and_one_derived_from_it_are_the_same_to_it() -> None:
+    recipe = experiment(*MEGATRON)
+    network = recipe.model.on_meta(recipe.seq_len)
+    plan = recipe.wrap.plan(network, "always")
+    recipe.parallelism.check_units(network, plan)
+    network.add_module("another", type("Table", (torch.nn.Embedding,), {})(2, 2))
+    with pytest.raises(
+        ConfigError, match="'tok_embeddings' is a unit to be freed, 'another' is not, and both are Table"
+    ):
+        recipe.parallelism.check_units(network, plan)
+
+
+def test_with_nothing_shared_out_all_are_replicas() -> None:
+    layout = experiment(*MEGATRON, "parallelism.zero=0", "parallelism.replicate=2").parallelism
+    assert layout.degrees(1, 4) == (4, 1, 1)
+
+
+@pytest.mark.parametrize("implementation", ["fused", "foreach", "for_loop"])
+def test_a_step_to_have_a_state_changes_nothing(implementation: str) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = experiment(*MEGATRON, f"optimizer.implementation={implementation}").optimizer.build([weight])
+    hyperparameters = dict(optimizer.param_groups[0])
+    with without_update(optimizer):
+        weight.grad = torch.zeros(3)
+        optimizer.step()
+    assert torch.equal(weight, torch.ones(3))
+    assert optimizer.state[weight]["step"] == 0
+    assert dict(optimizer.param_groups[0]) == hyperparameters
+
+
+@pytest.mark.parametrize(("release", "guarded"), [("0.6.1", True), ("0.7.0rc0", True), ("0.7.0", False)])
+def test_the_guard_is_for_releases_that_need_it(monkeypatch: pytest.MonkeyPatch, release: str, guarded: bool) -> None:
+    rate: list[float] = []
+
+    class Package:
+        @staticmethod
+        def fully_shard_optimizer(optimizer: torch.optim.Optimizer, **_: bool) -> torch.optim.Optimizer:
+            rate.append(optimizer.param_groups[0]["lr"])
+            return optimizer
+
+    monkeypatch.setitem(sys.modules, "megatron_fsdp", Package)
+    monkeypatch.setattr(megatron_fsdp, "version", lambda _: release)
+    layout, optimizer = experiment(*MEGATRON).parallelism, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    assert layout.optimizer(torch.nn.Identity(), optimizer) is optimizer
+    assert rate == [0.0 if guarded else 0.5]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_installed_package_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "version", lambda name: f"{name} 1")
+    recorded = environment.environment(devices.NodeDevices("cuda", 8, 1), {}, {})
+    assert recorded["packages"]["megatron-fsdp"] == "megatron-fsdp 1"
+
+
+def test_show_needs_neither_a_gpu_nor_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    8,030,261,248 parameters over 8 devices. In bf16 each has 2 bytes a parameter to compute with, 4 of master weights, 4 of
+    gradients and 8 of moments: with zero 3 an eighth of all.
+    """
+    given = ("model=llama3_8b", "hardware=h100_80gb", "precision=bf16", "parallelism=megatron_fsdp")
+    parameters = 8_030_261_248
+    for zero, weights, gradients in ((3, 6 / 8, 4 / 8), (2, 2 + 4 / 8, 4 / 8), (1, 2 + 4 / 8, 4)):
+        assert cli._dispatch(["show", *given, f"parallelism.zero={zero}"]) == 0, capsys.readouterr().err
+        text = capsys.readouterr().out
+        for bytes_each in (weights, gradients):
+            assert f"{int(parameters * bytes_each):,} bytes" in text, (zero, text)
