@@ -142,7 +142,7 @@ def test_what_accumulates_between_micro_batches(kind: str, precision: str, accum
 
 
 class Communicated(TorchDispatchMode):
-    """Bytes of what is all-gathered and reduce-scattered, before division among ranks."""
+    """Bytes of what is all-gathered and reduced, before division among ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,6 +155,8 @@ class Communicated(TorchDispatchMode):
             self.gathered += sum(each.nbytes for each in args[0][0])
         elif func is torch.ops.c10d._reduce_scatter_base_.default:
             self.reduced += args[1].nbytes
+        elif func is torch.ops.c10d.allreduce_.default:
+            self.reduced += sum(each.nbytes for each in args[0])
         return func(*args, **(kwargs or {}))
 
 

@@ -1,0 +1,84 @@
+"""What megatron-fsdp asks of CUDA, answered on a CPU: the real package then runs on gloo.
+
+Nothing is asynchronous there: a stream that waits for another has nothing to wait for. What only a GPU can show is not tested by
+this: overlap, NCCL, memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Event:
+    def wait(self) -> None:
+        pass
+
+
+class Stream:
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+    def record_event(self) -> Event:
+        return Event()
+
+
+def stream(_: Stream) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def get_tensor(self: Any, shape: list[int], dtype: torch.dtype, name: str, mem_alloc_context: object = None) -> Tensor:
+    """Of `GlobalMemoryBuffer`, the memory of the pools: on the CPU, where the package takes the current CUDA device."""
+    buffer = self.buffer.get((name, dtype))
+    if buffer is None or buffer.numel() < shape[0]:
+        buffer = self.buffer[name, dtype] = torch.empty(shape, dtype=dtype)
+    pooled: Tensor = buffer[: shape[0]]
+    return pooled
+
+
+@contextmanager
+def one_by_one(group: dist.ProcessGroup, async_ops: bool = False) -> Iterator[Event]:
+    """In place of torch's `_coalescing_manager`: gloo's coalesced reduce-scatter corrupts memory now and then (torch 2.13)."""
+    yield Event()
+
+
+def all_gather_into_tensor(*, async_op: bool = False, **arguments: Any) -> None:
+    """Done when it returns, as nobody has what could be waited for."""
+    ALL_GATHER(**arguments)
+
+
+ALL_GATHER = dist.all_gather_into_tensor
+
+
+@torch.no_grad()
+def gradient_reduce_preprocessing(gradients: Tensor, factor: float, config: object) -> dist.ReduceOp.RedOpType:
+    """As the package does for bf16: for fp32 it has NCCL multiply, which gloo cannot."""
+    gradients.mul_(factor)
+    return dist.ReduceOp.SUM
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Megatron-FSDP works on CPU tensors inside."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron_fsdp import param_and_grad_buffer, utils
+    logging.getLogger("megatron_fsdp").setLevel(logging.ERROR)  # it warns of every device that is not the current one
+    cuda = {"Stream": Stream, "stream": stream, "current_stream": Stream}
+    cuda |= {"current_device": int, "synchronize": lambda: None, "empty_cache": lambda: None}
+    with ExitStack() as stack:
+        stack.enter_context(patch.multiple(torch.cuda, **cuda))
+        stack.enter_context(patch.object(Tensor, "cuda", lambda tensor: tensor))
+        stack.enter_context(patch.object(utils.GlobalMemoryBuffer, "get_tensor", get_tensor))
+        stack.enter_context(patch.object(dist, "all_gather_into_tensor", all_gather_into_tensor))
+        own = {"_coalescing_manager": one_by_one, "gradient_reduce_preprocessing": gradient_reduce_preprocessing}
+        stack.enter_context(patch.multiple(param_and_grad_buffer, **own))
+        yield
