@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from meshrunner.recipes.init_weights import Initialiser
-    from meshrunner.recipes.parallelism.buffers.plan import Schedule
     from meshrunner.recipes.model.network import Network
+    from meshrunner.recipes.parallelism.buffers.plan import Schedule
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
     from meshrunner.recipes.precision import Precision
 
