@@ -30,7 +30,8 @@ def parameter_seed(seed: int, name: str) -> int:
 
 def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, device: torch.device) -> Tensor:
     """The full initial value of a parameter, fp32."""
-    return initial.draw(shape, torch.Generator(device).manual_seed(parameter_seed(seed, name)))
+    generator = torch.Generator("cpu" if device.type == "meta" else device)
+    return initial.draw(shape, generator.manual_seed(parameter_seed(seed, name)), device)
 
 
 @dataclass(frozen=True)

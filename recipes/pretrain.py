@@ -77,7 +77,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
     if layout.expert > 1:
         from meshrunner.recipes.model.experts.split import split_over_experts
 
-        expert_mesh = build_expert_mesh(device.type, mesh, layout.expert)
+        expert_mesh = build_expert_mesh(mesh, layout.expert)
         split_over_experts(network, expert_mesh)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan uses module names, too, so it is made before checkpoint wrappers change them.

@@ -69,8 +69,7 @@ class Loader:
             self._changed.notify_all()
         assert ready is not None
         rows = ready.to(self._device, non_blocking=True)  # asynchronous from pinned memory, on the step's stream
-        parts = rows.view(-1, self._micro_batch, rows.shape[1])
-        return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]
+        return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
         """Stop the thread. If it is waiting for data, it is left behind: a daemon does not keep the process alive."""
@@ -105,3 +104,9 @@ class Loader:
             return rows
         torch.cuda.set_device(self._device)  # per thread: without it, every rank opens a context on the first GPU
         return rows.pin_memory()
+
+
+def micro_batches(rows: Tensor, micro_batch: int) -> Batches:
+    """(tokens, targets) of each micro batch, [micro_batch, seq_len], from sequences of one token more: [rows, seq_len + 1]."""
+    parts = rows.view(-1, micro_batch, rows.shape[1])
+    return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]

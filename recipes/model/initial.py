@@ -19,8 +19,13 @@ class Initial(ABC):
     """A distribution of initial values."""
 
     @abstractmethod
-    def draw(self, shape: torch.Size, generator: Generator) -> Tensor:
-        """Values of a parameter, fp32, on the generator's device; with the same seed the same to the last bit."""
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        """
+        Values of a parameter, fp32, on the device; with the same seed the same to the last bit.
+
+        Args:
+            generator: of the device; on meta, where nothing is drawn, of the CPU.
+        """
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,8 @@ class Constant(Initial):
 
     value: float
 
-    def draw(self, shape: torch.Size, generator: Generator) -> Tensor:
-        return torch.full(shape, self.value, device=generator.device)
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        return torch.full(shape, self.value, device=device)
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,7 @@ class TruncatedNormal(Initial):
 
     std: float
 
-    def draw(self, shape: torch.Size, generator: Generator) -> Tensor:
-        device = generator.device
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
         value = torch.empty(shape, device=device).normal_(generator=generator)
         # Values beyond the cutoff (0.3%) are replaced from a small table: several times faster on a CPU than inverting the
         # error function for all of them, and without data-dependent control flow.
@@ -56,8 +60,8 @@ class LogOfUniform(Initial):
     low: float
     high: float
 
-    def draw(self, shape: torch.Size, generator: Generator) -> Tensor:
-        return torch.empty(shape, device=generator.device).uniform_(self.low, self.high, generator=generator).log_()
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        return torch.empty(shape, device=device).uniform_(self.low, self.high, generator=generator).log_()
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,9 @@ class InverseSoftplus(Initial):
     low: float
     high: float
 
-    def draw(self, shape: torch.Size, generator: Generator) -> Tensor:
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
         bounds = math.log(self.low), math.log(self.high)
-        value = torch.empty(shape, device=generator.device).uniform_(*bounds, generator=generator).exp_()
+        value = torch.empty(shape, device=device).uniform_(*bounds, generator=generator).exp_()
         return value + torch.log(-torch.expm1(-value))
 
 

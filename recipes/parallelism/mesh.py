@@ -30,13 +30,13 @@ def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
     return {"replicate": replicate} | own if replicate > 1 else own
 
 
-def build_expert_mesh(device_type: str, mesh: DeviceMesh, expert: int) -> DeviceMesh:
+def build_expert_mesh(mesh: DeviceMesh, expert: int) -> DeviceMesh:
     """The ranks of replicate x shard once more, as replicate x expert_shard x expert: neighbours exchange tokens."""
     from torch.distributed.device_mesh import init_device_mesh
 
     replicate = mesh["replicate"].size() if "replicate" in (mesh.mesh_dim_names or ()) else 1
     dims = expert_mesh_dims(replicate, mesh["shard"].size(), expert)
-    return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+    return init_device_mesh(mesh.device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:

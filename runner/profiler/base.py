@@ -17,8 +17,8 @@ from meshrunner.runner.rundir.files import TRACES
 if TYPE_CHECKING:
     import torch
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")
-"""Categories of live tensors."""
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "unsharded", "communication", "logits", "temporary")
+"""What memory is for; see `Account`."""
 
 
 class ProfiledRun(NamedTuple):

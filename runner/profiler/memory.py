@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from meshrunner.runner.process.worker_context import WorkerContext
-    from meshrunner.runner.profiler.live_tensors import LiveTensors
+    from meshrunner.runner.profiler.account import Account
 
 GIB = 2**30
 KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in CATEGORIES))
@@ -32,7 +32,7 @@ class MemoryProfile(Windowed):
 
     CPU: the peak of live tensors in the window, by category, in trace/memory_rank0.json; `memory/peak_live_gib` and
     `memory/live_*_gib` in summary.json are those of the rank with the highest peak. Unknown for a compiled model: see
-    `LiveTensors`.
+    `Account`.
     """
 
     max_entries: Count
@@ -101,32 +101,35 @@ def _cuda_memory() -> Any:
 
 
 class LiveSession(WindowSession):
-    """`LiveTensors` over the steps of the window, without the time between two steps."""
+    """An `Account` of the steps of the window, without the time between two steps."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
-    live: LiveTensors | None = None
+    account: Account | None = None
     entered = False
 
     def begin(self) -> None:
         if not self.run.compiles:
-            from meshrunner.runner.profiler.live_tensors import LiveTensors
+            from meshrunner.runner.profiler.account import Account
 
-            self.live = LiveTensors()
+            self.account = Account()
 
     def step_begins(self) -> None:
-        if self.live is not None:
-            self.live.__enter__()
+        if self.account is not None:
+            self.account.phases.__enter__()
+            self.account.phases.begin_step()
+            self.account.__enter__()
             self.entered = True
 
     def pause(self) -> None:
-        if self.live is not None and self.entered:
-            self.live.__exit__(None, None, None)
+        if self.account is not None and self.entered:
+            self.account.__exit__(None, None, None)
+            self.account.phases.__exit__()
             self.entered = False
 
     def end(self) -> list[float]:
         figures = self._write(out_of_memory=False)
-        self.live = None
+        self.account = None
         return figures
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
@@ -135,15 +138,16 @@ class LiveSession(WindowSession):
 
     def out_of_memory(self) -> None:
         self.pause()
-        if self.live is not None:
+        if self.account is not None:
             self._write(out_of_memory=True)
 
     def _write(self, *, out_of_memory: bool) -> list[float]:
-        peak = None if self.live is None else self.live.peak
+        peak = None if self.account is None else self.account.peak
         found = [math.nan] * len(KEYS)
         if peak is not None:
             found = [peak.total / GIB, *(peak.by_category[category] / GIB for category in CATEGORIES)]
         record: dict[str, Any] = {"rank": self.rank, "steps": [self.first, self.last], "out_of_memory": out_of_memory}
         record |= {"peak_live_bytes": peak and peak.total, "by_category": peak and peak.by_category}
+        record["phase"] = str(peak.phase) if peak is not None and peak.phase is not None else None
         write_json(memory_profile(self.run_dir, self.rank, ".json"), record)
         return found

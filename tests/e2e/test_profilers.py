@@ -64,7 +64,7 @@ def test_memory(tmp_path: Path) -> None:
     assert summary["memory/live_optimizer_gib"] == pytest.approx(parameters, rel=0.02)
     assert 0.49 < summary["memory/live_parameters_gib"] / parameters <= 1.51
     categories = [summary[key] for key in summary if key.startswith("memory/live_")]
-    assert len(categories) == 5 and sum(categories) == pytest.approx(summary["memory/peak_live_gib"])
+    assert len(categories) == 8 and sum(categories) == pytest.approx(summary["memory/peak_live_gib"])
     records = [read(tmp_path / "out" / "trace" / f"memory_rank{rank}.json") for rank in (0, 1)]
     assert max(record["peak_live_bytes"] for record in records) / 2**30 == summary["memory/peak_live_gib"]
     assert "peak of live tensors" in ended.out

@@ -122,7 +122,7 @@ def built(*overrides: str) -> tuple[Experiment, Transformer]:
     network.reset_buffers()
     with torch.no_grad():
         for name, weight in network.named_parameters():
-            weight.copy_(network.initial(name).draw(weight.shape, generator))
+            weight.copy_(network.initial(name).draw(weight.shape, generator, weight.device))
     network.loss = checked.loss.function(cross_entropy)
     recompute_and_compile(checked, network, {})
     assert isinstance(network, Transformer)

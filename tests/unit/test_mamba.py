@@ -70,7 +70,7 @@ def mamba(dtype: torch.dtype = torch.float64, **keys: object) -> Mamba:
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             initial = special.get(name.rpartition(".")[2], TruncatedNormal(0.5))
-            parameter.copy_(initial.draw(parameter.shape, generator))
+            parameter.copy_(initial.draw(parameter.shape, generator, parameter.device))
     return layer.to(dtype)
 
 

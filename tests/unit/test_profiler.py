@@ -136,7 +136,7 @@ def test_without_a_profiler_none_is_imported() -> None:
         "chosen = experiment(); session = chosen.profiler.session(chosen.profiled, Path('.'), None); "
         "import meshrunner.runner.measure.meter; "
         "assert not session.recording and session.step_done(1) is None; "
-        "names = ('trace', 'memory', 'live_tensors', 'overlap'); "
+        "names = ('trace', 'memory', 'account', 'phases', 'overlap'); "
         "found = {'meshrunner.runner.profiler.' + name for name in names} & set(sys.modules); "
         "assert not found, found"
     )

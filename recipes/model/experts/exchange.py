@@ -68,14 +68,31 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     ranks = group.size()
     with torch.no_grad():
         theirs = _wait(collectives.all_to_all_single(load, None, None, group)).view(ranks, -1)  # [from, own experts]
-        # The one place where the host waits for the device: sizes of what is exchanged have to be known there.
-        received, sent = torch.stack((theirs.sum(1), load.view(ranks, -1).sum(1))).tolist()
+        received, sent = _sizes(theirs, load, rows.shape[0])
         own = torch.arange(theirs.shape[1], device=load.device).repeat(ranks)
         order = own.repeat_interleave(theirs.flatten(), output_size=sum(received)).argsort(stable=True)
         inverse = inverse_of(order)
     arrived = _wait(collectives.all_to_all_single_autograd(rows, received, sent, group))
     results = permute(experts(permute(arrived, order, inverse), theirs.sum(0)), inverse, order)
     return _wait(collectives.all_to_all_single_autograd(results, sent, received, group))
+
+
+def _sizes(theirs: Tensor, load: Tensor, rows: int) -> tuple[list[int], list[int]]:
+    """
+    Rows received from each rank, and sent to each. The one place where the host waits for the device: it has to know them.
+
+    On meta, where nobody knows them, the ranks' loads are equal.
+
+    Args:
+        theirs: rows from each rank for each expert of this one, [ranks, own experts].
+        load: rows for each expert, [experts].
+    """
+    ranks = theirs.shape[0]
+    if load.is_meta:
+        even = [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
+        return even, even
+    received, sent = torch.stack((theirs.sum(1), load.view(ranks, -1).sum(1))).tolist()
+    return received, sent
 
 
 def around_tensor_parallel(

@@ -78,7 +78,10 @@ class Pool:
             buffer = torch.empty(elements, dtype=dtype, device=device)
         else:
             self._check(unit, bucket)
-            begin = self._arena.data_ptr() + self.offsets[unit]
+            place = self._arena[self.offsets[unit] :][: bucket.nbytes]
+            if place.is_meta:  # without addresses there is nothing to check
+                return place.view(dtype)
+            begin = place.data_ptr()
             self._wait_until_free(unit, begin, begin + bucket.nbytes)
             # A storage of its own, and no view of the arena's: the references to it tell when torch has let go.
             storage = torch._C._construct_storage_from_data_pointer(begin, self._arena.device, bucket.nbytes)

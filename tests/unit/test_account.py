@@ -1,4 +1,4 @@
-"""The account of live tensors: sizes known by hand, and the allocator's own view."""
+"""The account of memory: sizes known by hand, and the allocator's own view."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from torch import Tensor, UntypedStorage, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from meshrunner.runner.profiler.live_tensors import LiveTensors
+from meshrunner.runner.profiler.account import Account
 from meshrunner.runner.profiler.memory import CATEGORIES
 
 KIB = 256
 """fp32 elements of a KiB."""
 
 
-def kib(live: LiveTensors) -> dict[str, float]:
+def kib(account: Account) -> dict[str, float]:
     """The peak in KiB, without categories that hold nothing."""
-    peak = live.peak
+    peak = account.peak
     assert sum(peak.by_category.values()) == peak.total and set(peak.by_category) == set(CATEGORIES)
     return {name: size / 1024 for name, size in peak.by_category.items() if size}
 
 
 def test_births_and_deaths() -> None:
-    with torch.no_grad(), LiveTensors() as live:
+    with torch.no_grad(), Account() as account:
         a = torch.zeros(4 * KIB)
         b = a + 1
         view = b[KIB:].view(3, KIB)  # of b's storage
@@ -31,30 +31,30 @@ def test_births_and_deaths() -> None:
         c = torch.zeros(3 * KIB)  # while view holds all of b
         del view, c
         torch.zeros(6 * KIB)
-    assert kib(live) == {"other": 8}, "a and b; then b and c are 7"
+    assert kib(account) == {"temporary": 8}, "a and b; then b and c are 7"
 
 
 def test_what_is_older_counts_from_its_first_use_and_parameters_from_the_beginning() -> None:
     old, weight = torch.zeros(2 * KIB), nn.Parameter(torch.zeros(5 * KIB))
-    with torch.no_grad(), LiveTensors() as live:
+    with torch.no_grad(), Account() as account:
         torch.zeros(8 * KIB)
         torch.sum(old)
         torch.sum(weight)
-    assert kib(live) == {"other": 8, "parameters": 5}
-    with LiveTensors() as live:
+    assert kib(account) == {"temporary": 8, "parameters": 5}
+    with Account() as account:
         pass
-    assert live.peak.total == 0
+    assert account.peak.total == 0
 
 
 def test_a_storage_that_is_resized() -> None:
     """FSDP frees and allocates parameters so."""
     before = UntypedStorage.resize_
-    with torch.no_grad(), LiveTensors() as live:
+    with torch.no_grad(), Account() as account:
         a = torch.zeros(4 * KIB)
         a.untyped_storage().resize_(0)
         b = torch.zeros(3 * KIB)
         a.untyped_storage().resize_(6 * 1024)
-    assert kib(live) == {"other": 9} and UntypedStorage.resize_ is before
+    assert kib(account) == {"temporary": 3, "unsharded": 6} and UntypedStorage.resize_ is before
     del b
 
 
@@ -63,23 +63,23 @@ def test_categories() -> None:
     model = nn.Linear(16, 16, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.ones(64, 16)  # 4 KiB
-    with LiveTensors() as live:
+    with Account() as account:
         hidden = model(x)
         with torch.no_grad():
             torch.zeros(100 * KIB)
-    assert kib(live) == {"parameters": 1, "activations": 4, "other": 104}
-    with LiveTensors() as live:
+    assert kib(account) == {"parameters": 1, "activations": 4, "temporary": 104}
+    with Account() as account:
         model(x).sum().backward()
         del hidden
         with torch.no_grad():
             torch.zeros(100 * KIB)
         optimizer.step()
-    assert kib(live) == {"parameters": 1, "gradients": 1, "other": 104}
-    with live:  # continues where it stopped
+    assert kib(account) == {"parameters": 1, "gradients": 1, "temporary": 104}
+    with account:  # continues where it stopped
         optimizer.zero_grad()
         with torch.no_grad():
             torch.zeros(200 * KIB)
-    assert kib(live) == {"parameters": 1, "optimizer": 1, "other": 204}
+    assert kib(account) == {"parameters": 1, "optimizer": 1, "temporary": 204}
 
 
 class Net(nn.Module):
@@ -96,7 +96,7 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-def a_step(recompute: bool) -> tuple[LiveTensors, int]:
+def a_step(recompute: bool) -> tuple[Account, int]:
     """The account of a step, and the allocator's peak of the same step."""
     torch.manual_seed(0)
     model, x = Net(recompute), torch.randn(1024, 32)
@@ -108,7 +108,7 @@ def a_step(recompute: bool) -> tuple[LiveTensors, int]:
         optimizer.zero_grad()
 
     step()  # makes the optimizer's state
-    with LiveTensors() as live:
+    with Account() as account:
         step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
@@ -119,13 +119,13 @@ def a_step(recompute: bool) -> tuple[LiveTensors, int]:
     for event in sorted(events, key=lambda event: event.start_ns()):
         total += event.nbytes()
         peak = max(peak, total)
-    return live, peak
+    return account, peak
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_allocator_agrees(recompute: bool) -> None:
-    live, allocated = a_step(recompute)
-    assert live.peak.total == pytest.approx(allocated, rel=0.02)
+    account, allocated = a_step(recompute)
+    assert account.peak.total == pytest.approx(allocated, rel=0.02)
 
 
 def test_recomputing_saves_activations() -> None:

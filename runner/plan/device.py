@@ -1,0 +1,116 @@
+"""
+Everything that stands in for the device, each with its reason: torch's operators on meta have shapes, dtypes and autograd, but no
+streams, no memory, and not always the kernels of the device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as torch_optimizer
+
+from meshrunner.runner.plan import kernels
+from meshrunner.runner.plan.autocast import rehearsed_autocast
+from meshrunner.runner.plan.record import Recorder
+from meshrunner.runner.plan.replace import Replacements
+from meshrunner.runner.plan.streams import Handle
+
+META = torch.device("meta")
+DEVICES_OF_OPTIMIZERS = ["meta", "cpu", "cuda"]
+
+
+@contextmanager
+def in_place_of(device_type: str, recorder: Recorder, *, fused: bool = True) -> Iterator[None]:
+    """
+    Have meta stand in for a device.
+
+    Args:
+        device_type: `cpu` or `cuda`.
+        fused: as of `kernels.installed`.
+    """
+    with Replacements() as torch_own:
+        for stand_in in (_fsdp2_streams, _fsdp2_takes_meta, _fsdp1_streams, _optimizers, _ddp_reduces, _shadows):
+            stand_in(torch_own, recorder)
+        torch_own.enter_context(rehearsed_autocast(torch_own, device_type))
+        torch_own.enter_context(kernels.installed(device_type, fused=fused))
+        yield
+
+
+def _fsdp2_streams(torch_own: Replacements, recorder: Recorder) -> None:
+    """FSDP2 asks for the module of the device, whose streams overlap communication with compute. meta has none."""
+    handle = Handle(recorder.device)
+    for module in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
+        torch_own.replace(module, "_get_device_handle", lambda _="cuda": handle)
+
+
+def _fsdp2_takes_meta(torch_own: Replacements, recorder: Recorder) -> None:
+    """FSDP2 looks for the mesh's device, and takes parameters on meta for forgotten ones."""
+    fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")  # a function has its name
+    for module in (_fsdp_init, fully_shard):
+        torch_own.replace(module, "_get_device_from_mesh", lambda mesh: META)
+    torch_own.replace(_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda self: None)
+
+
+def _fsdp1_streams(torch_own: Replacements, recorder: Recorder) -> None:
+    """As FSDP2's; and FSDP1 tells the allocator which stream uses a tensor, whose memory is then kept until that has passed."""
+    handle = Handle(recorder.device, META)
+    torch_own.replace(_common_utils._FSDPDeviceHandle, "from_device", classmethod(lambda cls, device: handle))
+    for module in (_flat_param, _runtime_utils):
+        torch_own.replace(module, "_no_dispatch_record_stream", recorder.used)
+
+
+def _optimizers(torch_own: Replacements, recorder: Recorder) -> None:
+    """Fused and foreach kernels are refused for devices that torch does not list; their shapes work on meta."""
+    for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
+        torch_own.replace(torch_optimizer, name, lambda: DEVICES_OF_OPTIMIZERS)
+
+
+class _Reducer:
+    """DDP's reducer, which after the first step would put its buckets together anew and share their order as data."""
+
+    def __init__(self, reducer: Any) -> None:
+        self.__dict__["_reducer"] = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_reducer"], name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
+    """DDP reduces in C++, where a fake process group is refused: a hook in Python reduces the same buckets."""
+    before = DistributedDataParallel.__init__
+
+    def reduce(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        buffer: Tensor = bucket.buffer()
+        # As in C++: divided first, then added up.
+        buffer.div_(group.size())
+        torch.distributed.all_reduce(buffer, group=group)
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        self.register_comm_hook(self.process_group, reduce)
+        self.reducer = _Reducer(self.reducer)
+
+    torch_own.replace(DistributedDataParallel, "__init__", init)
+
+
+def _shadows(torch_own: Replacements, recorder: Recorder) -> None:
+    """To find a result's shape, DTensor runs operators on tensors of global size, which have no memory on any device."""
+    for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
+        if hasattr(ShardingPropagator, name):
+            torch_own.replace(ShardingPropagator, name, recorder.unseen(vars(ShardingPropagator)[name]))
+

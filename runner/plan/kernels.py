@@ -1,0 +1,120 @@
+"""The operators of the device where meta's own would keep other tensors for backward, which falsifies memory without a sign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.tensor
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+TOUCHED = "touched(Tensor[] read, Tensor(a!)[] written) -> ()"
+
+
+@contextmanager
+def installed(device_type: str, *, fused: bool) -> Iterator[None]:
+    """
+    Have attention and RMSNorm run on meta as on the device.
+
+    Args:
+        device_type: `cpu` or `cuda`.
+        fused: whether RMSNorm is one kernel, as on CUDA when it runs eagerly.
+    """
+    with ExitStack() as stack:
+        library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+        own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # noqa: TOR901
+        stack.callback(library._destroy)
+        stack.callback(own._destroy)
+        own.define(TOUCHED)
+        own.impl("touched", lambda read, written: None, "Meta")
+        attention = _attention_on_cuda if device_type == "cuda" else _attention_on_cpu
+        library.impl("scaled_dot_product_attention", attention, "AutogradMeta")
+        if device_type == "cuda" and fused:
+            library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")
+        yield
+
+
+def _attention_on_cuda(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that torch chooses: flash for half precision, memory-efficient for fp32, else the written-out product."""
+    grouped = query.shape[-3] != key.shape[-3]
+    if attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
+        flash = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+        return flash[0]  # type: ignore[no-any-return]
+    if query.dtype in (*HALF, torch.float32) and not grouped:
+        needs_gradient = torch.is_grad_enabled()
+        efficient = aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
+        )
+        return efficient[0]  # type: ignore[no-any-return]
+    written_out = aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return written_out[0]  # type: ignore[no-any-return]
+
+
+def _attention_on_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    flash = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )
+    return flash[0]  # type: ignore[no-any-return]
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """One kernel, which keeps its input, the weight and a row's reciprocal norm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+        result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        _touch((x, weight), (result, rstd))
+        ctx.mark_non_differentiable(rstd)
+        ctx.save_for_backward(x, weight, rstd)
+        return result, rstd
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None]:
+        x, weight, rstd = ctx.saved_tensors
+        of_x = torch.empty_like(x)
+        of_weight = torch.empty_like(weight) if weight is not None else None
+        _touch((gradient, x, weight, rstd), (of_x, of_weight))
+        return of_x, of_weight, None
+
+
+def _rms_norm_on_cuda(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _FusedRMSNorm.apply(input, weight, eps)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
+    """An operator that reads and writes, for the log."""
+    torch.ops.meshrunner_plan.touched(_local(read), _local(written))
+
+
+def _local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
+    return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

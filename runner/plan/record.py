@@ -1,0 +1,124 @@
+"""The account of a rehearsal, which also writes down what the host issues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import ProcessGroup, get_process_group_ranks
+from torch.distributed._tools.fake_collectives import CollectiveOp
+
+from meshrunner.runner.plan.log import Born, Collective, Died, Entry, Log, Operator, Used
+from meshrunner.runner.plan.operators import COLLECTIVES, Traits, cost, traits
+from meshrunner.runner.plan.streams import Device
+from meshrunner.runner.profiler.account import Account, Life, tensors_in
+from meshrunner.runner.profiler.phases import Phases
+
+SAME = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
+"""On a device they return their argument; their kernels for meta make another tensor."""
+
+
+class Recorder(Account):
+    """An account of tensors on meta, as if they were on the device, and a log."""
+
+    def __init__(self, device: Device, phases: Phases, *, rounding: int, operators: bool) -> None:
+        """
+        Args:
+            rounding: as of `Account`.
+            operators: whether operators are logged, and not only memory.
+        """
+        super().__init__("meta", phases, rounding)
+        self.device, self.operators = device, operators
+        self.log: Log = []
+        self.paused = 0
+        """Above 0, nothing is seen."""
+        device.write = self._write
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.paused:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """What is made meanwhile has no memory on the device."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+    def unseen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function during which nothing is seen."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with self.pause():
+                return function(*args, **kwargs)
+
+        return called
+
+    def used(self, tensor: Tensor, stream: Any) -> None:
+        """Another stream uses a tensor."""
+        life = self._life(tensor)
+        if life is not None and life.nbytes:
+            self._write(Used(life, stream.number))
+
+    def _made(self, func: Any, inputs: list[Tensor], result: Any) -> None:
+        if func._schema.name in SAME:
+            self._alias(result, inputs[0])
+            return
+        super()._made(func, inputs, result)
+
+    def _ran(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
+        if not self.operators:
+            return
+        what = traits(func)
+        if what.kind == "collective":
+            self._log_collective(func, what, args, inputs, result)
+        elif what.kind is not None and (inputs or what.kind == "memory"):
+            work = cost(what, args, kwargs, inputs, result)
+            stream, phase = self._stream(), self.phases.now
+            self._write(Operator(what.name, what.kind, stream, phase, work.flops, work.dtype, work.nbytes))
+
+    def _log_collective(self, func: Any, what: Traits, args: Any, inputs: list[Tensor], result: Any) -> None:
+        group: ProcessGroup = CollectiveOp.get_process_group(func, args)
+        name = COLLECTIVES[what.name.partition("::")[2]]
+        sizes = [each.numel() * each.element_size() for each in (*inputs, *tensors_in((result,)))]
+        ranks = tuple(get_process_group_ranks(group))
+        self._write(Collective(name, self._stream(), self.phases.now, ranks, max(sizes, default=0)))
+
+    def _alias(self, result: Tensor, argument: Tensor) -> None:
+        """The result has no memory of its own, and keeps that of the argument."""
+        storage, held = result.untyped_storage(), argument.untyped_storage()
+        if storage._cdata in self._by_storage or storage._cdata == held._cdata:
+            return
+        self._follow(storage, 0, held)
+
+    def _stream(self) -> int:
+        return self.device.current[-1].number
+
+    def _was_born(self, life: Life) -> None:
+        self.log.append(Born(life))
+
+    def _has_died(self, life: Life) -> None:
+        self.log.append(Died(life))
+
+    def _write(self, entry: Entry) -> None:
+        if not self.paused:
+            self.log.append(entry)
+
+    def _track_tensor(self, value: Tensor, category: str, *, created_here: bool) -> None:
+        if created_here and not isinstance(value, FakeTensor):  # of DTensor's sharding propagation
+            super()._track_tensor(value, category, created_here=True)
+
+    def _track(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Life | None:
+        if created_here or storage._cdata in self._by_storage:
+            return super()._track(storage, category, created_here=created_here)
+        return None  # of the network before it has memory
