@@ -35,10 +35,12 @@ class _Autocast(TorchFunctionMode):
 
     def __init__(self, dtype: torch.dtype, fp32: set[Callable[..., Any]]) -> None:
         super().__init__()
-        self.dtype, self.fp32 = dtype, fp32
+        self.dtype, self.fp32, self.suspended = dtype, fp32, False
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.suspended:
+            return func(*args, **(kwargs or {}))
         dtype = self.dtype if func in LOWER else torch.float32 if func in self.fp32 else None
         if dtype is None:
             return func(*args, **(kwargs or {}))
@@ -79,10 +81,21 @@ def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[No
             active.remove(self)
             super().__exit__(*error)
 
-    def autocast(device: str, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-        if device != "meta" or dtype is None:
-            return before(device, dtype, **kwargs)
-        return Followed(dtype, fp32)
+    @contextmanager
+    def suspended() -> Iterator[None]:
+        states = [(each, each.suspended) for each in active]
+        for each in active:
+            each.suspended = True
+        try:
+            yield
+        finally:
+            for each, state in states:
+                each.suspended = state
+
+    def autocast(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
+        if device != "meta":
+            return before(device, dtype, enabled=enabled, **kwargs)
+        return Followed(dtype or torch.bfloat16, fp32) if enabled else suspended()
 
     def autocast_again(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
         if active_then := kwargs.pop("rehearsed", None):
@@ -91,8 +104,19 @@ def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[No
 
     def present(device_type: str = "cuda") -> tuple[dict[str, Any] | None, dict[str, Any]]:
         of_device, of_cpu = kwargs_before(device_type)
-        return of_device, {**of_cpu, "rehearsed": active[-1].dtype if active else None}
+        return of_device, {**of_cpu, "rehearsed": present_dtype()}
 
+    def present_dtype() -> torch.dtype | None:
+        return active[-1].dtype if active and not active[-1].suspended else None
+
+    def is_enabled(device: str | None = None) -> bool:
+        return present_dtype() is not None if device == "meta" else enabled_before(*([device] if device else []))
+
+    def dtype_of(device: str) -> torch.dtype:
+        return present_dtype() or torch.float32 if device == "meta" else dtype_before(device)
+
+    enabled_before = torch_own.replace(torch, "is_autocast_enabled", is_enabled)
+    dtype_before = torch_own.replace(torch, "get_autocast_dtype", dtype_of)
     torch_own.replace(torch, "autocast", autocast)
     torch_own.replace(torch.amp, "autocast", autocast_again)
     kwargs_before = torch_own.replace(checkpoint, "_get_autocast_kwargs", present)

@@ -61,9 +61,13 @@ def _fsdp2_takes_meta(torch_own: Replacements, recorder: Recorder) -> None:
 
 
 def _fsdp1_streams(torch_own: Replacements, recorder: Recorder) -> None:
-    """As FSDP2's; and FSDP1 tells the allocator which stream uses a tensor, whose memory is then kept until that has passed."""
+    """
+    As FSDP2's; and FSDP1 tells the allocator which stream uses a tensor, whose memory is then kept until that has passed. It looks
+    at addresses to see whether something has memory.
+    """
     handle = Handle(recorder.device, META)
     torch_own.replace(_common_utils._FSDPDeviceHandle, "from_device", classmethod(lambda cls, device: handle))
+    torch_own.replace(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().size() > 0)
     for module in (_flat_param, _runtime_utils):
         torch_own.replace(module, "_no_dispatch_record_stream", recorder.used)
 
@@ -87,22 +91,22 @@ class _Reducer:
         return False
 
 
+def _reduced(buffer: Tensor, group: Any) -> torch.futures.Future[Tensor]:
+    """As in C++: divided first, then added up."""
+    buffer.div_(group.size())
+    torch.distributed.all_reduce(buffer, group=group)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
 def _ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
     """DDP reduces in C++, where a fake process group is refused: a hook in Python reduces the same buckets."""
     before = DistributedDataParallel.__init__
 
-    def reduce(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-        buffer: Tensor = bucket.buffer()
-        # As in C++: divided first, then added up.
-        buffer.div_(group.size())
-        torch.distributed.all_reduce(buffer, group=group)
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(buffer)
-        return done
-
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         before(self, *args, **kwargs)
-        self.register_comm_hook(self.process_group, reduce)
+        self.register_comm_hook(self.process_group, lambda group, bucket: _reduced(bucket.buffer(), group))
         self.reducer = _Reducer(self.reducer)
 
     torch_own.replace(DistributedDataParallel, "__init__", init)

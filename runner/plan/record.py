@@ -24,14 +24,15 @@ SAME = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tenso
 class Recorder(Account):
     """An account of tensors on meta, as if they were on the device, and a log."""
 
-    def __init__(self, device: Device, phases: Phases, *, rounding: int, operators: bool) -> None:
+    def __init__(self, device: Device, phases: Phases, *, on_host: bool, rounding: int, operators: bool) -> None:
         """
         Args:
+            on_host: the device is the CPU, so that tensors of the host count, too, such as an optimizer's counts of steps.
             rounding: as of `Account`.
             operators: whether operators are logged, and not only memory.
         """
         super().__init__("meta", phases, rounding)
-        self.device, self.operators = device, operators
+        self.device, self.on_host, self.operators = device, on_host, operators
         self.log: Log = []
         self.paused = 0
         """Above 0, nothing is seen."""
@@ -113,6 +114,9 @@ class Recorder(Account):
     def _write(self, entry: Entry) -> None:
         if not self.paused:
             self.log.append(entry)
+
+    def _counts(self, storage: UntypedStorage) -> bool:
+        return storage.device.type == "meta" or self.on_host
 
     def _track_tensor(self, value: Tensor, category: str, *, created_here: bool) -> None:
         if created_here and not isinstance(value, FakeTensor):  # of DTensor's sharding propagation

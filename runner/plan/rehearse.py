@@ -61,7 +61,8 @@ def rehearse(
     """
     phases, device = Phases(), Device()
     rounding = CUDA_ROUNDS_TO if device_type == "cuda" else 1
-    recorder = Recorder(device, phases, rounding=rounding, operators=operators)
+    on_host = device_type == "cpu"
+    recorder = Recorder(device, phases, on_host=on_host, rounding=rounding, operators=operators)
     degrees = recipe.parallelism.degrees(nodes, workers)
     with _alone(), _fake_group(rank, nodes * workers), in_place_of(device_type, recorder), phases, ExitStack() as recording:
         mesh = build_mesh("cpu", degrees)  # meta is no device of a mesh
@@ -78,8 +79,9 @@ def rehearse(
 
 
 def _batches(micro: int, micro_batch: int, seq_len: int) -> list[tuple[Tensor, Tensor]]:
-    rows = torch.empty(micro * micro_batch, seq_len + 1, dtype=torch.int64, device=META)
-    return micro_batches(rows, micro_batch)
+    with torch.no_grad():
+        rows = torch.empty(micro * micro_batch, seq_len + 1, dtype=torch.int64, device=META)
+        return micro_batches(rows, micro_batch)
 
 
 @contextmanager

@@ -23,11 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils.hooks import RemovableHandle
 
 from meshrunner.runner.profiler.base import CATEGORIES
-from meshrunner.runner.profiler.phases import Phase, Phases
+from meshrunner.runner.profiler.phases import START, Phase, Phases
 
 PERSISTENT = ("parameters", "gradients", "optimizer")
 UNKNOWN = ("activations", "temporary")
 """Categories that say when something was made; what is done with it may tell more."""
+SPLIT = torch.ops.aten.split.Tensor
+"""Gloo reduces a copy of a reduce-scatter's input, which it takes apart so: all that shows of the copy."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 """Operators of FSDP whose arguments and results are communication buffers."""
 
@@ -75,7 +77,8 @@ class Account(TorchDispatchMode):
     - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer.
 
     Not tracked: memory allocated inside an operator or a collective (gloo copies its input and frees the copy some time after the
-    collective, so allocated memory varies from run to run; these figures do not), and tensors created by other threads, until
+    collective, so allocated memory varies from run to run; these figures do not: what is older than the account and split before
+    any other use is taken for such a copy), and tensors created by other threads, until
     they are an operator's input here. **Compiled code is not tracked at all**: inductor allocates below any dispatch mode, and
     under a mode dynamo does not even compile. So do not use it for a compiled model.
 
@@ -129,6 +132,8 @@ class Account(TorchDispatchMode):
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented  # e.g. a DTensor, which dispatches its parts to this mode
         result = func(*args, **kwargs)
+        if func is SPLIT and inputs and self._life(inputs[0]) is None and self._counts(inputs[0].untyped_storage()):
+            self._follow(inputs[0].untyped_storage(), 0, None)
         for value in inputs:
             self._track_tensor(value, "temporary", created_here=False)
         self._made(func, inputs, result)
@@ -137,8 +142,9 @@ class Account(TorchDispatchMode):
 
     def _made(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         """An operator has run: its result may be new."""
-        in_loss = self.phases.now.part == "loss"
-        category = "logits" if in_loss else "activations" if torch.is_grad_enabled() else "temporary"
+        part = self.phases.now.part
+        recorded = torch.is_grad_enabled() and part != START
+        category = "logits" if part == "loss" else "activations" if recorded else "temporary"
         results = list(tensors_in((result,)))
         for value in results:
             self._track_tensor(value, category, created_here=True)
