@@ -148,7 +148,9 @@ class _Memory:
         steps = dict(self._peaks)
         start = steps.pop(-1)
         last = self._peaks[self._step]
-        return Replayed(start.active.nbytes, start.reserved.nbytes, steps, *last, self._allocator.retries, failed, asked)
+        return Replayed(
+            start.active.nbytes, start.reserved.nbytes, steps, *last, self._allocator.retries, failed, asked
+        )
 
     def _free_until(self, now: float) -> None:
         while self._freed and self._freed[0][0] <= now:
