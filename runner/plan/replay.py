@@ -1,0 +1,162 @@
+"""Replays the log of a rehearsal: its memory through a model of the allocator, everything else through a clock."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+from meshrunner.runner.plan.allocator import Allocator, OutOfMemory
+from meshrunner.runner.plan.log import Born, Collective, Died, Entry, HostWaited, Log, Operator, Used
+from meshrunner.runner.plan.segments import Block
+from meshrunner.runner.profiler.account import Life
+from meshrunner.runner.profiler.phases import START, Phase
+
+
+class Clock(Protocol):
+    """The time of the host and of the device's streams. In seconds."""
+
+    @property
+    def host(self) -> float:
+        """Now."""
+
+    def passed(self, stream: int) -> float:
+        """When the stream will have done all that it was given so far."""
+
+    def take(self, entry: Entry) -> None:
+        """The next of the log's entries other than Born, Died and Used; HostWaited(None) also where the allocator waits."""
+
+
+class Peak(NamedTuple):
+    """Most memory at a time."""
+
+    nbytes: int
+    phase: Phase
+    """In which it was reached. What was reserved in an earlier step, and is so still, keeps that step's."""
+
+
+class Peaks(NamedTuple):
+    """Of one step."""
+
+    active: Peak
+    """Of blocks in use; a freed one counts until the streams that use it have passed (torch's `active_bytes`)."""
+    reserved: Peak
+    """Of segments, so with the cache (torch's `reserved_bytes`)."""
+
+
+class Replayed(NamedTuple):
+    """What became of the memory. In bytes."""
+
+    startup_active: int
+    """Peak before the first step."""
+    startup_reserved: int
+    """Peak before the first step; the cache that it leaves is reserved in the steps, too."""
+    steps: dict[int, Peaks]
+    """By the number of the step, in their order."""
+    peak_active: Peak
+    """Of the last step; of the start, if there is none."""
+    peak_reserved: Peak
+    """Of the last step; of the start, if there is none."""
+    retries: int
+    """How often the whole cache was given up for a request."""
+    failed: Phase | None
+    """In which memory ran out; the peaks are those until then."""
+    asked: int
+    """For which request; 0 if memory never ran out."""
+
+
+def replay(log: Log, clock: Clock, allocator: Allocator) -> Replayed:
+    """In one pass. The allocator is one that nothing was asked of yet."""
+    memory = _Memory(clock, allocator)
+    for entry in log:
+        if isinstance(entry, Born):
+            try:
+                memory.born(entry.life)
+            except OutOfMemory as error:
+                return memory.replayed(entry.life.phase, error.asked)
+        elif isinstance(entry, Died):
+            memory.died(entry.life)
+        elif isinstance(entry, Used):
+            memory.used(entry.life, entry.stream)
+        else:
+            if isinstance(entry, Operator | Collective):
+                memory.enter(entry.phase)
+            clock.take(entry)
+    return memory.replayed(None, 0)
+
+
+class _Memory:
+    """The blocks of the lives, and the peaks of each step."""
+
+    def __init__(self, clock: Clock, allocator: Allocator) -> None:
+        self._clock = clock
+        self._allocator = allocator
+        allocator.synchronize = self._synchronize
+        self._blocks: dict[Life, Block] = {}
+        self._users: dict[Life, set[int]] = {}
+        self._freed: list[tuple[float, int, Block]] = []
+        """A heap of what has died and is still in use: until when, the life's number, its block."""
+        self._grown = start = Phase(-1, START)
+        """In which `reserved` last grew."""
+        self._peaks = {start.step: Peaks(Peak(0, start), Peak(0, start))}
+        self._step = start.step
+
+    def born(self, life: Life) -> None:
+        """Gives it a block; raises OutOfMemory."""
+        self.enter(life.phase)
+        # As in torch, the events of what was freed are only looked at here, and memory of no bytes is no request.
+        if life.nbytes == 0:
+            return
+        self._free_until(self._clock.host)
+        reserved = self._allocator.reserved
+        self._blocks[life] = self._allocator.allocate(life.nbytes, life.stream)
+        if self._allocator.reserved > reserved:
+            self._grown = life.phase
+        peaks = self._peaks[self._step]
+        if self._allocator.peak_active > peaks.active.nbytes:
+            peaks = peaks._replace(active=Peak(self._allocator.peak_active, life.phase))
+        if self._allocator.peak_reserved > peaks.reserved.nbytes:
+            peaks = peaks._replace(reserved=Peak(self._allocator.peak_reserved, life.phase))
+        self._peaks[self._step] = peaks
+
+    def used(self, life: Life, stream: int) -> None:
+        """By the stream that it was allocated on, too: that changes nothing."""
+        if stream != life.stream:
+            self._users.setdefault(life, set()).add(stream)
+
+    def died(self, life: Life) -> None:
+        """Frees it, now or once the streams that use it have passed this point."""
+        block = self._blocks.pop(life, None)
+        users = self._users.pop(life, None)
+        if block is None:
+            return
+        if users is None:
+            self._allocator.free(block)
+        else:
+            heappush(self._freed, (max(self._clock.passed(stream) for stream in users), life.number, block))
+
+    def enter(self, phase: Phase) -> None:
+        """A new step begins if the phase is of one: its peaks begin with what there is."""
+        if phase.step != self._step:
+            self._step = phase.step
+            self._allocator.reset_peaks()
+            self._peaks[phase.step] = Peaks(
+                Peak(self._allocator.active, phase), Peak(self._allocator.reserved, self._grown)
+            )
+
+    def replayed(self, failed: Phase | None, asked: int) -> Replayed:
+        """So far."""
+        steps = dict(self._peaks)
+        start = steps.pop(-1)
+        last = self._peaks[self._step]
+        return Replayed(
+            start.active.nbytes, start.reserved.nbytes, steps, *last, self._allocator.retries, failed, asked
+        )
+
+    def _free_until(self, now: float) -> None:
+        while self._freed and self._freed[0][0] <= now:
+            self._allocator.free(heappop(self._freed)[2])
+
+    def _synchronize(self) -> None:
+        # Giving up segments waits for the device (cudaFree), not only for the events.
+        self._clock.take(HostWaited(None))
+        self._free_until(float("inf"))
