@@ -8,6 +8,7 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.hardware import GPU, Efficiency, PeakFlops
+from meshrunner.runner.plan import collectives
 from meshrunner.runner.plan.clock import Clock
 from meshrunner.runner.plan.log import (
     Born,
@@ -235,3 +236,16 @@ def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
         run.take(entry)
     assert len(log) == 99_990
     assert time.process_time() - began < 1
+
+
+def test_a_collective_of_known_bytes_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU) -> float:
+        computed.append(nbytes)
+        return 1.0
+
+    monkeypatch.setattr(collectives, "seconds", seconds)
+    repeated = [gather(1), gather(2), gather(1), gather(1, ranks=(0, 4)), gather(2)]
+    assert clock(*repeated).passed(NETWORK) == 5
+    assert computed == [repeated[0].nbytes, repeated[1].nbytes, repeated[3].nbytes]

@@ -59,14 +59,14 @@ def test_across_nodes(name: str, nodes: int, per_node: int, gb_per_s: float) -> 
 
 
 def test_a_ring_across_nodes() -> None:
-    """Over 4 nodes of 8, 32 MB a rank, seven eighths of 8 x 50 GB/s; each node adds 38 microseconds."""
+    """Over 4 nodes of 8, 32 MB a rank, seven eighths of 8 x 50 GB/s; each node adds 37.8 microseconds."""
     whole = 32 * 32_000_000
     transfer = whole * 31 / 32 / (0.87 * 400e9)
-    assert seconds("all_gather", group(4, 8), whole, H100) == pytest.approx(transfer + 4 * 38e-6, rel=1e-3)
+    assert seconds("all_gather", group(4, 8), whole, H100) == pytest.approx(transfer + 4 * 37.8e-6)
     assert seconds("all_gather", group(4, 8), 32, H100) == pytest.approx(4 * 38e-6, rel=0.01)
     for each in (1_000_000, 8_000_000):
         transfer = 31 * each / (0.68 * 400e9)
-        assert seconds("all_gather", group(4, 8), 32 * each, H100) == pytest.approx(transfer + 4 * 38e-6, rel=2e-3)
+        assert seconds("all_gather", group(4, 8), 32 * each, H100) == pytest.approx(transfer + 4 * 37.8e-6)
     assert seconds("all_gather", group(4, 1), 4, H100) == pytest.approx(4 * 14e-6, rel=0.01)
 
 
