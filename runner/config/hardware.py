@@ -24,6 +24,25 @@ class PeakFlops(Section):
     """float8 tensor cores, in TFLOP/s."""
 
 
+class Efficiency(Section):
+    """What real programs make of a data sheet's rates, and what they lose besides: constants of `plan`'s speeds."""
+
+    matmul: float = Field(gt=0, le=1)
+    """Share of the peak rate of their dtype that matrix products reach."""
+    attention: float = Field(gt=0, le=1)
+    """Share of the peak rate that fused attention reaches in forward."""
+    attention_backward: float = Field(gt=0, le=1)
+    """Share of the peak rate that fused attention reaches in backward."""
+    memory: float = Field(gt=0, le=1)
+    """Share of the memory bandwidth that operators reach which only read and write."""
+    contention: float = Field(ge=0, le=1)
+    """Part of the time of communication at the same time as compute by which it makes compute longer."""
+    kernel_s: float = Field(ge=0)
+    """Latency of an operator on the device, in seconds."""
+    host_s: float = Field(ge=0)
+    """Time that the host needs to issue an operator, in seconds."""
+
+
 class Hardware(Option):
     """A device."""
 
@@ -56,11 +75,15 @@ class GPU(Hardware):
     memory_bandwidth: float = Field(gt=0)
     """Bandwidth of device memory in GB/s."""
     link_bandwidth: float = Field(gt=0)
-    """Bandwidth between two devices of a node in GB/s, one direction."""
+    """Bandwidth of a device to the others of its node in GB/s, all links together, one direction."""
     network_bandwidth: float = Field(gt=0)
     """Bandwidth of a device to other nodes in GB/s, one direction."""
     devices_per_node: Count
     """Devices of a node: the workers that `submit` requests where launch.workers is auto."""
+    reserved_elsewhere_gib: float = Field(ge=0)
+    """Device memory in GiB that a process takes outside torch's allocator: the driver's context, NCCL."""
+    efficiency: Efficiency
+    """Shares of the rates above that are reached, and latencies."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
         # Named by the user, whatever the driver calls it; but a slice of a GPU (MIG) has not its peak.

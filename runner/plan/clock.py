@@ -1,0 +1,170 @@
+"""
+When everything of a log happens: the host issues, streams work one entry after another, and wait for each other.
+
+An operator takes what its arithmetic or its memory traffic takes, whichever is longer (a roofline), a collective what
+`collectives.seconds` says. Times are in seconds from the clock's start.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.plan import collectives
+from meshrunner.runner.plan.log import (
+    COMPUTE,
+    Collective,
+    Entry,
+    HostWaited,
+    Operator,
+    Recorded,
+    Waited,
+    WaitedForStream,
+)
+
+PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
+"""What a step's time goes to. optimizer: every operator after backward, the gradient norm's included."""
+PART = {"matmul": "matmul", "attention": "attention", "attention_backward": "attention", "memory": "memory"}
+"""By an operator's kind."""
+AFTER_BACKWARD = ("update", "optimizer")
+
+
+class Timed(NamedTuple):
+    """Where the time of a step goes."""
+
+    seconds: float
+    """From the end of all work before it to the end of its own, what contention adds included."""
+    seconds_by_part: dict[str, float]
+    """How long streams work on each of PARTS. They overlap: the sum is not the step's time."""
+    exposed_communication_s: float
+    """Of communication: at least so long the stream of compute has nothing to do."""
+
+
+class _Group:
+    """A communicator: its collectives run one after another."""
+
+    __slots__ = ("passed", "seconds")
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+        self.seconds: dict[tuple[str, int], float] = {}
+        """Of its collectives by name and bytes."""
+
+
+class Clock:
+    """
+    Takes the entries of a log in their order.
+
+    Args:
+        matmul: rate of fp32 matrix products, a field of `hardware.peak`.
+    """
+
+    def __init__(self, hardware: GPU, matmul: Literal["fp32", "tf32"]) -> None:
+        self.hardware, self.matmul = hardware, matmul
+        self.host = 0.0
+        """When the host has issued all that it issued so far."""
+        self._streams: dict[int, float] = {COMPUTE: 0.0}
+        self._events: dict[int, float] = {}
+        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._flops: dict[tuple[str, str], float] = {}
+        """FLOP/s by kind and dtype."""
+        efficiency = hardware.efficiency
+        self._bytes = hardware.memory_bandwidth * 1e9 * efficiency.memory
+        self._kernel_s, self._host_s, self._contention = efficiency.kernel_s, efficiency.host_s, efficiency.contention
+        self.step_begins()
+
+    def passed(self, stream: int) -> float:
+        """When a stream will have done all that it was given so far."""
+        return self._streams.get(stream, 0.0)
+
+    def take(self, entry: Entry) -> None:
+        """
+        The next entry.
+
+        Raises:
+            ConfigError: the hardware's rate for an operator's dtype is not known.
+        """
+        if isinstance(entry, Operator):
+            self._operator(entry)
+        elif isinstance(entry, Collective):
+            self._collective(entry)
+        elif isinstance(entry, Recorded):
+            self._events[entry.event] = self.passed(entry.stream)
+        elif isinstance(entry, Waited):
+            # As in CUDA, nobody waits for an event that was never recorded.
+            self._streams[entry.stream] = max(self.passed(entry.stream), self._events.get(entry.event, 0.0))
+        elif isinstance(entry, WaitedForStream):
+            self._streams[entry.stream] = max(self.passed(entry.stream), self.passed(entry.other))
+        elif isinstance(entry, HostWaited):
+            until = self._everything() if entry.event is None else self._events.get(entry.event, 0.0)
+            self.host = max(self.host, until)
+
+    def step_begins(self) -> None:
+        """What is taken from now on belongs to a new step."""
+        self._began = self._everything()
+        self._by_part = dict.fromkeys(PARTS, 0.0)
+        self._computing = 0.0
+
+    def step_ends(self) -> Timed:
+        """The step that began last, up to now."""
+        seconds = self._everything() - self._began
+        communication = self._by_part["communication"]
+        # Where the host is too slow nothing may run at all, which is no communication.
+        exposed = min(max(seconds - self._computing, 0.0), communication)
+        seconds += self._contention * (communication - exposed)
+        return Timed(seconds, dict(self._by_part), exposed)
+
+    def _everything(self) -> float:
+        return max(self.host, *self._streams.values())
+
+    def _operator(self, operator: Operator) -> None:
+        _, kind, stream, phase, flops, dtype, nbytes = operator
+        seconds = nbytes / self._bytes
+        if flops and kind != "memory":
+            rate = self._flops.get((kind, dtype)) or self._flops_per_second(kind, dtype)
+            seconds = max(seconds, flops / rate)
+        seconds += self._kernel_s
+        self.host += self._host_s
+        self._streams[stream] = max(self._streams.get(stream, 0.0), self.host) + seconds
+        self._by_part["optimizer" if phase.part in AFTER_BACKWARD else PART[kind]] += seconds
+        if stream == COMPUTE:
+            self._computing += seconds
+
+    def _collective(self, collective: Collective) -> None:
+        name, stream, _, ranks, nbytes = collective
+        group = self._groups.get(ranks)
+        if group is None:
+            group = self._groups[ranks] = _Group()
+        seconds = group.seconds.get((name, nbytes))
+        if seconds is None:
+            seconds = group.seconds[name, nbytes] = collectives.seconds(name, ranks, nbytes, self.hardware)
+        self.host += self._host_s
+        group.passed = self._streams[stream] = max(self.passed(stream), group.passed, self.host) + seconds
+        self._by_part["communication"] += seconds
+
+    def _flops_per_second(self, kind: str, dtype: str) -> float:
+        """What products of a dtype reach."""
+        hardware = self.hardware
+        rate, share = self._rate(dtype)
+        peak = hardware.peak_tflops(rate)
+        if peak is None:
+            raise ConfigError(
+                f"hardware.peak.{rate} of {hardware.name} is not known, so no speed can be predicted of {kind} in {dtype}: "
+                f"set hardware.peak.{rate} (TFLOP/s), or choose another precision"
+            )
+        reached: float = getattr(hardware.efficiency, kind)
+        found = self._flops[kind, dtype] = peak * 1e12 * share * reached
+        return found
+
+    def _rate(self, dtype: str) -> tuple[str, float]:
+        """The field of `hardware.peak` that a dtype is multiplied at, and the share of it that is its peak."""
+        if dtype in ("bfloat16", "float16"):
+            return "bf16", 1.0
+        if dtype.startswith("float8"):
+            return "fp8", 1.0
+        if dtype == "float32":
+            return self.matmul, 1.0
+        if dtype == "float64":
+            return "fp32", 0.5  # vector units; twice as much on the tensor cores of data-centre GPUs
+        raise ConfigError(f"no rate is known of matrix products in {dtype}")
