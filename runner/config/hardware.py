@@ -80,9 +80,12 @@ class GPU(Hardware):
     """Bandwidth of a device to other nodes in GB/s, one direction."""
     devices_per_node: Count
     """Devices of a node: the workers that `submit` requests where launch.workers is auto."""
-    reserved_elsewhere_gib: float = Field(ge=0)
+    # Runs of before had neither of these.
+    reserved_elsewhere_gib: float = Field(1.5, ge=0)
     """Device memory in GiB that a process takes outside torch's allocator: the driver's context, NCCL."""
-    efficiency: Efficiency
+    efficiency: Efficiency = Efficiency(
+        matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
+    )
     """Shares of the rates above that are reached, and latencies."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,29 @@ LOWER = {
     *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, torch.baddbmm),
 }
 """In the lower precision, on CPU and CUDA."""
-FP32_ON_CPU = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
+FP32_ON_CPU: set[Any] = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
 FP32_ON_CUDA = FP32_ON_CPU | {
-    *(F.softplus, F.layer_norm, F.rms_norm, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, torch.logsumexp),
-    *(torch.exp, torch.expm1, torch.log, torch.log1p, torch.pow, torch.rsqrt, torch.reciprocal, torch.sum, torch.cumsum),
+    *(
+        F.softplus,
+        F.layer_norm,
+        F.rms_norm,
+        F.softmax,
+        F.log_softmax,
+        torch.softmax,
+        torch.log_softmax,
+        torch.logsumexp,
+    ),
+    *(
+        torch.exp,
+        torch.expm1,
+        torch.log,
+        torch.log1p,
+        torch.pow,
+        torch.rsqrt,
+        torch.reciprocal,
+        torch.sum,
+        torch.cumsum,
+    ),
     *(torch.cumprod, torch.prod, torch.linalg.vector_norm),
     *(Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal),
     *(Tensor.sum, Tensor.cumsum, Tensor.cumprod, Tensor.prod, Tensor.softmax, Tensor.log_softmax, Tensor.logsumexp),
@@ -33,7 +52,7 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 class _Autocast(TorchFunctionMode):
     """As torch.autocast: a parameter is cast once until the context ends."""
 
-    def __init__(self, dtype: torch.dtype, fp32: set[Callable[..., Any]]) -> None:
+    def __init__(self, dtype: torch.dtype, fp32: set[Any]) -> None:
         super().__init__()
         self.dtype, self.fp32, self.suspended = dtype, fp32, False
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -44,7 +63,9 @@ class _Autocast(TorchFunctionMode):
         dtype = self.dtype if func in LOWER else torch.float32 if func in self.fp32 else None
         if dtype is None:
             return func(*args, **(kwargs or {}))
-        return func(*self._cast(args, dtype), **{key: self._cast_one(value, dtype) for key, value in (kwargs or {}).items()})
+        return func(
+            *self._cast(args, dtype), **{key: self._cast_one(value, dtype) for key, value in (kwargs or {}).items()}
+        )
 
     def _cast(self, values: Any, dtype: torch.dtype) -> Any:
         return type(values)(self._cast_one(value, dtype) for value in values)
@@ -61,7 +82,7 @@ class _Autocast(TorchFunctionMode):
         return self.casts[id(value)][1]
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.casts.clear()
 
 
@@ -74,7 +95,7 @@ def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[No
     class Followed(_Autocast):
         def __enter__(self) -> _Autocast:
             active.append(self)
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
             return self
 
         def __exit__(self, *error: Any) -> None:

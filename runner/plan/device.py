@@ -107,7 +107,7 @@ def _ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         before(self, *args, **kwargs)
         self.register_comm_hook(self.process_group, lambda group, bucket: _reduced(bucket.buffer(), group))
-        self.reducer = _Reducer(self.reducer)
+        self.reducer = _Reducer(self.reducer)  # type: ignore[assignment]
 
     torch_own.replace(DistributedDataParallel, "__init__", init)
 
@@ -117,4 +117,3 @@ def _shadows(torch_own: Replacements, recorder: Recorder) -> None:
     for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
         if hasattr(ShardingPropagator, name):
             torch_own.replace(ShardingPropagator, name, recorder.unseen(vars(ShardingPropagator)[name]))
-

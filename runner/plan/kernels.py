@@ -26,16 +26,16 @@ def installed(device_type: str, *, fused: bool) -> Iterator[None]:
         fused: whether RMSNorm is one kernel, as on CUDA when it runs eagerly.
     """
     with ExitStack() as stack:
-        library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
-        own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # noqa: TOR901
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
         stack.callback(own._destroy)
-        own.define(TOUCHED)
-        own.impl("touched", lambda read, written: None, "Meta")
+        own.define(TOUCHED)  # type: ignore[no-untyped-call]
+        own.impl("touched", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
         attention = _attention_on_cuda if device_type == "cuda" else _attention_on_cpu
-        library.impl("scaled_dot_product_attention", attention, "AutogradMeta")
+        library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
         if device_type == "cuda" and fused:
-            library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")
+            library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")  # type: ignore[no-untyped-call]
         yield
 
 

@@ -11,11 +11,32 @@ from torch.utils.flop_counter import flop_registry
 from meshrunner.runner.profiler.account import tensors_in
 
 FREE = {
-    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "set_", "resize_", "record_stream"),
+    *(
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "_unsafe_view",
+        "set_",
+        "resize_",
+        "record_stream",
+    ),
     *("detach", "lift_fresh", "split_with_sizes", "_reshape_alias", "_local_scalar_dense"),
 }
 """Of aten: they compute nothing."""
-PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward", "grouped_mm", "grouped_mm_weights"}
+PRODUCTS = {
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "_scaled_mm",
+    "_grouped_mm",
+    "convolution",
+    "convolution_backward",
+    "grouped_mm",
+    "grouped_mm_weights",
+}
 COLLECTIVES = {
     "_allgather_base_": "all_gather",
     "allgather_": "all_gather",

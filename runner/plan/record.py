@@ -21,7 +21,7 @@ SAME = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tenso
 """On a device they return their argument; their kernels for meta make another tensor."""
 
 
-class Recorder(Account):
+class Recorder(Account):  # type: ignore[no-untyped-call]
     """An account of tensors on meta, as if they were on the device, and a log."""
 
     def __init__(self, device: Device, phases: Phases, *, on_host: bool, rounding: int, operators: bool) -> None:

@@ -23,7 +23,7 @@ from meshrunner.runner.plan.record import Recorder
 from meshrunner.runner.plan.replace import Replacements
 from meshrunner.runner.plan.streams import Device
 from meshrunner.runner.profiler.account import Account
-from meshrunner.runner.profiler.phases import Phases
+from meshrunner.runner.profiler.phases import START, Phases
 
 STEPS = 2
 """The first makes the optimizer's state; the second is like all that follow."""
@@ -59,12 +59,18 @@ def rehearse(
     Raises:
         ConfigError: the recipe does not fit the devices.
     """
-    phases, device = Phases(), Device()
+    phases, device = Phases(START), Device()
     rounding = CUDA_ROUNDS_TO if device_type == "cuda" else 1
     on_host = device_type == "cpu"
     recorder = Recorder(device, phases, on_host=on_host, rounding=rounding, operators=operators)
     degrees = recipe.parallelism.degrees(nodes, workers)
-    with _alone(), _fake_group(rank, nodes * workers), in_place_of(device_type, recorder), phases, ExitStack() as recording:
+    with (
+        _alone(),
+        _fake_group(rank, nodes * workers),
+        in_place_of(device_type, recorder),
+        phases,
+        ExitStack() as recording,
+    ):
         mesh = build_mesh("cpu", degrees)  # meta is no device of a mesh
         with _beginning(lambda: recording.enter_context(recorder)):
             model, trained, parameters = pretrain.assemble(recipe, mesh, META)

@@ -94,7 +94,7 @@ class _Memory:
         self._blocks: dict[Life, Block] = {}
         self._users: dict[Life, set[int]] = {}
         self._freed: list[tuple[float, int, Block]] = []
-        """A heap of what has died and is still in use: until when, the life's number, its block."""
+        """A heap of what has died and is still in use: until when, the moment of the life's birth, its block."""
         self._grown = start = Phase(-1, START)
         """In which `reserved` last grew."""
         self._peaks = {start.step: Peaks(Peak(0, start), Peak(0, start))}
@@ -132,7 +132,7 @@ class _Memory:
         if users is None:
             self._allocator.free(block)
         else:
-            heappush(self._freed, (max(self._clock.passed(stream) for stream in users), life.number, block))
+            heappush(self._freed, (max(self._clock.passed(stream) for stream in users), life.born, block))
 
     def enter(self, phase: Phase) -> None:
         """A new step begins if the phase is of one: its peaks begin with what there is."""

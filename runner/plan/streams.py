@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 
-
 from meshrunner.runner.plan.log import COMPUTE, Entry, HostWaited, Recorded, Waited, WaitedForStream
 
 NO_WRITER: Callable[[Entry], None] = lambda entry: None  # noqa: E731
@@ -96,7 +95,9 @@ class On:
         if self.stream is not None:
             self.device.current.append(self.stream)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.stream is not None:
             self.device.current.pop()
 
@@ -139,5 +140,3 @@ class Handle:
 
     def mem_get_info(self, _: Any = None) -> tuple[int, int]:
         return 0, 0
-
-

@@ -17,7 +17,16 @@ from meshrunner.runner.rundir.files import TRACES
 if TYPE_CHECKING:
     import torch
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "unsharded", "communication", "logits", "temporary")
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "unsharded",
+    "communication",
+    "logits",
+    "temporary",
+)
 """What memory is for; see `Account`."""
 
 

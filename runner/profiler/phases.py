@@ -35,14 +35,16 @@ class Phase(NamedTuple):
 
 class Phases:
     """
-    Follows a network's step through global hooks of modules, autograd and optimizers: the model needs no edit, and may be wrapped.
+    Follows a network's step through global hooks of modules, autograd and optimizers: the model needs no edit, and may be
+    wrapped.
 
     Compiled code would trace the hooks: they are for models that run eagerly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: str = "forward") -> None:
+        """part: that it begins in."""
         self.step = -1
-        self._part = START
+        self._part = part
         self._block: int | None = None
         self._blocks: dict[int, int] = {}
         self._network: Network | None = None
@@ -120,6 +122,8 @@ class Phases:
 
     def _begins_backward(self, output: Any, block: int | None) -> None:
         """The gradient of an output is where backward of what made it begins."""
-        first = next((each for each in (output if isinstance(output, tuple) else (output,)) if isinstance(each, Tensor)), None)
+        first = next(
+            (each for each in (output if isinstance(output, tuple) else (output,)) if isinstance(each, Tensor)), None
+        )
         if first is not None and first.requires_grad:
-            first.register_hook(lambda _: self._enter("backward", block))
+            first.register_hook(lambda _: self._enter("backward", block))  # type: ignore[no-untyped-call]

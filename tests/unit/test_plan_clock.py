@@ -226,7 +226,7 @@ def test_steps_are_counted_apart() -> None:
 
 def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
     """A step of a model with 7 billion parameters; CPU time, and generous for a busy machine."""
-    life = Life(0, 512, "other", FORWARD, 0)
+    life = Life(512, "temporary", FORWARD, 0, 0)
     ranks = tuple(range(4096))
     block = [Born(life), product(1), Recorded(1, 0), Waited(COPY, 1), copy(1, COPY), Died(life)] * 100
     log: list[Entry] = ([*block, *[gather(1, ranks=ranks)] * 6]) * 165

@@ -53,7 +53,7 @@ class Seconds:
 
 
 def life(mib: float, phase: Phase = FORWARD, stream: int = 0) -> Life:
-    return Life(next(NUMBERS), int(mib * MIB), "activations", phase, born=0, stream=stream)
+    return Life(int(mib * MIB), "activations", phase, born=next(NUMBERS), stream=stream)
 
 
 def operator(seconds: int = 0, stream: int = 0, phase: Phase = FORWARD) -> Operator:
