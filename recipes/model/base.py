@@ -74,6 +74,15 @@ class Model(Option):
         """Key -> value, for keys that `on` resolves."""
         return {}
 
+    @property
+    def first_blocks(self) -> int:
+        """Number of first blocks that are of another kind than all that follow."""
+        return 0
+
+    def at_depth(self, blocks: int) -> Self | None:
+        """This model with another number of blocks, which are all alike but for `first_blocks`; None: it cannot be changed."""
+        return None
+
     def build(self, seq_len: int) -> Network:
         """The module with `freeze` applied; raises ConfigError for a pattern that matches nothing."""
         network = self.network(seq_len)

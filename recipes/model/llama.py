@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic_core import PydanticCustomError
 
@@ -19,6 +19,9 @@ class Llama(DecoderShape):
 
     n_layers: Annotated[int, whole(at_most=2_000)]
     """Number of blocks."""
+
+    def at_depth(self, blocks: int) -> Self:
+        return self.model_copy(update={"n_layers": blocks})
 
     def check_heads(self) -> None:
         if self.dim % self.n_heads:

@@ -34,6 +34,10 @@ class MoE(Llama):
             )
         return self
 
+    @property
+    def first_blocks(self) -> int:
+        return self.dense_layers
+
     def inactive_parameters(self) -> int:
         return (self.n_layers - self.dense_layers) * self.experts.inactive_parameters(self.dim)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.hardware import GPU, Hardware
 from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -16,6 +17,21 @@ CORES = "MESHRUNNER_CORES"
 """The variable that tells one of several runs on a node how many cores it has."""
 CPU_WORKERS = 2
 """Workers on a node without GPUs: the fewest that still communicate."""
+
+
+class Described(NamedTuple):
+    """The devices that a run would have, on this machine or on the hardware that it names."""
+
+    type: str
+    """`cuda` or `cpu`."""
+    hardware: GPU | None
+    """None: a CPU, or a GPU that no hardware file describes."""
+    name: str
+    """Name shown to a person."""
+    memory_gib: float
+    """Of one device; of a CPU a worker's share."""
+    workers: int
+    """Workers on a node."""
 
 
 class NodeDevices(NamedTuple):
@@ -67,6 +83,35 @@ def cpu_name() -> str:
         if line.startswith(("model name", "Model")):
             return line.partition(":")[2].strip()
     return "CPU"
+
+
+def described_type(hardware: Hardware) -> str:
+    """`cuda` or `cpu`, on the named hardware or on this machine."""
+    if isinstance(hardware, GPU):
+        return "cuda"
+    return "cuda" if hardware.kind != "cpu" and gpu_count() else "cpu"
+
+
+def described(experiment: Experiment) -> Described:
+    """The devices of an experiment that is not started here: a laptop can answer for a cluster's run."""
+    hardware, given = experiment.hardware, experiment.launch.workers
+    if isinstance(hardware, GPU):
+        workers = given if given != "auto" else hardware.devices_per_node
+        if given == "auto" and gpu_count():
+            workers = node_devices(experiment).workers
+        return Described("cuda", hardware, hardware.name, hardware.memory_gib, workers)
+    workers = given if given != "auto" else node_devices(experiment).workers
+    if described_type(hardware) == "cuda":
+        import torch
+
+        device = torch.cuda.get_device_properties(0)
+        found = hardware.found(device.name, device.total_memory / 2**30)
+        return Described(
+            "cuda", found if isinstance(found, GPU) else None, device.name, device.total_memory / 2**30, workers
+        )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
+    name = "this machine's memory" + (f" / {workers} workers" if workers > 1 else "")
+    return Described("cpu", None, name, memory / 2**30, workers)
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:

@@ -168,3 +168,15 @@ class Clock:
         if dtype == "float64":
             return "fp32", 0.5  # vector units; twice as much on the tensor cores of data-centre GPUs
         raise ConfigError(f"no rate is known of matrix products in {dtype}")
+
+
+class StepClock(Clock):
+    """A clock that sees by the phases where a step begins."""
+
+    _step: int | None = None
+
+    def take(self, entry: Entry) -> None:
+        if isinstance(entry, Operator | Collective) and entry.phase.step != self._step:
+            self._step = entry.phase.step
+            self.step_begins()
+        super().take(entry)

@@ -62,8 +62,8 @@ def _fsdp2_takes_meta(torch_own: Replacements, recorder: Recorder) -> None:
 
 def _fsdp1_streams(torch_own: Replacements, recorder: Recorder) -> None:
     """
-    As FSDP2's; and FSDP1 tells the allocator which stream uses a tensor, whose memory is then kept until that has passed. It looks
-    at addresses to see whether something has memory.
+    As FSDP2's; and FSDP1 tells the allocator which stream uses a tensor, whose memory is then kept until that has passed.
+    Whether something has memory it sees by its address.
     """
     handle = Handle(recorder.device, META)
     torch_own.replace(_common_utils._FSDPDeviceHandle, "from_device", classmethod(lambda cls, device: handle))

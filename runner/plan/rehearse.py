@@ -1,4 +1,4 @@
-"""The recipe itself, run on the meta device as one rank of a fake process group: nothing is computed, everything is written down."""
+"""The recipe itself, run on meta as one rank of a fake process group: nothing is computed, everything is written down."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ The account of memory: every storage from birth to death, with what it is for an
         ...
     account.peak
 
-For a CPU, whose allocator keeps no statistics, and for a rehearsal without a device; on CUDA profiler=memory uses the allocator's own
-history, which has more detail.
+For a CPU, whose allocator keeps no statistics, and for a rehearsal without a device; on CUDA profiler=memory uses the allocator's
+own history, which has more detail.
 """
 
 from __future__ import annotations

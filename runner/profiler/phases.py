@@ -15,7 +15,9 @@ from meshrunner.recipes.model.network import Network
 
 START = "start"
 """Everything before the first step: the model is built, sharded and initialised."""
-PARTS = (START, "forward", "loss", "backward", "update", "optimizer")
+END = "end of backward"
+"""Below the first block: the gradient of the embedding, and what layouts do when all gradients are there."""
+PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
 """In the order of a step. update: gradient norm, clipping and whatever else follows backward."""
 
 
@@ -27,7 +29,7 @@ class Phase(NamedTuple):
     part: str
     """One of PARTS."""
     block: int | None = None
-    """Index in the network's blocks; None before the first in forward, and after the last in backward."""
+    """Index in the network's blocks; None before the first and after the last."""
 
     def __str__(self) -> str:
         return self.part if self.block is None else f"{self.part} of block {self.block}"
@@ -54,7 +56,7 @@ class Phases:
     @property
     def now(self) -> Phase:
         """The present phase."""
-        if self._part == "backward" and torch._C._current_graph_task_id() == -1:  # backward has ended
+        if self._part in ("backward", END) and torch._C._current_graph_task_id() == -1:  # backward has ended
             self._part, self._block = "update", None
         return Phase(self.step, self._part, self._block)
 
@@ -113,17 +115,17 @@ class Phases:
         if torch._C._current_graph_task_id() != -1:
             return
         if isinstance(module, Network):
-            self._begins_backward(output, None)
+            self._begins_backward(output, "backward", None)
         elif (block := self._blocks.get(id(module))) is not None:
-            self._begins_backward(output, block)
+            self._begins_backward(output, "backward", block)
             self._enter("forward")
         elif isinstance(module, nn.Embedding):
-            self._begins_backward(output, None)
+            self._begins_backward(output, END, None)
 
-    def _begins_backward(self, output: Any, block: int | None) -> None:
+    def _begins_backward(self, output: Any, part: str, block: int | None) -> None:
         """The gradient of an output is where backward of what made it begins."""
         first = next(
             (each for each in (output if isinstance(output, tuple) else (output,)) if isinstance(each, Tensor)), None
         )
         if first is not None and first.requires_grad:
-            first.register_hook(lambda _: self._enter("backward", block))  # type: ignore[no-untyped-call]
+            first.register_hook(lambda _: self._enter(part, block))  # type: ignore[no-untyped-call]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -13,9 +12,8 @@ from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
-from meshrunner.runner.config.devices import gpu_count, node_devices
+from meshrunner.runner.config.devices import Described, described, described_type
 from meshrunner.runner.config.experiment import Experiment, check, fit
-from meshrunner.runner.config.hardware import GPU, Hardware
 from meshrunner.runner.console import console
 from meshrunner.runner.verbs.help import answered
 
@@ -49,8 +47,9 @@ def _show(arguments: list[str]) -> int:
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
     as_configured = check(composed.config)
-    experiment = as_configured.on(_device_type(as_configured.hardware))
-    workers = _workers(experiment)
+    experiment = as_configured.on(described_type(as_configured.hardware))
+    device = described(experiment)
+    workers = device.workers
     fit(experiment, workers)
     network = experiment.model.on_meta(experiment.seq_len)
     from meshrunner.recipes.parallelism.wrap_plan import local_parameters
@@ -62,7 +61,7 @@ def _show(arguments: list[str]) -> int:
     screen.print(_facts(experiment, network, degrees))
     screen.print()
     screen.print("a device holds, besides activations and gathered units:")
-    screen.print(_memory(experiment, units, degrees, workers))
+    screen.print(_memory(experiment, units, degrees, device))
     screen.print()
     screen.print(_plan(experiment, network, plan, units, degrees))
     if not experiment.parallelism.wraps_units:
@@ -77,23 +76,6 @@ def _show(arguments: list[str]) -> int:
         screen.print()
         screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
     return 0
-
-
-def _device_type(hardware: Hardware) -> str:
-    """`cuda` or `cpu`, on the named hardware or on this machine."""
-    if isinstance(hardware, GPU):
-        return "cuda"
-    return "cuda" if hardware.kind != "cpu" and gpu_count() else "cpu"
-
-
-def _workers(experiment: Experiment) -> int:
-    """Workers of a node; auto: as many as the named hardware has devices, so that a laptop can show a cluster's run."""
-    given, hardware = experiment.launch.workers, experiment.hardware
-    if given != "auto":
-        return given
-    if isinstance(hardware, GPU) and not gpu_count():
-        return hardware.devices_per_node
-    return node_devices(experiment).workers
 
 
 def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
@@ -162,7 +144,7 @@ def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
     return table
 
 
-def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, workers: int) -> Table:
+def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: Described) -> Table:
     """What a device holds from step to step, in bytes, and how much of its memory that is."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.held(unit, precision, degrees) for unit in units.values()]
@@ -185,24 +167,14 @@ def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: D
     ]
     total = sum(size for size in sizes.values() if size is not None)
     offloaded = bool(getattr(layout, "cpu_offload", False))
-    where = "in host memory (cpu_offload)" if offloaded else _of_memory(experiment, total, workers)
+    where = "in host memory (cpu_offload)" if offloaded else _of_memory(device, total)
     return _columns([*rows, ("together", _bytes(total), where)])
 
 
-def _of_memory(experiment: Experiment, total: int, workers: int) -> str:
+def _of_memory(device: Described, total: int) -> str:
     """`18.9% of 79.11 GiB (H100 80GB)`."""
-    hardware = experiment.hardware
-    if isinstance(hardware, GPU):
-        memory, name = hardware.memory_gib * 2**30, hardware.name
-    elif hardware.kind != "cpu" and gpu_count():
-        import torch
-
-        device = torch.cuda.get_device_properties(0)
-        memory, name = device.total_memory, device.name
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
-        name = "this machine's memory" + (f" / {workers} workers" if workers > 1 else "")
-    return f"{total / memory:.1%} of {_bytes(round(memory))} ({name})"
+    memory = device.memory_gib * 2**30
+    return f"{total / memory:.1%} of {_bytes(round(memory))} ({device.name})"
 
 
 def _plan(
