@@ -1,8 +1,8 @@
 """
 Memory and time at full depth from two shallow rehearsals.
 
-Blocks are alike, so whatever a step holds at a block is linear in the depth, as seen from either end of the model: for each position
-the two depths give the line. (For a whole phase it is not: where in backward the peak lies changes with the depth.)
+Blocks are alike, so whatever a step holds at a block is linear in the depth, as seen from either end of the model: for each
+position the two depths give the line. (For a whole phase it is not: where in backward the peak lies changes with the depth.)
 """
 
 from __future__ import annotations

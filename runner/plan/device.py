@@ -18,6 +18,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 
+from meshrunner.recipes.model import transformer
 from meshrunner.runner.plan import kernels
 from meshrunner.runner.plan.autocast import rehearsed_autocast
 from meshrunner.runner.plan.record import Recorder
@@ -26,23 +27,6 @@ from meshrunner.runner.plan.streams import Handle
 
 META = torch.device("meta")
 DEVICES_OF_OPTIMIZERS = ["meta", "cpu", "cuda"]
-
-
-@contextmanager
-def in_place_of(device_type: str, recorder: Recorder, *, fused: bool = True) -> Iterator[None]:
-    """
-    Have meta stand in for a device.
-
-    Args:
-        device_type: `cpu` or `cuda`.
-        fused: as of `kernels.installed`.
-    """
-    with Replacements() as torch_own:
-        for stand_in in (_fsdp2_streams, _fsdp2_takes_meta, _fsdp1_streams, _optimizers, _ddp_reduces, _shadows):
-            stand_in(torch_own, recorder)
-        torch_own.enter_context(rehearsed_autocast(torch_own, device_type))
-        torch_own.enter_context(kernels.installed(device_type, fused=fused))
-        yield
 
 
 def _fsdp2_streams(torch_own: Replacements, recorder: Recorder) -> None:
@@ -117,3 +101,33 @@ def _shadows(torch_own: Replacements, recorder: Recorder) -> None:
     for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
         if hasattr(ShardingPropagator, name):
             torch_own.replace(ShardingPropagator, name, recorder.unseen(vars(ShardingPropagator)[name]))
+
+
+def _grouped_attention(torch_own: Replacements, recorder: Recorder) -> None:
+    """The model repeats keys and values where a GPU has no kernel for grouped heads, and asks a tensor whether it is on one."""
+    if not recorder.on_host:
+        torch_own.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
+
+
+STAND_INS = (
+    *(_fsdp2_streams, _fsdp2_takes_meta, _fsdp1_streams, _optimizers, _ddp_reduces, _shadows),
+    _grouped_attention,
+)
+"""Besides autocast and the kernels, which have modules of their own."""
+
+
+@contextmanager
+def in_place_of(device_type: str, recorder: Recorder, *, fused: bool = True) -> Iterator[None]:
+    """
+    Have meta stand in for a device.
+
+    Args:
+        device_type: `cpu` or `cuda`.
+        fused: as of `kernels.installed`.
+    """
+    with Replacements() as torch_own:
+        for stand_in in STAND_INS:
+            stand_in(torch_own, recorder)
+        torch_own.enter_context(rehearsed_autocast(torch_own, device_type))
+        torch_own.enter_context(kernels.installed(device_type, fused=fused))
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -66,6 +67,7 @@ def rehearse(
     degrees = recipe.parallelism.degrees(nodes, workers)
     with (
         _alone(),
+        _quiet(),
         _fake_group(rank, nodes * workers),
         in_place_of(device_type, recorder),
         phases,
@@ -134,6 +136,14 @@ def _fake_group(rank: int, world: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch warns of is that a device is called meta."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 GIB = 2**30
-FITS, BORDERLINE, MISFIT, NOT_PLANNED = "fits", "borderline", "does not fit", "not planned"
 Answer = Literal["fits", "borderline", "does not fit", "not planned"]
 
 

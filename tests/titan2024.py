@@ -1,0 +1,72 @@
+"""
+The network and loss of torchtitan in March 2024, when pull request #165 measured FSDP1 against FSDP2, as a user's own classes.
+
+What memory and time see of the difference to Llama here: the norm is written out in fp32, rotary embeddings are complex, and the
+logits are made fp32 by the model, whose caller keeps them through backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshrunner.recipes.loss import Loss
+from meshrunner.recipes.model.llama import Llama
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from meshrunner.recipes.loss import LossFunction, SummedLoss
+    from meshrunner.recipes.model.transformer import Transformer
+
+
+class Titan2024(Llama):
+    """Llama, as torchtitan wrote it then."""
+
+    def network(self, seq_len: int) -> Transformer:
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        from meshrunner.recipes.model import transformer
+
+        class RMSNorm(transformer.RMSNorm):
+            def forward(self, x: Tensor) -> Tensor:
+                wide = x.float()
+                return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+
+        def rotated(x: Tensor, table: Tensor) -> Tensor:
+            pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+            # Of the table only the size is right: the model is for memory and time alone.
+            angles = torch.view_as_complex(table.view(table.shape[0], -1, 2)[:, : pairs.shape[-1]])
+            turned = pairs * angles.unsqueeze(0).unsqueeze(2)
+            return torch.view_as_real(turned).flatten(3).type_as(x)
+
+        class Attention(transformer.Attention):
+            def forward(self, x: Tensor, table: Tensor) -> Tensor:
+                q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
+                q, k, v = (t.transpose(1, 2) for t in (rotated(q, table), rotated(k, table), v))
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return self.wo(out.transpose(1, 2).contiguous().flatten(2))
+
+        network = super().network(seq_len)
+        for block in network.layers:
+            block.attention_norm, block.ffn_norm = RMSNorm(self.dim, self.norm_eps), RMSNorm(self.dim, self.norm_eps)
+            block.attention = Attention(self)
+        network.norm = RMSNorm(self.dim, self.norm_eps)
+        assert isinstance(network.layers, nn.ModuleList)
+        return network
+
+
+class Kept(Loss):
+    """The cross entropy of fp32 logits, which the caller still has when backward runs."""
+
+    def function(self, summed: SummedLoss) -> LossFunction:
+        import torch.nn.functional as F
+
+        held: dict[str, Any] = {}
+
+        def mean(output: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+            held["logits"] = logits = output(hidden).float()
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+        return mean

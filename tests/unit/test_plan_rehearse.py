@@ -1,0 +1,126 @@
+"""The rehearsal: what it writes down, and that nothing that stands in for the device can be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.plan import device, kernels, record
+from meshrunner.runner.plan.log import COMPUTE, Collective, Operator, Used
+from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
+from meshrunner.runner.plan.replace import Replacements
+from tests.composed import SMALL, experiment
+
+
+def rehearsed(*overrides: str, device_type: str = "cuda", workers: int = 2) -> Rehearsal:
+    recipe = experiment(*SMALL, "global_batch=2", "model.n_layers=2", *overrides).on(device_type)
+    return rehearse(recipe, nodes=1, workers=workers, device_type=device_type)
+
+
+def found(rehearsal: Rehearsal) -> tuple[Any, ...]:
+    """What a rehearsal says of memory and time."""
+    peak = rehearsal.account.peak_of(lambda phase: phase.step == rehearsal.last_step)
+    kinds: dict[Any, int] = {}
+    for entry in rehearsal.log:
+        key = (entry.name, entry.stream) if isinstance(entry, Operator | Collective) else type(entry).__name__
+        kinds[key] = kinds.get(key, 0) + 1
+    return peak, kinds
+
+
+def found_or_error(*overrides: str) -> Any:
+    try:
+        return found(rehearsed(*overrides))
+    except Exception as error:
+        return type(error)
+
+
+NEEDED_BY = {
+    device._fsdp2_streams: ("parallelism=fsdp2",),
+    device._fsdp2_takes_meta: ("parallelism=fsdp2",),
+    device._fsdp1_streams: ("parallelism=fsdp1",),
+    device._optimizers: ("parallelism=fsdp2",),
+    device._ddp_reduces: ("parallelism=ddp",),
+    device._shadows: ("parallelism=tp", "seq_len=38"),
+    device._grouped_attention: ("parallelism=fsdp2", "precision=fp32"),
+}
+
+
+@pytest.mark.parametrize("stand_in", NEEDED_BY, ids=lambda each: each.__name__)
+def test_no_stand_in_can_be_left_out(stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = NEEDED_BY[stand_in]
+    with monkeypatch.context() as without:  # first: DTensor remembers the shapes of a process
+        without.setattr(device, "STAND_INS", tuple(each for each in device.STAND_INS if each is not stand_in))
+        incomplete = found_or_error(*overrides)
+    complete = found_or_error(*overrides)
+    assert isinstance(complete, tuple) and incomplete != complete
+
+
+def test_every_stand_in_is_tested() -> None:
+    assert set(NEEDED_BY) == set(device.STAND_INS)
+
+
+@pytest.mark.parametrize("name", ["_attention_on_cuda", "_rms_norm_on_cuda", "autocast", "same"])
+def test_no_kernel_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ("parallelism=ddp", "precision=bf16") if name == "autocast" else ("parallelism=tp",)
+    complete = found(rehearsed(*overrides))
+    if name == "autocast":
+        monkeypatch.setattr(device, "rehearsed_autocast", lambda *_: nullcontext())
+    elif name == "same":
+        monkeypatch.setattr(record, "SAME", set())
+    elif name == "_rms_norm_on_cuda":
+        installed = kernels.installed
+        monkeypatch.setattr(kernels, "installed", lambda device_type, fused: installed(device_type, fused=False))
+    else:
+        installed = kernels.installed
+        monkeypatch.setattr(kernels, "installed", lambda device_type, fused: installed("cpu", fused=True))
+    assert found_or_error(*overrides) != complete
+
+
+def test_another_torch_is_an_error_that_names_what_is_missing() -> None:
+    class Owner:
+        present = 1
+
+    with Replacements() as own:
+        assert own.replace(Owner, "present", 2) == 1 and Owner.present == 2
+        with pytest.raises(ConfigError, match=r"has no Owner\.gone, which a rehearsal stands in for"):
+            own.replace(Owner, "gone", 3)
+    assert Owner.present == 1
+
+
+def test_communication_overlaps_and_fsdp1_keeps_what_other_streams_use() -> None:
+    for layout in ("fsdp1", "fsdp2"):
+        rehearsal = rehearsed(f"parallelism={layout}")
+        gathers = [each for each in rehearsal.log if isinstance(each, Collective) and each.name == "all_gather"]
+        assert gathers and all(each.stream != COMPUTE for each in gathers), layout
+        assert any(isinstance(each, Used) for each in rehearsal.log) == (layout == "fsdp1")
+
+
+def test_operators_have_their_work() -> None:
+    """The FLOPs of all matrix products are those of the formula, but for attention."""
+    single = "parallelism=single", "global_batch=1"
+    recipe, rehearsal = experiment(*SMALL, "model.n_layers=2", *single), rehearsed(*single, workers=1)
+    last = [each for each in rehearsal.log if isinstance(each, Operator) and each.phase.step == rehearsal.last_step]
+    flops = recipe.model.flops_per_token(recipe.seq_len)
+    products = sum(each.flops for each in last if each.kind == "matmul")
+    assert products == (flops.total - flops.attention) * rehearsal.tokens - _not_products(recipe) * rehearsal.tokens
+    assert {each.kind for each in last} == {"matmul", "attention", "attention_backward", "memory"}
+
+
+def _not_products(recipe: Any) -> int:
+    """6 FLOPs are counted for every weight; those of the norms are not multiplied by a matrix."""
+    return 6 * recipe.model.dim * (2 * recipe.model.n_layers + 1)
+
+
+def test_the_process_is_as_before() -> None:
+    import torch
+    import torch.distributed as dist
+
+    before = torch.UntypedStorage.resize_, torch.autocast, torch.nn.parallel.DistributedDataParallel.__init__
+    rehearsed("parallelism=ddp")
+    assert before == (torch.UntypedStorage.resize_, torch.autocast, torch.nn.parallel.DistributedDataParallel.__init__)
+    assert not dist.is_initialized()
+    assert torch.rms_norm(torch.ones(2, 4), (4,)).shape == (2, 4)
