@@ -20,6 +20,7 @@ def largest(fits: Callable[[int], bool], least: int = 1) -> int | None:
     below, above = least, 2 * least
     while above <= MOST and fits(above):
         below, above = above, 2 * above
+    above = min(above, MOST + 1)
     while above - below > 1:
         middle = (below + above) // 2
         if fits(middle):

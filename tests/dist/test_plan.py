@@ -49,10 +49,10 @@ CASES: dict[int, list[str]] = {
         "parallelism=fsdp2 parallelism.buffers=max_pool",
         f"parallelism=fsdp2 parallelism.buffers=scheduled {FULL}",
         "parallelism=fsdp2 wrap=root_only",
-        "parallelism=tp global_batch=2 micro_batch=2",
-        f"parallelism=tp {FULL} global_batch=2",
-        "parallelism=tp parallelism.sequence_parallel=false global_batch=2",
-        "parallelism=tp parallelism.loss_parallel=true global_batch=2",
+        "parallelism=tp micro_batch=2",
+        f"parallelism=tp {FULL}",
+        "parallelism=tp parallelism.sequence_parallel=false",
+        "parallelism=tp parallelism.loss_parallel=true",
         f"parallelism=fsdp2 {EXPERTS}",
         f"parallelism=fsdp1 {EXPERTS} {SELECTIVE}",
         f"parallelism=fsdp2 {HYBRID}",
@@ -83,7 +83,8 @@ class Found(NamedTuple):
 def _recipe(case: str) -> Experiment:
     given = case.split()
     has_pattern = "model=hybrid_tiny" in given
-    return experiment(*(word for word in SMALL if not (has_pattern and word.startswith("model."))), *given)
+    small = [word for word in SMALL if not (has_pattern and word.startswith("model."))]
+    return experiment(*small, "global_batch=null", *given)
 
 
 def measured(cases: list[str]) -> list[Found]:

@@ -1,0 +1,114 @@
+"""`meshrunner plan`: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from meshrunner.runner import cli
+from meshrunner.runner.plan.largest import MOST, largest
+from meshrunner.runner.plan.predict import MEMORY, SPEED
+from meshrunner.runner.plan.verdict import GIB, answer, reason
+
+SMALL = ("model.n_layers=2", "model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1")
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert cli._dispatch(["plan", *arguments]) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(planned(capsys, *arguments, "--json"))
+    return found
+
+
+def test_a_run_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "hardware=h100_80gb", *SMALL)
+    assert list(found) == ["verdict", "reason", "rank", *MEMORY, *SPEED]
+    assert found["verdict"] == "fits" and found["memory/alloc_retries"] == 0
+    assert 0 < found["memory/peak_active_gib"] < found["memory/peak_reserved_gib"] < 1
+    assert found["memory/peak_active_pct"] == pytest.approx(100 * found["memory/peak_active_gib"] / 79.11, rel=1e-3)
+    parts = found["memory/by_category_gib"]
+    assert sum(parts.values()) == pytest.approx(found["memory/peak_active_gib"], rel=0.01)
+    assert found["perf/step_time_s"] > 0 and found["perf/calibrated"] is False
+    assert found["perf/wps"] == pytest.approx(32 / found["perf/step_time_s"])
+    text = planned(capsys, "hardware=h100_80gb", *SMALL)
+    assert text.startswith("fits: ") and "speed: uncalibrated" in text
+
+
+def test_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "hardware=cpu", "launch.workers=2", *SMALL)
+    assert found["verdict"] == "fits" and "this machine's memory / 2 workers" in found["reason"]
+    assert found["memory/peak_reserved_gib"] is None and found["perf/wps"] is None
+
+
+def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """70 billion parameters on 8 devices are 35 GB of weights and 70 GB of moments on each."""
+    found = answered(capsys, "--active", "model=llama2_70b", "hardware=h100_80gb")
+    assert found["verdict"] == "does not fit" and "too much; most are" in found["reason"]
+    assert found["memory/by_category_gib"]["optimizer"] == pytest.approx(68_976_648_192 * 8 / 8 / GIB, rel=0.01)
+
+
+def test_active_alone_is_the_same_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12")
+    shallow, full = answered(capsys, "--active", *deep), answered(capsys, *deep)
+    assert shallow["memory/peak_reserved_gib"] is None
+    assert shallow["memory/peak_active_gib"] == pytest.approx(full["memory/peak_active_gib"], rel=1e-6)
+    assert shallow["perf/step_time_s"] == pytest.approx(full["perf/step_time_s"], rel=0.01)
+
+
+def test_the_largest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--active", "hardware=h100_80gb", *SMALL[:-2], "seq_len=8192")
+    found = answered(capsys, *arguments, "--max", "micro_batch")
+    value = found["max"]["micro_batch"]
+    assert found["verdict"] == "fits" and value > 1
+    assert answered(capsys, *arguments, f"micro_batch={value}")["verdict"] == "fits"
+    assert answered(capsys, *arguments, f"micro_batch={value + 1}")["verdict"] != "fits"
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 1000])
+def test_the_search(limit: int) -> None:
+    assert largest(lambda value: value <= limit) == (limit or None)
+    assert largest(lambda value: value <= limit, least=2) == (limit if limit >= 2 else None)
+
+
+def test_the_search_ends() -> None:
+    assert largest(lambda value: True) == MOST
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("parallelism.cpu_offload=true", "not planned: cpu_offload"),
+        ("parallelism=megatron_fsdp", "not planned: megatron_fsdp"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], override: str, why: str) -> None:
+    assert planned(capsys, override, "hardware=h100_80gb", *SMALL).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--max"], "--max needs a key"),
+        (["model=lama"], "lama"),
+        (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
+        (["hardware=h100_80gb", *SMALL, "launch.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:perhaps"], "expandable"),
+    ],
+)
+def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], why: str) -> None:
+    assert why in planned(capsys, *arguments, code=2)
+
+
+def test_verdicts() -> None:
+    """100 bytes of a device, an error of 10%: what runs in 90 fits, what does not in 110 does not."""
+    expected = {89: "fits", 90: "fits", 95: "borderline", 110: "borderline", 111: "does not fit"}
+    for needed, verdict in expected.items():
+        assert answer(needed, 100, 0.1, lambda nbytes, needed=needed: needed <= nbytes) == verdict, needed
+    assert answer(120, 100, 0.1, lambda nbytes: nbytes >= 90) == "fits", "it only wants more"
+    said = reason("active", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB, "optimizer": 2 * GIB})
+    assert said == "3.00 GiB active of the 2.00 GiB that torch can have on a GPU: 1.00 GiB too much; most are optimizer, 2.00 GiB"
