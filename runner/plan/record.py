@@ -15,7 +15,7 @@ from meshrunner.runner.plan.log import Born, Collective, Died, Entry, Log, Opera
 from meshrunner.runner.plan.operators import COLLECTIVES, Traits, cost, traits
 from meshrunner.runner.plan.streams import Device
 from meshrunner.runner.profiler.account import Account, Life, tensors_in
-from meshrunner.runner.profiler.phases import Phases
+from meshrunner.runner.profiler.phases import START, Phases
 
 SAME = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
 """On a device they return their argument; their kernels for meta make another tensor."""
@@ -116,7 +116,9 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
             self.log.append(entry)
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        return storage.device.type == "meta" or self.on_host
+        if storage.device.type == "meta":
+            return True
+        return self.on_host and self.phases.now.part != START  # torch's own, of which an account of steps sees nothing
 
     def _track_tensor(self, value: Tensor, category: str, *, created_here: bool) -> None:
         if created_here and not isinstance(value, FakeTensor):  # of DTensor's sharding propagation

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import assemble, update
-from meshrunner.runner.profiler.account import Account
+from meshrunner.runner.profiler.account import Account, Peak
 from meshrunner.runner.config.experiment import Experiment
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
@@ -80,6 +80,13 @@ class Found(NamedTuple):
     phase: str
 
 
+def _found(peak: Peak) -> Found:
+    # A buffer that has a place in a pool is a storage without memory of its own: a real run shows the pool as temporary.
+    parts = dict(peak.by_category)
+    parts["temporary"] += parts.pop("communication")
+    return Found(peak.total, parts, str(peak.phase))
+
+
 def _recipe(case: str) -> Experiment:
     given = case.split()
     has_pattern = "model=hybrid_tiny" in given
@@ -113,7 +120,7 @@ def _measured(case: str) -> Found:
     # all that is older than its first.
     peaks = [account.peak_of(lambda phase, step=step: phase.step == step) for step in (1, 2)]
     peak = min(peaks, key=lambda peak: peak.total)
-    return Found(peak.total, peak.by_category, str(peak.phase))
+    return _found(peak)
 
 
 def rehearsed(world: int, cases: list[str]) -> list[Found]:
@@ -132,13 +139,21 @@ def _rehearsed(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
         found_there = rehearse(recipe, nodes=1, workers=world, device_type="cpu", operators=False)
         last = found_there.last_step
         peak = found_there.account.peak_of(lambda phase, last=last: phase.step == last)
-        found.append((peak.total, peak.by_category, str(peak.phase)))
+        found.append(tuple(_found(peak)))
     return found
 
 
-@pytest.mark.parametrize("world", CASES)
-def test_the_peak_is_equal_to_the_byte(world: int) -> None:
-    cases = CASES[world]
+SOME = {2: CASES[2][::4], 3: CASES[3][:2]}
+
+
+@pytest.mark.parametrize(
+    ("world", "cases"),
+    [
+        *(pytest.param(world, cases, id=f"{world} ranks, some") for world, cases in SOME.items()),
+        *(pytest.param(world, cases, id=f"{world} ranks", marks=pytest.mark.slow) for world, cases in CASES.items()),
+    ],
+)
+def test_the_peak_is_equal_to_the_byte(world: int, cases: list[str]) -> None:
     planned, ranks = rehearsed(world, cases), on_ranks(world, measured, cases)
     for case, plan, *each in zip(cases, planned, *ranks, strict=True):
         worst = max(each, key=lambda found: found.total)
