@@ -97,7 +97,10 @@ def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], over
         (["--max"], "--max needs a key"),
         (["model=lama"], "lama"),
         (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
-        (["hardware=h100_80gb", *SMALL, "launch.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:perhaps"], "expandable"),
+        (
+            ["hardware=h100_80gb", *SMALL, "launch.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:perhaps"],
+            "expandable",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], why: str) -> None:
@@ -111,4 +114,7 @@ def test_verdicts() -> None:
         assert answer(needed, 100, 0.1, lambda nbytes, needed=needed: needed <= nbytes) == verdict, needed
     assert answer(120, 100, 0.1, lambda nbytes: nbytes >= 90) == "fits", "it only wants more"
     said = reason("active", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB, "optimizer": 2 * GIB})
-    assert said == "3.00 GiB active of the 2.00 GiB that torch can have on a GPU: 1.00 GiB too much; most are optimizer, 2.00 GiB"
+    assert (
+        said
+        == "3.00 GiB active of the 2.00 GiB that torch can have on a GPU: 1.00 GiB too much; most are optimizer, 2.00 GiB"
+    )
