@@ -1,4 +1,4 @@
-"""Every command in the README, docs/experts.md, docs/hybrid.md and docs/buffers.md does what it says it does."""
+"""Every command in the README, docs/experts.md, docs/hybrid.md, docs/buffers.md and docs/plan.md does what it says it does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
-MORE = "".join((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("experts", "hybrid", "buffers"))
+MORE = "".join((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("experts", "hybrid", "buffers", "plan"))
 BLOCKS = re.findall(r"```bash\n(.*?)```", README + MORE, re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines()]
 
