@@ -124,6 +124,15 @@ class Sweep(Section):
     """
     fail_fast: bool
     """Stop at the first run that is not completed."""
+    preflight: Annotated[
+        Literal["off", "warn", "skip"],
+        BeforeValidator(lambda value: "off" if value is False else value),  # which YAML reads `off` as
+    ] = "warn"
+    """
+    What becomes of runs whose memory is predicted not to fit, before any begins: a line each (warn), or they are skipped (skip).
+
+    On CPUs runs are predicted with skip alone. A single run is only warned of.
+    """
 
     @model_validator(mode="after")
     def _few_enough(self) -> Sweep:
