@@ -128,11 +128,7 @@ class Sweep(Section):
         Literal["off", "warn", "skip"],
         BeforeValidator(lambda value: "off" if value is False else value),  # which YAML reads `off` as
     ] = "warn"
-    """
-    What becomes of runs whose memory is predicted not to fit, before any begins: a line each (warn), or they are skipped (skip).
-
-    On CPUs runs are predicted with skip alone. A single run is only warned of.
-    """
+    """Before runs begin: warn of those predicted not to fit, or skip them; on CPUs with skip alone."""
 
     @model_validator(mode="after")
     def _few_enough(self) -> Sweep:

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.compose import Composed, resolve_config, typed
+from meshrunner.runner.config.compose import BASIC_SWEEPER, Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
@@ -32,7 +32,6 @@ from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 from meshrunner.runner.sweep.lacking import advice
 
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 NAME_LENGTH = 100
 MAX_LISTED = 5
 """Problems listed in an error, and jobs per problem."""

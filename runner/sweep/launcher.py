@@ -18,7 +18,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composer, plain, typed
+from meshrunner.runner.config.compose import BASIC_SWEEPER, Composer, plain, typed
 from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
@@ -30,7 +30,6 @@ from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
 from meshrunner.runner.sweep.combinations import (
-    BASIC_SWEEPER,
     Combination,
     ConfiguredTarget,
     LocalTarget,
