@@ -1,4 +1,4 @@
-"""`meshrunner plan`: whether a run fits and how fast it would be, or with -m every run of a grid. Starts nothing, needs no GPU."""
+"""`meshrunner plan`: whether a run fits and how fast it would be; with -m, every run of a grid. Starts nothing, needs no GPU."""
 
 from __future__ import annotations
 
