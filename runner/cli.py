@@ -20,8 +20,8 @@ usage: meshrunner VERB ...
   run    [OVERRIDES] [-m]    train; with -m, a sweep over every combination
   resume DIR [--force]       execute a run directory from its newest checkpoint, or the unfinished runs of a sweep directory
   show   [OVERRIDES]         parameters, FLOPs, mesh, memory per device, wrap plan; --config: the configuration; starts nothing
-  plan   [OVERRIDES]         whether it fits and how fast it would be, without a GPU; --json, --active: what is in use alone,
-                             --max KEY: the largest value of a key with which it fits; starts nothing
+  plan   [OVERRIDES] [-m]    whether it fits and how fast it would be, without a GPU; -m: a grid, ranked; --json; starts nothing
+  plan   --active            what tensors hold alone, faster; --max KEY: the largest value of a key with which it fits
   compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
   ls     [DIR...]            runs and sweeps below a folder, newest first; --where state=oom, --limit N, --json
   status DIR [DIR...]        the progress of every run of a sweep, also while it is running

@@ -31,6 +31,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "place": ("-m", "--multirun", *HYDRA_FLAGS),
     "submit": ("-m", "--multirun", "--dry-run", *HYDRA_FLAGS),
     "show": ("--config", *HYDRA_FLAGS),
+    "plan": ("-m", "--multirun", "--json", "--active", "--max", *HYDRA_FLAGS),
     "resume": ("--force",),
     "sync": ("--dry-run",),
     "help": ("--config-dir",),
@@ -52,9 +53,10 @@ WITH_VALUE = {
     "--sort",
     "--top",
     "--limit",
+    "--max",
 }
 """Flags whose value is the next word."""
-OVERRIDES = ("run", "place", "submit", "show")
+OVERRIDES = ("run", "place", "submit", "show", "plan")
 """Verbs that take Hydra's overrides."""
 FOLDERS = {"resume": 1, "cancel": 1, "submit": 1, "status": 99, "compare": 99, "ls": 99, "sync": 99}
 """Verb -> run and sweep directories that it takes."""

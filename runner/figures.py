@@ -51,6 +51,8 @@ class Figure(NamedTuple):
     """Key of the figure beside which it has no place: it is shown where that one is not known."""
     but: str = ""
     """Key in summary.json that marks runs whose value does not count as long as there are others; it is written beside it."""
+    predicts: str = ""
+    """Key of the figure that it is a prediction of: how far it is off stands in parentheses beside it, where that is known."""
     by_rank: bool = False
     """Whether summary.json lists it for every rank, too: the mean of times, the peak of memory."""
 
@@ -97,6 +99,8 @@ class Figure(NamedTuple):
             ends = [figure_of(self.beside).cell(runs)]
         elif len(self.summary_keys) == 1 and ends[:1] == ends[1:]:  # the repeats agree
             ends = []
+        if self.predicts:
+            ends = [_error(self.values(runs)[0], figure_of(self.predicts).values(runs)[0])]
         if self.but and all(run.get(self.but) for run in runs):
             ends = [self.but]
         return f"{value} ({'-'.join(ends)})" if value and ends and all(ends) else value
@@ -166,12 +170,16 @@ FIGURES: tuple[Figure, ...] = (
     Figure("memory/peak_live_gib", "GiB", "peak of live tensors", "{:.3f} GiB".format, "once", "",
            "`profiler=memory` on a CPU: most bytes that tensors held at a time in the profiled steps, and, as "
            "`memory/live_*_gib`, what they were for; of the traced rank with the highest peak"),
+    Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
+           "what `sweep.preflight` predicted of `perf/wps` before the run began", predicts="perf/wps"),
+    Figure("plan/memory/peak_active_gib", "GiB", "peak active, predicted", GIB, "once", "median",
+           "the same of `memory/peak_active_gib`", predicts="memory/peak_active_gib"),
 )
 # fmt: on
 """In the order of the columns of tables and of docs/figures.md."""
 
 
-HIGH = ("perf/wps", "perf/mfu", "perf/tflops", "perf/tokens", "trace/compute")
+HIGH = ("perf/wps", "plan/perf/wps", "perf/mfu", "perf/tflops", "perf/tokens", "trace/compute")
 """Beginnings of the keys of which more is better."""
 
 
@@ -217,6 +225,11 @@ def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The summaries of some repeats as one: key in summary.json -> value."""
     figures = [each for each in FIGURES if each.over_repeats]
     return {key: value for each in figures for key, value in zip(each.summary_keys, each.values(runs), strict=False)}
+
+
+def _error(predicted: float | None, measured: float | None) -> str:
+    """`+3.1%`; empty where one of the two is not known."""
+    return f"{100 * (predicted / measured - 1):+.1f}%" if predicted is not None and measured else ""
 
 
 def number(value: Any) -> float | None:

@@ -114,6 +114,7 @@ def overrides(case: Case, subject: Subject, machine: Machine) -> list[str]:
         f"optimizer.lr={subject.lr}",
         "data=random",
         "tracker=none",
+        "sweep.preflight=off",
         f"steps={STEPS}",
         f"measure_after={READ_EVERY}",
         f"log_every={READ_EVERY}",

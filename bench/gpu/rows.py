@@ -26,6 +26,7 @@ class Small(NamedTuple):
     def on(cls, machine: Machine) -> Small:
         """On a CPU it is so small that a row takes seconds there."""
         common = ["data=random", f"steps={STEPS}", "measure_after=2", "global_batch=4", "micro_batch=1", "tracker=none"]
+        common += ["sweep.preflight=off"]  # minutes, over all rows
         if machine.gpus:
             limits = ["launch.start_timeout_minutes=2", "launch.timeout_minutes=1"]
             return cls(machine, [*common, *limits, "model.n_layers=2", "model.n_kv_heads=4"])

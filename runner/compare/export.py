@@ -12,6 +12,7 @@ from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.rows import WPS, Comparison, Row, percent_more
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
+from meshrunner.runner.rundir.summary import VERDICT
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -19,7 +20,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     One flat object per row: the varying keys, state and reason, the figures under their names in summary.json.
 
     `scaling_pct` where the number of devices differs: WPS per device in percent of that on the fewest, null where no row is
-    otherwise equal.
+    otherwise equal. `plan/verdict` where any run was predicted.
 
     Against the baseline's row: `wps_vs_baseline_pct`; of the figure that `speed` names `speed_vs_baseline_pct`, `p_value` and
     `within_noise` (null: not tested); `loss_verdict` (null: none, `loss_why` says why), `loss_max_relative_difference`,
@@ -27,10 +28,12 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
+    planned = any(VERDICT in summary for row in comparison.rows for summary in row.summaries)
     for row, against, scaling in zip(comparison.rows, comparison.against, comparison.scaling, strict=True):
         record: dict[str, Any] = {key: row.values.get(key) for key in comparison.keys}
         record |= {"state": row.state, "reason": row.reason, **row.figures}
         record |= {"scaling_pct": scaling} if scales else {}
+        record |= {VERDICT: row.summaries[0].get(VERDICT)} if planned else {}
         verdict = against.verdict if against else None
         if comparison.baseline:
             record |= {

@@ -22,12 +22,14 @@ from typing import Any, NoReturn
 from hydra import version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.bash_completion import BashCompletion
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core import plugins, singleton
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.errors import ConfigCompositionException
@@ -42,6 +44,7 @@ from meshrunner.runner.config.overrides import as_typed, check_number, left_to_j
 from meshrunner.runner.console import warn
 
 PRIMARY_CONFIG = "run"
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 OF_THE_SCAN = (plugins.__file__, singleton.__file__)
 """Files of Hydra's that import its plugins."""
 
@@ -214,6 +217,21 @@ class Composer:
         sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
         sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
+
+    def grid(self, config: DictConfig) -> list[list[str]]:
+        """
+        The overrides of every combination of a sweep, without starting any.
+
+        Raises:
+            ConfigError: the sweeper chooses as results come in; HydraException as it raises it for overrides that are wrong.
+        """
+        if config.hydra.sweeper._target_ != BASIC_SWEEPER:
+            raise ConfigError("hydra/sweeper: only a grid has combinations that are known before anything runs")
+        params = plain(config.hydra.sweeper).get("params") or {}
+        given = [*(f"{key}={values}" for key, values in params.items()), *typed(config.hydra.overrides.task)]
+        overrides = OverridesParser.create(config_loader=self.hydra.config_loader).parse_overrides(given)
+        (combinations,) = BasicSweeper.split_arguments(overrides, None)
+        return [list(overrides) for overrides in combinations]
 
     def _compose(self, mode: RunMode) -> DictConfig:
         """The configuration with Hydra's section; raises ConfigError for any launcher but meshrunner's."""

@@ -29,7 +29,7 @@ class Described(NamedTuple):
     name: str
     """Name shown to a person."""
     memory_gib: float
-    """Of one device; of a CPU a worker's share."""
+    """Of one device; of a CPU a worker's share, or launch.host_memory_gib."""
     workers: int
     """Workers on a node."""
 
@@ -109,6 +109,8 @@ def described(experiment: Experiment) -> Described:
         return Described(
             "cuda", found if isinstance(found, GPU) else None, device.name, device.total_memory / 2**30, workers
         )
+    if (limit := experiment.launch.host_memory_gib) is not None:
+        return Described("cpu", None, "a worker (launch.host_memory_gib)", limit, workers)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
     name = "this machine's memory" + (f" / {workers} workers" if workers > 1 else "")
     return Described("cpu", None, name, memory / 2**30, workers)

@@ -124,6 +124,11 @@ class Sweep(Section):
     """
     fail_fast: bool
     """Stop at the first run that is not completed."""
+    preflight: Annotated[
+        Literal["off", "warn", "skip"],
+        BeforeValidator(lambda value: "off" if value is False else value),  # which YAML reads `off` as
+    ] = "warn"
+    """Before runs begin: warn of those predicted not to fit, or skip them; on CPUs with skip alone."""
 
     @model_validator(mode="after")
     def _few_enough(self) -> Sweep:

@@ -29,6 +29,8 @@ SILENT = {
 }
 """Keys of Hydra's without effect, or with less than they promise."""
 ONLY_SWEEPS = ("sweep", "hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel", "objective")
+WARNS = "sweep.preflight"
+"""The key below those that warns of a single run, too."""
 UNSET: dict[str, Any] = {
     "hydra.job.chdir": None,
     "hydra.job.env_set": {},
@@ -65,6 +67,7 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
     idle = [key for section in ONLY_SWEEPS for key in _changed(raw, section)]
     # A named sweep brings a baseline, which does a single run no harm.
     idle = [key for key in idle if key != "sweep.baseline" or _typed(raw, key)]
+    idle = [key for key in idle if key != WARNS]
     return [*found, f"{', '.join(idle)}: no effect on a single run; -m makes it a sweep"] if idle else found
 
 

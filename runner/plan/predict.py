@@ -15,7 +15,7 @@ from meshrunner.runner.plan.clock import StepClock, Timed
 from meshrunner.runner.plan.depth import Depths, extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
 from meshrunner.runner.plan.replay import Replayed, replay
-from meshrunner.runner.plan.verdict import GIB, Verdict, answer, reason
+from meshrunner.runner.plan.verdict import GIB, NOT_PLANNED, Verdict, answer, reason
 from meshrunner.runner.profiler.account import Peak
 
 ACTIVE_ERROR_PCT = 2.0
@@ -69,7 +69,7 @@ def predict(experiment: Experiment, device: Described, *, active_only: bool = Fa
     """
     experiment = experiment.on(device.type)
     if why := not_planned(experiment):
-        return Prediction(Verdict("not planned", why), dict.fromkeys((*MEMORY, *SPEED)))
+        return Prediction(Verdict(NOT_PLANNED, why), dict.fromkeys((*MEMORY, *SPEED)))
     rehearsal = partial(
         rehearse,
         nodes=experiment.launch.nodes,

@@ -7,6 +7,10 @@ from typing import Literal, NamedTuple
 
 GIB = 2**30
 Answer = Literal["fits", "borderline", "does not fit", "not planned"]
+FITS: Answer = "fits"
+BORDERLINE: Answer = "borderline"
+MISFIT: Answer = "does not fit"
+NOT_PLANNED: Answer = "not planned"
 
 
 class Verdict(NamedTuple):
@@ -26,8 +30,8 @@ def answer(needed: int, capacity: int, error: float, runs_in: Callable[[int], bo
         runs_in: whether it also runs in so many bytes, when the allocator has to give up its cache.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
-        return "fits"
-    return "borderline" if runs_in(round(capacity * (1 + error))) else "does not fit"
+        return FITS
+    return BORDERLINE if runs_in(round(capacity * (1 + error))) else MISFIT
 
 
 def reason(what: str, needed: int, capacity: int, device: str, by_category: dict[str, int]) -> str:

@@ -80,6 +80,12 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
         forkserver.ensure_running()
 
 
+def warm_if_cold() -> None:
+    """Start the forkserver unless there is one, with whatever variables. Raises ConfigError."""
+    if _variables is None:
+        warm()
+
+
 def _set_environment(variable: str, value: str | None) -> None:
     if value is None:
         del os.environ[variable]

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
-from meshrunner.runner.rundir.files import SUMMARY, read_json, write_json
+from meshrunner.runner.rundir.files import PLAN, SUMMARY, read_json, write_json
 from meshrunner.runner.rundir.layouts import Layout, read_layouts, split_by_layout
 
 
@@ -17,6 +17,8 @@ def _deciles(values: list[float]) -> list[float]:
     return quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
 
 
+VERDICT = "plan/verdict"
+"""The summary key of whether the run was predicted to fit."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -26,6 +28,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "sum": sum,
 }
 """Statistics of `Figure.over_steps` that follow from rows."""
+PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
 
@@ -85,6 +88,15 @@ def only_of_completed(summary: dict[str, Any], state: str) -> dict[str, Any]:
     return summary if state == "completed" else summary | dict.fromkeys(FINAL)
 
 
+def predicted(run_dir: Path) -> dict[str, Any]:
+    """The summary keys of what was predicted of a run, all of which begin with `plan/`; {} where nothing was."""
+    plan = read_json(run_dir / PLAN)
+    if not plan:
+        return {}
+    keys = {key: figures.number(plan.get(key.removeprefix("plan/"))) for key in PREDICTED}
+    return keys | {VERDICT: str(plan.get("verdict"))}
+
+
 def write_summary(run_dir: Path, measure_after: int, status: dict[str, Any], **facts: Any) -> dict[str, Any]:
     """Complete summary.json, which the workers began, with facts and what follows from the run's record; returns it."""
     path = run_dir / SUMMARY
@@ -92,6 +104,7 @@ def write_summary(run_dir: Path, measure_after: int, status: dict[str, Any], **f
     summary = read_json(path) | summarise(
         rows, measure_after, status["started"], status["attempt"], read_layouts(run_dir)
     )
+    summary |= predicted(run_dir)
     summary = (
         only_of_completed(summary, status["state"]) | facts | {"state": status["state"], "reason": status["reason"]}
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.compose import Composed, resolve_config, typed
+from meshrunner.runner.config.compose import BASIC_SWEEPER, Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
@@ -24,7 +24,7 @@ from meshrunner.runner.config.hydra_errors import explain, missing_key
 from meshrunner.runner.config.overrides import MAX_RUNS, as_typed
 from meshrunner.runner.console import naming, warn
 from meshrunner.runner.launch.nodes import only_this_node
-from meshrunner.runner.rundir.files import is_run
+from meshrunner.runner.rundir.files import PLAN, is_run, write_json
 from meshrunner.runner.rundir.run import place_run, read_config
 from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
@@ -32,7 +32,6 @@ from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 from meshrunner.runner.sweep.lacking import advice
 
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 NAME_LENGTH = 100
 MAX_LISTED = 5
 """Problems listed in an error, and jobs per problem."""
@@ -72,6 +71,8 @@ class PlannedRun:
     composed: Composed
     reason: str
     """Why it would be skipped; empty if it can run."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """What is predicted of it; {} for nothing."""
 
     @property
     def run_dir(self) -> Path:
@@ -213,6 +214,8 @@ def _check_existing(run: PlannedRun) -> None:
 def _place(run: PlannedRun) -> None:
     if not is_run(run.run_dir):
         place_run(run.composed.config, run.run_dir, run.composed.overrides)
+    if run.plan:
+        write_json(run.run_dir / PLAN, run.plan)
     state = read_state(run.run_dir)
     if run.reason and state == "pending":
         update_status(run.run_dir, state="skipped", reason=run.reason)

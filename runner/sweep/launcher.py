@@ -18,7 +18,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composer, plain, typed
+from meshrunner.runner.config.compose import BASIC_SWEEPER, Composer, plain, typed
 from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
@@ -30,15 +30,16 @@ from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
 from meshrunner.runner.sweep.combinations import (
-    BASIC_SWEEPER,
     Combination,
     ConfiguredTarget,
     LocalTarget,
     SweepBatch,
+    Target,
     check_batch,
 )
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.finish import finish_sweep
+from meshrunner.runner.sweep.preflight import with_predictions
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,18 @@ def _say_where(sweep_dir: Path) -> None:
     say(f"sweep directory: {shown(sweep_dir)}")
 
 
+def _checked(
+    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
+) -> SweepBatch:
+    """A batch, checked and predicted; raises ConfigError that lists all wrong jobs."""
+    return with_predictions(check_batch(loader, config, job_overrides, first, target), target)
+
+
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
     """Launch a batch of jobs on this node, for Hydra's sweeper. Raises ConfigError that lists all wrong ones, and StopSweep."""
-    batch = check_batch(loader, config, job_overrides, first, LocalTarget())
+    batch = _checked(loader, config, job_overrides, first, LocalTarget())
     if first == 0:
         _say_where(batch.sweep_dir)
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment)
@@ -143,7 +151,7 @@ def launch_slurm(
     settings = Slurm.read(plain(config.hydra.launcher))
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
         raise ConfigError("this sweeper learns from the results of runs: it needs hydra.launcher.wait=true")
-    batch = check_batch(loader, config, job_overrides, first, settings)
+    batch = _checked(loader, config, job_overrides, first, settings)
     if settings.dry_run:
         runs = {run.run_dir: job.experiment for job, run in batch.ordered if not run.reason}
         todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=True)
@@ -162,7 +170,7 @@ def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
     """Place a batch of jobs, for Hydra's sweeper under `meshrunner place -m`. Raises ConfigError that lists all wrong ones."""
-    batch = check_batch(loader, config, job_overrides, first, ConfiguredTarget())
+    batch = _checked(loader, config, job_overrides, first, ConfiguredTarget())
     batch.place()
     say(f"sweep directory: {batch.sweep_dir}")
     return []

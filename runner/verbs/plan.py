@@ -1,4 +1,4 @@
-"""`meshrunner plan`: whether a run fits and how fast it would be, before anything is started; needs no GPU."""
+"""`meshrunner plan`: whether a run fits and how fast it would be; with -m, every run of a grid. Starts nothing, needs no GPU."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from typing import Any
 from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.devices import described, described_type
 from meshrunner.runner.config.experiment import check, fit
-from meshrunner.runner.console import console
+from meshrunner.runner.console import console, one_line
+from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.verbs.help import answered
 
+MULTIRUN = {"-m", "--multirun"}
 JSON, ACTIVE, MAX = "--json", "--active", "--max"
-"""--json: one object; --active: without what the allocator reserves, faster; --max KEY: the largest value that fits."""
+"""
+--json: one object, or with -m a list; --active: without what the allocator reserves, faster; --max KEY: the largest value
+that fits.
+"""
 
 
 def plan(arguments: list[str]) -> int:
-    """Predict one run; raises ConfigError as `run` does."""
+    """Predict one run, or rank a grid; raises ConfigError as `run` does."""
+    if MULTIRUN & set(arguments):
+        warm()  # first: the forkserver imports torch while Hydra composes here
     collects = gc.isenabled()
     gc.disable()  # imports create little garbage; without looking for it they are a fifth faster
     try:
@@ -34,15 +41,39 @@ def _plan(arguments: list[str]) -> int:
     arguments, key = _without_max(arguments)
     flags = {each for each in arguments if each in (JSON, ACTIVE)}
     overrides = [each for each in arguments if each not in flags]
-    if answered(Composer(parse("plan", overrides))):
+    composer = Composer(parse("plan", overrides))
+    if answered(composer):
         return 0
     active_only = ACTIVE in flags
-    found = _predicted(overrides, active_only) if key is None else _largest(overrides, key, active_only)
+    composed = composer.single_run()
+    if composed is None:
+        if key is not None:
+            raise ConfigError("plan: --max is of one run: leave out -m")
+        _rank(composer, active_only, as_json=JSON in flags)
+        return 0
+    found = _predicted(composed, active_only) if key is None else _largest(overrides, key, active_only)
     if JSON in flags:
         print(json.dumps(found, indent=2))
     else:
         _show(found)
     return 0
+
+
+def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
+    """Predict every combination, and print a table or a list of objects."""
+    from meshrunner.runner.sweep.ranking import columns, rank
+
+    ranked = rank(composer, active_only=active_only)
+    if as_json:
+        print(json.dumps([each.as_json() for each in ranked], indent=2))
+        return
+    cells = columns(ranked)
+    table = Table(box=None, pad_edge=False)
+    for title in cells:
+        table.add_column(title, overflow="fold")
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*map(one_line, row))
+    console().print(table)
 
 
 def _without_max(arguments: list[str]) -> tuple[list[str], str | None]:
@@ -60,10 +91,7 @@ def _without_max(arguments: list[str]) -> tuple[list[str], str | None]:
     return rest, key
 
 
-def _predicted(overrides: list[str], active_only: bool) -> dict[str, Any]:
-    composed = Composer(parse("plan", overrides)).single_run()
-    if composed is None:
-        raise ConfigError("plan predicts one run; leave out -m and give each key one value")
+def _predicted(composed: Composed, active_only: bool) -> dict[str, Any]:
     as_configured = check(composed.config)
     experiment = as_configured.on(described_type(as_configured.hardware))
     device = described(experiment)
@@ -81,7 +109,9 @@ def _largest(overrides: list[str], key: str, active_only: bool) -> dict[str, Any
 
     def fits(value: int) -> bool:
         try:
-            found[value] = _predicted([*overrides, f"{key}={value}"], active_only)
+            composed = Composer(parse("plan", [*overrides, f"{key}={value}"])).single_run()
+            assert composed is not None
+            found[value] = _predicted(composed, active_only)
         except Incompatible as error:
             if value == 1:
                 raise

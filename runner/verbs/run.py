@@ -41,13 +41,19 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.from_checkpoint import fit_continuing
     from meshrunner.runner.launch.nodes import only_this_node
+    from meshrunner.runner.plan.preflight import of_single_run
+    from meshrunner.runner.rundir.files import PLAN, write_json
     from meshrunner.runner.rundir.run import place_run
 
     with naming("checking the configuration"):
         experiment = check(composed.config)
-        fit_continuing(experiment, composed.run_dir, node_devices(experiment).workers)
+        workers = node_devices(experiment).workers
+        fit_continuing(experiment, composed.run_dir, workers)
         only_this_node(experiment.launch.nodes)
+    plan = of_single_run(composed.config, experiment, workers)
     place_run(composed.config, composed.run_dir, composed.overrides)
+    if plan:
+        write_json(composed.run_dir / PLAN, plan)
     _collect_again()
     return execute_and_report(composed.run_dir)
 

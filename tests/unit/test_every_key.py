@@ -106,6 +106,7 @@ OURS = {
         SWEEPS,
     ),
     "sweep.baseline": SWEEPS,
+    "sweep.preflight": WORKS,
     **dict.fromkeys(
         ("model", "activation_checkpoint", "compile", "precision", "loss", "optimizer", "data", "checkpoint"), WORKS
     ),

@@ -53,7 +53,8 @@ def test_the_meter_writes_what_the_table_has_and_nothing_else() -> None:
 
 
 def test_what_profilers_add_is_in_the_table() -> None:
-    added = {figure.key for figure in FIGURES if figure.over_steps == "once"} - {"perf/time_to_first_step_s"}
+    added = {each.key for each in FIGURES if each.over_steps == "once" and not each.predicts}
+    added -= {"perf/time_to_first_step_s"}
     assert added == {KEYS[0], *(f"trace/{name}" for name in Shares._fields)}
 
 
@@ -108,6 +109,7 @@ def test_the_keys_of_json_and_csv_stay() -> None:
         *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
         "train/final_loss",
         "experts/max_violation_median",
+        *("plan/perf/wps", "plan/memory/peak_active_gib"),
     ]
 
 
@@ -149,6 +151,13 @@ def test_a_run_of_which_nothing_was_measured_is_a_row(tmp_path: Path, capsys: py
     cells = dict(zip(head, row, strict=True))
     assert [cells[title] for title in ("WPS per device (p10-p90)", "MFU", "step time")] == ["-"] * 3
     assert (cells["time to first step"], cells["peak RSS"], cells["final loss"]) == ("4.0 s", "0.50 GiB", "1.0000")
+
+
+def test_a_prediction_has_its_error_beside_it() -> None:
+    figure, summary = figure_of("plan/memory/peak_active_gib"), {"plan/memory/peak_active_gib": 20.62}
+    assert figure.cell([summary | {"memory/peak_active_gib": 20.0}]) == "20.62 GiB (+3.1%)"
+    assert figure.cell([summary | {"memory/peak_active_gib": None}]) == figure.cell([summary]) == "20.62 GiB"
+    assert figure.cell([{"memory/peak_active_gib": 20.0}]) == ""
 
 
 def test_a_cold_start_counts_only_where_it_is_alone() -> None:

@@ -1,0 +1,55 @@
+"""`sweep.preflight`: every combination of a sweep is predicted before the first run begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshrunner.runner.console import warn
+from meshrunner.runner.plan.preflight import foretold, misfit, wanted
+from meshrunner.runner.rundir.files import PLAN, read_json
+from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
+
+MAX_LISTED = 10
+"""Combinations that are warned of."""
+
+
+def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
+    """
+    A batch with its predictions; combinations that certainly do not fit are warned of, or, with `skip`, to be skipped.
+
+    What can be predicted is: what cannot begins as it is.
+    """
+    here = not isinstance(target, Slurm)
+    jobs = [job for job in batch.combinations if not job.runs[0].reason and wanted(job.experiment, here=here)]
+    plans = {id(job): _recorded(job) for job in jobs}  # of a sweep that is started again
+    new = [job for job in jobs if not plans[id(job)]]
+    found = foretold([job.runs[0].composed.config for job in new], [target.workers(job.experiment) for job in new])
+    plans |= {id(job): plan for job, plan in zip(new, found, strict=True)}
+    _warn([job for job in jobs if misfit(plans[id(job)]) and job.experiment.sweep.preflight == "warn"], plans)
+    combinations = [_planned(job, plans.get(id(job), {})) for job in batch.combinations]
+    return replace(batch, combinations=combinations)
+
+
+def _recorded(job: Combination) -> dict[str, Any]:
+    try:
+        return read_json(job.runs[0].run_dir / PLAN)
+    except OSError:
+        return {}
+
+
+def _planned(job: Combination, plan: dict[str, Any]) -> Combination:
+    if not plan:
+        return job
+    why = misfit(plan) if job.experiment.sweep.preflight == "skip" else ""
+    return replace(job, runs=[replace(run, plan=plan, reason=run.reason or why) for run in job.runs])
+
+
+def _warn(misfits: list[Combination], plans: dict[int, dict[str, Any]]) -> None:
+    for job in misfits[:MAX_LISTED]:
+        warn(f"{job.runs[0].run_dir.name}: {misfit(plans[id(job)])}")
+    if len(misfits) > MAX_LISTED:
+        warn(f"{len(misfits) - MAX_LISTED:,} more combinations are predicted not to fit")
+    if misfits:
+        warn("they begin all the same; sweep.preflight=skip leaves them out")
