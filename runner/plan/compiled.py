@@ -1,6 +1,6 @@
 """
-What torch.compile would do to memory and time, without generating code: dynamo, AOT autograd, inductor's decompositions and its
-partitioner as they are; their graphs are then interpreted on meta, and what inductor would fuse is neither memory nor an operator.
+What torch.compile would do to memory and time, without generating code: dynamo, AOT autograd, inductor's decompositions and
+partitioner as they are. Their graphs are then interpreted on meta, and what inductor would fuse is neither memory nor operator.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch._guards import TracingContext, tracing
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.plan.fused import Memory, memory_of, nbytes
-from meshrunner.runner.plan.record import Compiled, Recorder
+from meshrunner.runner.plan.fused import memory_of
+from meshrunner.runner.plan.interpreter import Interpreter, made_on
+from meshrunner.runner.plan.record import Recorder
 from meshrunner.runner.plan.replace import Replacements
 
-META = torch.device("meta")
+CPU, META = torch.device("cpu"), torch.device("meta")
 AUTOCAST_BEGINS, AUTOCAST_ENDS = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
 
@@ -45,18 +45,21 @@ def installed(torch_own: Replacements, recorder: Recorder) -> None:
     torch_own.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
     torch_own.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
     torch_own.enter_context(_unseen_while_compiling(recorder))
-    backends = {
-        "inductor": _Backend(recorder, fuses=True),
-        "aot_eager": _Backend(recorder, fuses=False),
+    backends: dict[str, _Backend | str] = {
+        "inductor": _Backend(recorder, partitions=True, fuses=True),
+        "aot_eager": _Backend(recorder, partitions=False, fuses=False),
+        "aot_eager_decomp_partition": _Backend(recorder, partitions=True, fuses=False),
         "eager": "eager",
     }
     compile_before = torch.compile
 
     def compiled(function: Callable[..., Any], *, backend: str, mode: str | None = None, **arguments: Any) -> Any:
         if backend not in backends:
-            raise ConfigError(f"plan: what compile.backend={backend} does to memory is not known; use inductor or aot_eager")
+            raise ConfigError(
+                f"plan: what compile.backend={backend} does to memory is not known; use inductor or aot_eager"
+            )
         own = backends[backend]
-        found = compile_before(function, backend=own, **arguments)
+        found: Callable[..., Any] = compile_before(function, backend=own, **arguments)
         return own.without_modes(found) if isinstance(own, _Backend) else found
 
     torch_own.replace(torch, "compile", compiled)
@@ -84,18 +87,21 @@ def _unseen_while_compiling(recorder: Recorder) -> Iterator[None]:
 class _Backend:
     """A backend of torch.compile. dynamo compares them: one for all blocks has equal blocks compiled once."""
 
-    def __init__(self, recorder: Recorder, *, fuses: bool) -> None:
-        self.recorder, self.fuses = recorder, fuses
+    def __init__(self, recorder: Recorder, *, partitions: bool, fuses: bool) -> None:
+        """
+        Args:
+            partitions: whether inductor's decompositions and its partitioner, which chooses what is saved, are used.
+            fuses: whether kernels are fused.
+        """
+        self.recorder, self.partitions, self.fuses = recorder, partitions, fuses
         self.__name__ = "rehearsed"
         self._modes: list[TorchFunctionMode] = []
-        self.traced = 0
-        """Graphs so far."""
 
     def without_modes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Autocast on meta is a mode of functions, which dynamo would trace. Its graph computes under it instead."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            modes = _get_current_function_mode_stack()
+            modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
             if not modes:
                 return compiled(*args, **kwargs)
             self._modes = modes
@@ -109,9 +115,9 @@ class _Backend:
         return called
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
-        self.traced += 1
         for module in graph.modules():
             if isinstance(module, fx.GraphModule):
+                made_on(CPU, module)
                 _compute_under(self._modes, module)
         # On meta, autograd loses the gradient of some operators, such as cross entropy, without a sign.
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
@@ -123,16 +129,16 @@ class _Backend:
                 fw_compiler=partial(self._interpreted, forward=True),
                 bw_compiler=partial(self._interpreted, forward=False),
                 inference_compiler=partial(self._interpreted, forward=False),
-                decompositions=select_decomp_table() if self.fuses else {},
-                partition_fn=inductor if self.fuses else default_partition,
+                decompositions=select_decomp_table() if self.partitions else {},
+                partition_fn=inductor if self.partitions else default_partition,
                 keep_inference_input_mutations=self.fuses,
             )
         return found
 
     def _interpreted(self, graph: fx.GraphModule, _: Any, *, forward: bool) -> Callable[[list[Any]], Any]:
-        _on_meta(graph)
+        made_on(META, graph)
         memory = memory_of(graph.graph) if self.fuses else None
-        interpreter = _Interpreter(graph, memory, self.recorder)
+        interpreter = Interpreter(graph, memory, self.recorder)
 
         def run(args: list[Any]) -> Any:
             try:
@@ -145,42 +151,6 @@ class _Backend:
 
         run._boxed_call = True  # type: ignore[attr-defined]  # it may free its arguments
         return run
-
-
-class _Interpreter(fx.Interpreter):
-    """Runs a graph; every node is an operator of its own, the result of a fused kernel, or neither."""
-
-    def __init__(self, graph: fx.GraphModule, memory: Memory | None, recorder: Recorder) -> None:
-        super().__init__(graph)
-        self.memory, self.recorder = memory, recorder
-        self.fresh: set[fx.Node] = set()
-        """What kernels have read or written since the last operator that is not fused: the next ones are fused with them."""
-
-    def boxed_run(self, args_list: list[Any]) -> Any:
-        self.fresh.clear()
-        return super().boxed_run(args_list)  # type: ignore[no-untyped-call]
-
-    def run_node(self, n: fx.Node) -> Any:
-        if self.memory is None or n.op != "call_function":
-            return super().run_node(n)
-        if n in self.memory.extern:
-            self.fresh.clear()
-            return super().run_node(n)
-        if n not in self.memory.read:
-            with self.recorder.within(Compiled.FUSED):
-                return super().run_node(n)
-        with self.recorder.within(Compiled.RESULT):
-            result = super().run_node(n)
-        self._log(n, self.memory.read[n])
-        return result
-
-    def _log(self, n: fx.Node, read: dict[fx.Node, int]) -> None:
-        size = nbytes(n) + sum(each for node, each in read.items() if node not in self.fresh)
-        self.fresh.update(read)
-        self.fresh.add(n)
-        value = n.meta.get("val")
-        dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
-        self.recorder.kernel(f"fused::{n.name}", dtype, size)
 
 
 def _compute_under(modes: list[TorchFunctionMode], graph: fx.GraphModule) -> None:
@@ -199,12 +169,11 @@ def _compute_under(modes: list[TorchFunctionMode], graph: fx.GraphModule) -> Non
             node.target = _under(modes, node.target)
         elif node.op == "call_method":
             node.op, node.target = "call_function", _under(modes, getattr(Tensor, node.target))
-    graph.recompile()
 
 
 def _under(modes: list[TorchFunctionMode], function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
-        before = _get_current_function_mode_stack()
+        before = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         set_torch_function_mode_stack([*before, *modes])
         try:
             return function(*args, **kwargs)
@@ -219,17 +188,8 @@ def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
     if not isinstance(value, Tensor):
         return value
     if is_traceable_wrapper_subclass(value):
-        inside = transform_subclass(value, lambda _, part: _on_cpu(part, fake))  # type: ignore[no-untyped-call]
+        inside: Tensor = transform_subclass(value, lambda _, part: _on_cpu(part, fake))  # type: ignore[no-untyped-call]
         return inside.requires_grad_(value.requires_grad)
     with fake, torch.no_grad():
         found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return found.requires_grad_(value.requires_grad)
-
-
-def _on_meta(graph: fx.GraphModule) -> None:
-    """Everything that a traced graph makes, it makes on meta."""
-    for node in graph.graph.nodes:
-        node.args = map_aggregate(node.args, lambda each: META if isinstance(each, torch.device) else each)
-        node.kwargs = map_aggregate(node.kwargs, lambda each: META if isinstance(each, torch.device) else each)
-        if node.op == "get_attr" and isinstance(constant := getattr(graph, node.target, None), Tensor):
-            setattr(graph, node.target, constant.to(META))
