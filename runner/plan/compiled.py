@@ -188,7 +188,7 @@ def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
     if not isinstance(value, Tensor):
         return value
     if is_traceable_wrapper_subclass(value):
-        inside: Tensor = transform_subclass(value, lambda _, part: _on_cpu(part, fake))  # type: ignore[no-untyped-call]
+        inside: Tensor = transform_subclass(value, lambda _, part: _on_cpu(part, fake))
         return inside.requires_grad_(value.requires_grad)
     with fake, torch.no_grad():
         found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")

@@ -91,7 +91,8 @@ class _FusedRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-        result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        with torch.enable_grad():  # they count as made for backward
+            result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         _touch((x, weight), (result, rstd))
         ctx.mark_non_differentiable(rstd)
         ctx.save_for_backward(x, weight, rstd)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from meshrunner.recipes.pretrain import Updated
 from meshrunner.runner.plan.fused import memory_of, nbytes
 from meshrunner.runner.plan.interpreter import Interpreter
 from meshrunner.runner.plan.log import Born, Died, Operator
@@ -96,7 +95,7 @@ def rehearsed(overrides: list[str]) -> list[Found]:
     from meshrunner.runner.plan.rehearse import rehearse
 
     counted = {"without": 0, "graphs": 0}
-    update, clip, call = pretrain.update, pretrain.clip_by_norm, compiled._Backend.__call__
+    clip, call = pretrain.clip_by_norm, compiled._Backend.__call__
 
     def clipped(trained: Any, *args: Any) -> None:
         counted["without"] += sum(each.parameter.grad is None for each in trained)
@@ -105,9 +104,6 @@ def rehearsed(overrides: list[str]) -> list[Found]:
     def traced(*args: Any, **kwargs: Any) -> Any:
         counted["graphs"] += 1
         return call(*args, **kwargs)
-
-    def updated(*args: Any) -> Updated:
-        return update(*args)
 
     pretrain.clip_by_norm = clipped
     compiled._Backend.__call__ = traced  # type: ignore[method-assign]
@@ -137,25 +133,19 @@ def in_a_process(*overrides: str) -> list[Found]:
         return pool.apply(rehearsed, (list(overrides),))
 
 
-def test_options_decide_what_compiled_blocks_save() -> None:
-    layout = "parallelism=fsdp2 launch.workers=2 micro_batch=2"
-    eager, compiled, selective, little = in_a_process(
-        f"{layout} activation_checkpoint=none",
-        f"{layout} activation_checkpoint=none {COMPILED}",
-        f"{layout} activation_checkpoint=selective_op {COMPILED}",
-        f"{layout} activation_checkpoint=memory_budget activation_checkpoint.budget=0 {COMPILED}",
+def test_compiled_blocks() -> None:
+    layout = "launch.workers=2 micro_batch=2 global_batch=4 model.n_layers=2 parallelism"
+    eager, compiled, selective, little, ddp = in_a_process(
+        f"{layout}=fsdp2 activation_checkpoint=none",
+        f"{layout}=fsdp2 activation_checkpoint=none {COMPILED}",
+        f"{layout}=fsdp2 activation_checkpoint=selective_op {COMPILED}",
+        f"{layout}=fsdp2 activation_checkpoint=memory_budget activation_checkpoint.budget=0 {COMPILED}",
+        f"{layout}=ddp activation_checkpoint=full {COMPILED}",
     )
     assert eager.saved > compiled.saved > selective.saved > little.saved > 0
-    assert [each.without_gradient for each in (eager, compiled, selective, little)] == [0, 0, 0, 0]
+    assert [each.without_gradient for each in (eager, compiled, selective, little, ddp)] == [0] * 5
     # All blocks are one graph, the loss another.
-    assert [each.graphs for each in (eager, compiled, selective, little)] == [0, 2, 2, 2]
-    assert compiled.blocks == eager.blocks >= {0, 1, 2}
-
-
-def test_compiled_blocks_compute_under_autocast_and_tensor_parallel() -> None:
-    ddp, split = in_a_process(
-        f"parallelism=ddp launch.workers=2 activation_checkpoint=full {COMPILED}",
-        f"parallelism=tp launch.workers=2 model.n_heads=4 model.n_kv_heads=2 activation_checkpoint=none {COMPILED}",
-    )
-    assert ddp.dtypes == split.dtypes == {"bfloat16"}
-    assert ddp.without_gradient == split.without_gradient == 0
+    assert [each.graphs for each in (eager, compiled, selective, little, ddp)] == [0, 2, 2, 2, 2]
+    assert compiled.blocks == eager.blocks >= {0, 1}
+    # Parameters are in fp32 with ddp: autocast reaches into compiled code.
+    assert compiled.dtypes == ddp.dtypes == {"bfloat16"}
