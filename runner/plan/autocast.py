@@ -25,6 +25,8 @@ FP32_ON_CUDA = FP32_ON_CPU | {
         F.softplus,
         F.layer_norm,
         F.rms_norm,
+        torch.layer_norm,  # what the compiler sees of them
+        torch.rms_norm,
         F.softmax,
         F.log_softmax,
         torch.softmax,
@@ -116,6 +118,8 @@ def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[No
     def autocast(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
         if device != "meta":
             return before(device, dtype, enabled=enabled, **kwargs)
+        if torch.compiler.is_compiling():  # it is traced on the CPU
+            return before("cpu", dtype, enabled=enabled)
         return Followed(dtype or torch.bfloat16, fp32) if enabled else suspended()
 
     def autocast_again(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:

@@ -117,17 +117,21 @@ STAND_INS = (
 
 
 @contextmanager
-def in_place_of(device_type: str, recorder: Recorder, *, fused: bool = True) -> Iterator[None]:
+def in_place_of(device_type: str, recorder: Recorder, *, compiles: bool = False) -> Iterator[None]:
     """
     Have meta stand in for a device.
 
     Args:
         device_type: `cpu` or `cuda`.
-        fused: as of `kernels.installed`.
+        compiles: whether any of the recipe is compiled.
     """
     with Replacements() as torch_own:
         for stand_in in STAND_INS:
             stand_in(torch_own, recorder)
         torch_own.enter_context(rehearsed_autocast(torch_own, device_type))
-        torch_own.enter_context(kernels.installed(device_type, fused=fused))
+        torch_own.enter_context(kernels.installed(device_type, compiles=compiles))
+        if compiles:
+            from meshrunner.runner.plan import compiled  # importing the compiler takes seconds
+
+            compiled.installed(torch_own, recorder)
         yield

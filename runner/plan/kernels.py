@@ -17,13 +17,13 @@ TOUCHED = "touched(Tensor[] read, Tensor(a!)[] written) -> ()"
 
 
 @contextmanager
-def installed(device_type: str, *, fused: bool) -> Iterator[None]:
+def installed(device_type: str, *, compiles: bool) -> Iterator[None]:
     """
     Have attention and RMSNorm run on meta as on the device.
 
     Args:
         device_type: `cpu` or `cuda`.
-        fused: whether RMSNorm is one kernel, as on CUDA when it runs eagerly.
+        compiles: code is compiled, too, which is traced on the CPU; there the compiler takes RMSNorm apart.
     """
     with ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -34,7 +34,9 @@ def installed(device_type: str, *, fused: bool) -> Iterator[None]:
         own.impl("touched", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
         attention = _attention_on_cuda if device_type == "cuda" else _attention_on_cpu
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
-        if device_type == "cuda" and fused:
+        if device_type == "cuda" and compiles:
+            library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
+        if device_type == "cuda":
             library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")  # type: ignore[no-untyped-call]
         yield
 
@@ -89,7 +91,8 @@ class _FusedRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-        result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        with torch.enable_grad():  # they count as made for backward
+            result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         _touch((x, weight), (result, rstd))
         ctx.mark_non_differentiable(rstd)
         ctx.save_for_backward(x, weight, rstd)

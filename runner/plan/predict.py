@@ -95,8 +95,6 @@ def not_planned(experiment: Experiment) -> str | None:
         )
     if layout.kind == "megatron_fsdp":
         return "megatron_fsdp is not torch's, and cannot be rehearsed without a GPU"
-    if experiment.compile.compiles:
-        return "compiled code is not rehearsed; compile=eager has the memory of the model that is not compiled"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 from torch import Tensor, UntypedStorage
@@ -21,6 +22,14 @@ SAME = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tenso
 """On a device they return their argument; their kernels for meta make another tensor."""
 
 
+class Compiled(Enum):
+    """What an operator of compiled code is."""
+
+    NO = "it runs by itself, as without the compiler"
+    RESULT = "the end of a fused kernel: its result gets memory"
+    FUSED = "fused into a kernel: its result never is in memory"
+
+
 class Recorder(Account):  # type: ignore[no-untyped-call]
     """An account of tensors on meta, as if they were on the device, and a log."""
 
@@ -36,6 +45,10 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
         self.log: Log = []
         self.paused = 0
         """Above 0, nothing is seen."""
+        self.compiled = Compiled.NO
+        """What an operator is part of."""
+        self.saves = False
+        """Whether what is made now is for backward, though autograd does not record: compiled code is one operator to it."""
         device.write = self._write
 
     @classmethod
@@ -75,10 +88,42 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
         if func._schema.name in SAME:
             self._alias(result, inputs[0])
             return
+        if self.compiled is Compiled.FUSED:
+            for each in tensors_in((result,)):
+                storage = each.untyped_storage()
+                if storage._cdata not in self._by_storage:
+                    self._follow(storage, 0, None)
+            return
         super()._made(func, inputs, result)
 
+    def _records(self) -> bool:
+        return self.saves or super()._records()
+
+    @contextmanager
+    def within(self, compiled: Compiled) -> Iterator[None]:
+        """What runs is part of compiled code."""
+        before, self.compiled = self.compiled, compiled
+        try:
+            yield
+        finally:
+            self.compiled = before
+
+    @contextmanager
+    def for_backward(self) -> Iterator[None]:
+        """What is made and lives on is for backward."""
+        before, self.saves = self.saves, True
+        try:
+            yield
+        finally:
+            self.saves = before
+
+    def kernel(self, name: str, dtype: str, nbytes: int) -> None:
+        """A fused kernel has been issued."""
+        if self.operators:
+            self._write(Operator(name, "memory", self._stream(), self.phases.now, 0, dtype, nbytes))
+
     def _ran(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        if not self.operators:
+        if not self.operators or self.compiled is not Compiled.NO:
             return
         what = traits(func)
         if what.kind == "collective":

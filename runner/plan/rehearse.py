@@ -60,7 +60,8 @@ def rehearse(
     Raises:
         ConfigError: the recipe does not fit the devices.
     """
-    phases, device = Phases(START), Device()
+    compiles = recipe.compile.compiles
+    phases, device = Phases(START, compiles=compiles), Device()
     rounding = CUDA_ROUNDS_TO if device_type == "cuda" else 1
     on_host = device_type == "cpu"
     recorder = Recorder(device, phases, on_host=on_host, rounding=rounding, operators=operators)
@@ -69,7 +70,7 @@ def rehearse(
         _alone(),
         _quiet(),
         _fake_group(rank, nodes * workers),
-        in_place_of(device_type, recorder),
+        in_place_of(device_type, recorder, compiles=compiles),
         phases,
         ExitStack() as recording,
     ):

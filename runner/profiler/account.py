@@ -143,7 +143,7 @@ class Account(TorchDispatchMode):
     def _made(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         """An operator has run: its result may be new."""
         part = self.phases.now.part
-        recorded = torch.is_grad_enabled() and part != START
+        recorded = self._records() and part != START
         category = "logits" if part == "loss" else "activations" if recorded else "temporary"
         results = list(tensors_in((result,)))
         for value in results:
@@ -199,6 +199,10 @@ class Account(TorchDispatchMode):
     @staticmethod
     def _since(life: Life) -> int:
         return 0 if life.older and life.category in PERSISTENT else life.born
+
+    def _records(self) -> bool:
+        """Whether what lives on is for backward."""
+        return torch.is_grad_enabled()
 
     def _stream(self) -> int:
         """The stream of the device that memory is allocated on."""

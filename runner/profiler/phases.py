@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -37,26 +37,30 @@ class Phase(NamedTuple):
 
 class Phases:
     """
-    Follows a network's step through global hooks of modules, autograd and optimizers: the model needs no edit, and may be
-    wrapped.
+    Follows a network's step through hooks of modules, autograd and optimizers: the model needs no edit, and may be wrapped.
 
-    Compiled code would trace the hooks: they are for models that run eagerly.
+    Where the whole network is compiled, its blocks and its loss have no phases of their own: the compiler would trace the hooks.
     """
 
-    def __init__(self, part: str = "forward") -> None:
-        """part: that it begins in."""
+    def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
+        """
+        Args:
+            part: that it begins in.
+            compiles: whether any part of the network is compiled.
+        """
         self.step = -1
         self._part = part
         self._block: int | None = None
-        self._blocks: dict[int, int] = {}
         self._network: Network | None = None
         self._loss: Callable[..., Any] | None = None
         self._handles: list[RemovableHandle] = []
+        # A hook of a compiled module runs beside the compiled code, but in reach of the compiler.
+        self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
     @property
     def now(self) -> Phase:
         """The present phase."""
-        if self._part in ("backward", END) and torch._C._current_graph_task_id() == -1:  # backward has ended
+        if self._part in ("backward", END) and not _goes_backward():  # it has ended
             self._part, self._block = "update", None
         return Phase(self.step, self._part, self._block)
 
@@ -67,8 +71,7 @@ class Phases:
 
     def __enter__(self) -> Phases:
         self._handles = [
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward),
+            register_module_forward_pre_hook(self._hook(self._before_any)),
             register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
             register_optimizer_step_post_hook(lambda *_: self._enter("update")),
         ]
@@ -85,21 +88,44 @@ class Phases:
     def _enter(self, part: str, block: int | None = None) -> None:
         self._part, self._block = part, block
 
-    def _before_forward(self, module: nn.Module, _: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:  # recomputed: it is part of backward
-            return
+    def _before_any(self, module: nn.Module, _: Any) -> None:
+        """Every module's hook until the network is found."""
         if isinstance(module, Network):
+            self._handles.pop(0).remove()
             self._follow(module)
             self._enter("forward")
-        elif (block := self._blocks.get(id(module))) is not None:
-            self._enter("forward", block)
 
     def _follow(self, network: Network) -> None:
-        if self._network is not network:
-            self._network, self._loss = network, network.loss
-            network.loss = self._timed(network.loss)
-            # By identity: other wrappers may lie around a block, which have other names.
-            self._blocks = {id(network.get_submodule(name)): i for i, name in enumerate(network.block_names())}
+        self._around(network, None)
+        if network._compiled_call_impl is not None:
+            return
+        self._network, self._loss = network, network.loss
+        network.loss = self._timed(network.loss)
+        for number, name in enumerate(network.block_names()):
+            self._around(network.get_submodule(name), number)
+        for module in network.modules():
+            if isinstance(module, nn.Embedding):
+                self._handles.append(module.register_forward_hook(self._hook(self._embedded), prepend=True))
+
+    def _around(self, module: nn.Module, block: int | None) -> None:
+        """Follow a module, a block of that number or the network."""
+
+        def before(*_: Any) -> None:
+            if not _goes_backward():
+                self._enter("forward", block)
+
+        def after(module: nn.Module, _: Any, output: Any) -> None:
+            if not _goes_backward():
+                self._begins_backward(output, "backward", block)
+                self._enter("forward")
+
+        # First and so outside of what sharding does with the module.
+        self._handles.append(module.register_forward_pre_hook(self._hook(before), prepend=True))
+        self._handles.append(module.register_forward_hook(self._hook(after), prepend=True))
+
+    def _embedded(self, module: nn.Module, _: Any, output: Any) -> None:
+        if not _goes_backward():
+            self._begins_backward(output, END, None)
 
     def _timed(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         def followed(*args: Any) -> Any:
@@ -111,17 +137,6 @@ class Phases:
 
         return followed
 
-    def _after_forward(self, module: nn.Module, _: Any, output: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        if isinstance(module, Network):
-            self._begins_backward(output, "backward", None)
-        elif (block := self._blocks.get(id(module))) is not None:
-            self._begins_backward(output, "backward", block)
-            self._enter("forward")
-        elif isinstance(module, nn.Embedding):
-            self._begins_backward(output, END, None)
-
     def _begins_backward(self, output: Any, part: str, block: int | None) -> None:
         """The gradient of an output is where backward of what made it begins."""
         first = next(
@@ -129,3 +144,8 @@ class Phases:
         )
         if first is not None and first.requires_grad:
             first.register_hook(lambda _: self._enter(part, block))  # type: ignore[no-untyped-call]
+
+
+def _goes_backward() -> bool:
+    """Whether autograd runs: what goes forward is recomputed and so part of backward."""
+    return torch._C._current_graph_task_id() != -1

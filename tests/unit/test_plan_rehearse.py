@@ -73,10 +73,10 @@ def test_no_kernel_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(record, "SAME", set())
     elif name == "_rms_norm_on_cuda":
         installed = kernels.installed
-        monkeypatch.setattr(kernels, "installed", lambda device_type, fused: installed(device_type, fused=False))
+        monkeypatch.setattr(kernels, "installed", lambda device_type, compiles: installed(device_type, compiles=True))
     else:
         installed = kernels.installed
-        monkeypatch.setattr(kernels, "installed", lambda device_type, fused: installed("cpu", fused=True))
+        monkeypatch.setattr(kernels, "installed", lambda device_type, compiles: installed("cpu", compiles=compiles))
     assert found_or_error(*overrides) != complete
 
 

@@ -1,0 +1,195 @@
+"""
+What torch.compile would do to memory and time, without generating code: dynamo, AOT autograd, inductor's decompositions and
+partitioner as they are. Their graphs are then interpreted on meta, and what inductor would fuse is neither memory nor operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._dynamo.config
+import torch._functorch.config
+import torch._inductor.config
+from torch import Tensor, fx
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import clear_torch_function_mode_stack, set_torch_function_mode_stack
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.plan.fused import memory_of
+from meshrunner.runner.plan.interpreter import Interpreter, made_on
+from meshrunner.runner.plan.record import Recorder
+from meshrunner.runner.plan.replace import Replacements
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+AUTOCAST_BEGINS, AUTOCAST_ENDS = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+
+
+def installed(torch_own: Replacements, recorder: Recorder) -> None:
+    """Have torch.compile end in graphs that are interpreted, until the replacements end."""
+    torch_own.callback(torch._dynamo.reset)  # its code belongs to this rehearsal
+    # Options of the recipe set them for the whole process.
+    torch_own.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
+    torch_own.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
+    torch_own.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
+    torch_own.enter_context(_unseen_while_compiling(recorder))
+    backends: dict[str, _Backend | str] = {
+        "inductor": _Backend(recorder, partitions=True, fuses=True),
+        "aot_eager": _Backend(recorder, partitions=False, fuses=False),
+        "aot_eager_decomp_partition": _Backend(recorder, partitions=True, fuses=False),
+        "eager": "eager",
+    }
+    compile_before = torch.compile
+
+    def compiled(function: Callable[..., Any], *, backend: str, mode: str | None = None, **arguments: Any) -> Any:
+        if backend not in backends:
+            raise ConfigError(
+                f"plan: what compile.backend={backend} does to memory is not known; use inductor or aot_eager"
+            )
+        own = backends[backend]
+        found: Callable[..., Any] = compile_before(function, backend=own, **arguments)
+        return own.without_modes(found) if isinstance(own, _Backend) else found
+
+    torch_own.replace(torch, "compile", compiled)
+
+
+@contextmanager
+def _unseen_while_compiling(recorder: Recorder) -> Iterator[None]:
+    """Fake tensors of the compiler have no memory on the device."""
+
+    def begins(_: Any) -> None:
+        recorder.paused += 1
+
+    def ends(_: Any) -> None:
+        recorder.paused -= 1
+
+    callback_handler.register_start_callback(begins)
+    callback_handler.register_end_callback(ends)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(begins)
+        callback_handler.remove_end_callback(ends)
+
+
+class _Backend:
+    """A backend of torch.compile. dynamo compares them: one for all blocks has equal blocks compiled once."""
+
+    def __init__(self, recorder: Recorder, *, partitions: bool, fuses: bool) -> None:
+        """
+        Args:
+            partitions: whether inductor's decompositions and its partitioner, which chooses what is saved, are used.
+            fuses: whether kernels are fused.
+        """
+        self.recorder, self.partitions, self.fuses = recorder, partitions, fuses
+        self.__name__ = "rehearsed"
+        self._modes: list[TorchFunctionMode] = []
+
+    def without_modes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Autocast on meta is a mode of functions, which dynamo would trace. Its graph computes under it instead."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+            if not modes:
+                return compiled(*args, **kwargs)
+            self._modes = modes
+            clear_torch_function_mode_stack()
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                set_torch_function_mode_stack(modes)
+                self._modes = []
+
+        return called
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
+        for module in graph.modules():
+            if isinstance(module, fx.GraphModule):
+                made_on(CPU, module)
+                _compute_under(self._modes, module)
+        # On meta, autograd loses the gradient of some operators, such as cross entropy, without a sign.
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        inductor = partial(min_cut_rematerialization_partition, compiler="inductor")
+        with tracing(TracingContext(fake)):
+            found: Callable[..., Any] = aot_module_simplified(
+                graph,
+                [_on_cpu(each, fake) for each in inputs],
+                fw_compiler=partial(self._interpreted, forward=True),
+                bw_compiler=partial(self._interpreted, forward=False),
+                inference_compiler=partial(self._interpreted, forward=False),
+                decompositions=select_decomp_table() if self.partitions else {},
+                partition_fn=inductor if self.partitions else default_partition,
+                keep_inference_input_mutations=self.fuses,
+            )
+        return found
+
+    def _interpreted(self, graph: fx.GraphModule, _: Any, *, forward: bool) -> Callable[[list[Any]], Any]:
+        made_on(META, graph)
+        memory = memory_of(graph.graph) if self.fuses else None
+        interpreter = Interpreter(graph, memory, self.recorder)
+
+        def run(args: list[Any]) -> Any:
+            try:
+                if not forward:
+                    return interpreter.boxed_run(args)
+                with self.recorder.for_backward():
+                    return interpreter.boxed_run(args)
+            finally:
+                interpreter.env.clear()
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # it may free its arguments
+        return run
+
+
+def _compute_under(modes: list[TorchFunctionMode], graph: fx.GraphModule) -> None:
+    """Have the functions of dynamo's graph called under modes, except where the graph itself turns autocast off."""
+    if not modes:
+        return
+    off = 0
+    for node in graph.graph.nodes:
+        if node.target is AUTOCAST_BEGINS:
+            off += 1
+        elif node.target is AUTOCAST_ENDS:
+            off -= 1
+        elif off or isinstance(node.target, torch._ops.HigherOrderOperator):
+            continue
+        elif node.op == "call_function":
+            node.target = _under(modes, node.target)
+        elif node.op == "call_method":
+            node.op, node.target = "call_function", _under(modes, getattr(Tensor, node.target))
+
+
+def _under(modes: list[TorchFunctionMode], function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        before = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        set_torch_function_mode_stack([*before, *modes])
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_torch_function_mode_stack(before)
+
+    return called
+
+
+def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
+    """A fake tensor on the CPU in place of one on meta, from the inside out."""
+    if not isinstance(value, Tensor):
+        return value
+    if is_traceable_wrapper_subclass(value):
+        inside: Tensor = transform_subclass(value, lambda _, part: _on_cpu(part, fake))
+        return inside.requires_grad_(value.requires_grad)
+    with fake, torch.no_grad():
+        found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    return found.requires_grad_(value.requires_grad)

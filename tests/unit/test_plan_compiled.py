@@ -1,0 +1,151 @@
+"""Compiled code in a rehearsal: what is fused has no memory, what is saved follows the options, equal blocks are traced once."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from meshrunner.runner.plan.fused import memory_of, nbytes
+from meshrunner.runner.plan.interpreter import Interpreter
+from meshrunner.runner.plan.log import Born, Died, Operator
+from meshrunner.runner.plan.record import Recorder
+from meshrunner.runner.plan.streams import Device
+from meshrunner.runner.profiler.phases import Phases
+from tests.composed import SMALL, experiment
+
+META = torch.device("meta")
+COMPILED = "compile=per_block"
+
+
+def on_meta(function: Any, *shapes: tuple[int, ...]) -> tuple[fx.GraphModule, list[Tensor], Recorder]:
+    """The graph of a function, its arguments, and what is to watch it."""
+    arguments = [torch.empty(shape, device=META) for shape in shapes]
+    graph = make_fx(function, tracing_mode="fake")(*arguments)
+    recorder = Recorder(Device(), Phases(), on_host=False, rounding=1, operators=True)
+    return graph, arguments, recorder
+
+
+def run(graph: fx.GraphModule, arguments: list[Tensor], recorder: Recorder) -> list[Operator]:
+    with recorder:
+        Interpreter(graph, memory_of(graph.graph), recorder).boxed_run(list(arguments))
+    return [each for each in recorder.log if isinstance(each, Operator)]
+
+
+def test_a_chain_is_one_kernel_and_one_result() -> None:
+    graph, arguments, recorder = on_meta(lambda x: x.sin().cos().exp(), (4, 5))
+    operators = run(graph, arguments, recorder)
+    births = [each.life.nbytes for each in recorder.log if isinstance(each, Born)]
+    assert births == [80]
+    assert [(each.kind, each.nbytes) for each in operators] == [("memory", 160)]
+    assert any(isinstance(each, Died) for each in recorder.log)
+
+
+def test_a_product_is_a_product_and_has_its_arguments_in_memory() -> None:
+    graph, arguments, recorder = on_meta(lambda x, y: (x.sin() @ y).exp().cos(), (4, 5), (5, 6))
+    operators = run(graph, arguments, recorder)
+    assert [each.kind for each in operators] == ["memory", "matmul", "memory"]
+    assert operators[1].name == "aten::mm"
+    assert operators[1].flops == 2 * 4 * 5 * 6
+    assert [each.life.nbytes for each in recorder.log if isinstance(each, Born)] == [80, 96, 96]
+
+
+def test_what_is_read_twice_is_computed_twice_unless_much_is_read_for_it() -> None:
+    def few(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        both = a + b
+        return both.sin(), both.cos()
+
+    def many(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        both = a + b + c + d + e
+        return both.sin(), both.cos()
+
+    assert len(memory_of(on_meta(few, *[(3,)] * 2)[0].graph).read) == 2
+    assert len(memory_of(on_meta(many, *[(3,)] * 5)[0].graph).read) == 3
+
+
+def test_a_view_is_read_as_far_as_it_goes() -> None:
+    graph = on_meta(lambda x: x[:2].sin(), (8, 5))[0]
+    (read,) = memory_of(graph.graph).read.values()
+    assert list(read.values()) == [40]
+    assert [nbytes(each) for each in read] == [160]
+
+
+class Found(NamedTuple):
+    """Of a rehearsal."""
+
+    saved: int
+    """Bytes of activations alive when the first backward begins, of the last step."""
+    without_gradient: int
+    """Parameters that no gradient reached."""
+    graphs: int
+    """Graphs that were compiled."""
+    dtypes: set[str]
+    """Of matrix products in the blocks."""
+    blocks: set[int | None]
+    """That backward has phases of."""
+
+
+def rehearsed(overrides: list[str]) -> list[Found]:
+    """Some rehearsals; `pretrain` and the compiler are watched."""
+    from meshrunner.recipes import pretrain
+    from meshrunner.runner.plan import compiled
+    from meshrunner.runner.plan.rehearse import rehearse
+
+    counted = {"without": 0, "graphs": 0}
+    clip, call = pretrain.clip_by_norm, compiled._Backend.__call__
+
+    def clipped(trained: Any, *args: Any) -> None:
+        counted["without"] += sum(each.parameter.grad is None for each in trained)
+        clip(trained, *args)
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        counted["graphs"] += 1
+        return call(*args, **kwargs)
+
+    pretrain.clip_by_norm = clipped
+    compiled._Backend.__call__ = traced  # type: ignore[method-assign]
+    found = []
+    for line in overrides:
+        counted.update(without=0, graphs=0)
+        recipe = experiment(*SMALL, *line.split()).on("cuda")
+        result = rehearse(recipe, nodes=1, workers=recipe.launch.workers, device_type="cuda")
+        account, last = result.account, result.last_step
+        first = next(each for each in account.lives if (each.phase.step, each.phase.part) == (last, "backward"))
+        products = [each for each in result.log if isinstance(each, Operator) and each.kind == "matmul"]
+        found.append(
+            Found(
+                account.by_category(first.born)["activations"],
+                counted["without"],
+                counted["graphs"],
+                {each.dtype for each in products if each.phase.block is not None},
+                {each.phase.block for each in account.lives if each.phase.part == "backward"},
+            )
+        )
+    return found
+
+
+def in_a_process(*overrides: str) -> list[Found]:
+    """As `rehearsed`, without a trace of the compiler in this process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(rehearsed, (list(overrides),))
+
+
+def test_compiled_blocks() -> None:
+    layout = "launch.workers=2 micro_batch=2 global_batch=4 model.n_layers=2 parallelism"
+    eager, compiled, selective, little, ddp = in_a_process(
+        f"{layout}=fsdp2 activation_checkpoint=none",
+        f"{layout}=fsdp2 activation_checkpoint=none {COMPILED}",
+        f"{layout}=fsdp2 activation_checkpoint=selective_op {COMPILED}",
+        f"{layout}=fsdp2 activation_checkpoint=memory_budget activation_checkpoint.budget=0 {COMPILED}",
+        f"{layout}=ddp activation_checkpoint=full {COMPILED}",
+    )
+    assert eager.saved > compiled.saved > selective.saved > little.saved > 0
+    assert [each.without_gradient for each in (eager, compiled, selective, little, ddp)] == [0] * 5
+    # All blocks are one graph, the loss another.
+    assert [each.graphs for each in (eager, compiled, selective, little, ddp)] == [0, 2, 2, 2, 2]
+    assert compiled.blocks == eager.blocks >= {0, 1}
+    # Parameters are in fp32 with ddp: autocast reaches into compiled code.
+    assert compiled.dtypes == ddp.dtypes == {"bfloat16"}
