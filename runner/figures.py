@@ -111,6 +111,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (its share of the time between two read-outs x devices): shares are as `perf/step_time_s`, and "
            "the time is the clock's, reading out included, saving excluded"),
+    Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
+           "what `sweep.preflight` predicted of `perf/wps` before the run began", predicts="perf/wps"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
            "tokens of the step / `perf/cpu_time_s`, where the device is a CPU: neighbours take time, and less of CPU time"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s"),
@@ -121,6 +123,9 @@ FIGURES: tuple[Figure, ...] = (
            "most that tensors held since step `measure_after`, as the CUDA allocator counts; maximum over ranks",
            beside="memory/peak_active_pct", by_rank=True),
     Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max", "the same, of the device's memory"),
+    Figure("plan/memory/peak_active_gib", "GiB", "peak active, predicted", GIB, "once", "median",
+           "what `sweep.preflight` predicted of `memory/peak_active_gib` before the run began",
+           predicts="memory/peak_active_gib"),
     Figure("memory/peak_reserved_gib", "GiB", "peak reserved", GIB, "last", "max",
            "most that the CUDA allocator had taken from the device since step `measure_after`; maximum over ranks",
            beside="memory/peak_reserved_pct", by_rank=True),
@@ -170,10 +175,6 @@ FIGURES: tuple[Figure, ...] = (
     Figure("memory/peak_live_gib", "GiB", "peak of live tensors", "{:.3f} GiB".format, "once", "",
            "`profiler=memory` on a CPU: most bytes that tensors held at a time in the profiled steps, and, as "
            "`memory/live_*_gib`, what they were for; of the traced rank with the highest peak"),
-    Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
-           "what `sweep.preflight` predicted of `perf/wps` before the run began", predicts="perf/wps"),
-    Figure("plan/memory/peak_active_gib", "GiB", "peak active, predicted", GIB, "once", "median",
-           "the same of `memory/peak_active_gib`", predicts="memory/peak_active_gib"),
 )
 # fmt: on
 """In the order of the columns of tables and of docs/figures.md."""

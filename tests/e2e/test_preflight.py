@@ -23,9 +23,6 @@ def test_what_cannot_fit_is_a_skipped_row(folder: Path) -> None:
     summary = read(small / "summary.json")
     assert summary["plan/verdict"] == "fits"
     assert summary["plan/memory/peak_active_gib"] == read(small / "plan.json")["memory/peak_active_gib"]
-    compared = meshrunner("compare", "sweep", "--json", cwd=folder)
-    assert [row["plan/verdict"] for row in json.loads(compared.out)] == [None, "fits"]
-    assert "peak active, predicted" in meshrunner("compare", "sweep", cwd=folder).out
     again = meshrunner(*arguments, cwd=folder)
     assert again.code == 0 and "predicting" not in again.err, again
     assert [status(each)["state"] for each in (large, small)] == ["skipped", "completed"]
@@ -47,20 +44,20 @@ def test_a_single_run_is_only_warned_of(folder: Path) -> None:
 
 
 def test_runs_on_named_hardware_are_warned_of(folder: Path) -> None:
-    gpu = ("hardware=h100_96gb", "micro_batch=1,4000000", "hydra.sweep.dir=sweep")
+    gpu = ("hardware=h100_96gb", "seq_len=4096", "micro_batch=1,65536", "hydra.sweep.dir=sweep")
     ended = meshrunner("place", "-m", *TINY, *gpu, cwd=folder)
     assert ended.code == 0, ended
-    assert "001_micro-batch-4000000: predicted not to fit: " in ended.err and "000_" not in ended.err, ended
+    assert "001_micro-batch-65536: predicted not to fit: " in ended.err and "000_" not in ended.err, ended
     for each in sorted((folder / "sweep").glob("0*")):
         assert status(each)["state"] == "pending" and read(each / "plan.json")["perf/wps"], each
 
 
 def test_a_grid_is_ranked(folder: Path) -> None:
-    grid = (f"micro_batch={LARGE},1", "parallelism=fsdp2,tp", "+parallelism.tensor=1,3", "launch.host_memory_gib=0.5")
+    grid = (f"micro_batch={LARGE},1", "parallelism.tensor=1,3", "launch.host_memory_gib=0.5")
     ended = meshrunner("plan", "-m", *TINY, *grid, "--active", "--json", cwd=folder)
     assert ended.code == 0, ended
     ranked = json.loads(ended.out)
-    assert [each["verdict"] for each in ranked] == ["fits"] * 2 + ["does not fit"] * 2 + ["skipped"] * 4
-    assert {f"micro_batch={LARGE}", "hardware=cpu"} < set(ranked[2]["overrides"])
-    assert "3" in ranked[-1]["reason"] and ranked[0]["memory/peak_active_gib"] < 0.5
+    assert [each["verdict"] for each in ranked] == ["fits", "does not fit", "skipped", "skipped"]
+    assert {f"micro_batch={LARGE}", "hardware=cpu"} < set(ranked[1]["overrides"])
+    assert "tensor(3)" in ranked[2]["reason"] and ranked[0]["memory/peak_active_gib"] < 0.5
     assert sorted(each.name for each in folder.iterdir() if not each.name.startswith(".")) == ["faulty.py"]

@@ -104,12 +104,12 @@ def test_a_metric_more_is_a_line_more(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_keys_of_json_and_csv_stay() -> None:
     assert list(figures.merged([])) == [
-        *("perf/wps_median", "perf/wps_p10", "perf/wps_p90", "perf/tokens_per_cpu_s_median", "perf/mfu_median"),
-        *("memory/peak_active_gib", "memory/peak_active_pct", "memory/peak_reserved_gib", "memory/peak_reserved_pct"),
+        *("perf/wps_median", "perf/wps_p10", "perf/wps_p90", "plan/perf/wps", "perf/tokens_per_cpu_s_median"),
+        *("perf/mfu_median", "memory/peak_active_gib", "memory/peak_active_pct", "plan/memory/peak_active_gib"),
+        *("memory/peak_reserved_gib", "memory/peak_reserved_pct"),
         *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
         "train/final_loss",
         "experts/max_violation_median",
-        *("plan/perf/wps", "plan/memory/peak_active_gib"),
     ]
 
 

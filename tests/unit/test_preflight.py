@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
+from meshrunner.runner.compare.cells import columns as table
+from meshrunner.runner.compare.export import as_csv, as_json
+from meshrunner.runner.compare.rows import compare_runs
+from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.experiment import check
 from meshrunner.runner.plan import preflight
 from meshrunner.runner.plan.preflight import foretold, misfit, of_single_run, wanted
 from meshrunner.runner.plan.several import NOT_IN_TIME, Predicted
 from meshrunner.runner.rundir.summary import predicted
 from meshrunner.runner.sweep.ranking import Ranked, _place, columns
 from tests.composed import config, experiment
+from tests.run_dirs import make_run
 
 GPU = "hardware=h100_96gb"
 MISFIT = {"verdict": "does not fit", "reason": "2 GiB too much"}
@@ -36,8 +44,6 @@ def test_off_is_a_word_in_a_file_too() -> None:
     plain = config()
     assert experiment().sweep.preflight == "warn"
     plain["sweep"] |= {"preflight": False}
-    from meshrunner.runner.config.experiment import check
-
     assert check(plain).sweep.preflight == "off"
     del plain["sweep"]["preflight"]
     assert check(plain).sweep.preflight == "warn", "a run that an older version has placed"
@@ -81,10 +87,30 @@ def test_the_limit_of_a_worker_is_what_it_has_on_a_cpu() -> None:
     assert (device.memory_gib, device.type) == (0.25, "cpu")
 
 
-def test_a_summary_has_what_was_predicted(tmp_path: Any) -> None:
+def test_a_summary_has_what_was_predicted(tmp_path: Path) -> None:
     assert predicted(tmp_path) == {}
     (tmp_path / "plan.json").write_text('{"verdict": "fits", "memory/peak_active_gib": 1.5, "perf/wps": null}')
     assert predicted(tmp_path) == {"plan/verdict": "fits", "plan/memory/peak_active_gib": 1.5, "plan/perf/wps": None}
+
+
+def test_a_comparison_shows_the_error_of_what_was_predicted(tmp_path: Path) -> None:
+    measured = {"memory/peak_active_gib": 20.0, "memory/peak_active_pct": 25.0}
+    plan = {"plan/verdict": "fits", "plan/memory/peak_active_gib": 20.62, "plan/perf/wps": 90.0}
+    make_run(tmp_path / "1", "seq_len=1", summary=measured | plan, wps=100.0)
+    make_run(tmp_path / "2", "seq_len=2", summary=measured)
+    comparison = compare_runs(read_runs([tmp_path]))
+    cells = {column.title: column.cells for column in table(comparison)}
+    assert cells["peak active, predicted"] == ["20.62 GiB (+3.1%)", ""]
+    assert cells["WPS, predicted"] == ["90 (-10.0%)", ""]
+    titles = list(cells)
+    assert titles.index("peak active, predicted") == titles.index("peak active") + 1
+    first, second = json.loads(as_json(comparison))
+    assert (first["plan/verdict"], first["plan/perf/wps"]) == ("fits", 90.0)
+    assert second["plan/verdict"] is second["plan/perf/wps"] is None
+    assert as_csv(comparison).splitlines()[0].count("plan/") == 3
+    without = compare_runs(read_runs([tmp_path / "2"]))
+    assert not [column.title for column in table(without) if "predicted" in column.title]
+    assert "plan/verdict" not in as_json(without)
 
 
 def ranked(verdict: str, wps: float | None = None, gib: float | None = None, name: str = "") -> Ranked:
@@ -112,8 +138,8 @@ def test_a_grid_is_expanded_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) ->
     composer = Composer(parse("plan", ["-m", "steps=5", "seed=1,2", "micro_batch=range(1,7,3)"]))
     jobs = composer.grid(composer.compose_sweep())
     assert jobs == [["steps=5", f"seed={seed}", f"micro_batch={size}"] for seed in (1, 2) for size in (1, 4)]
-    composer = Composer(parse("plan", ["-m", "hydra.sweeper.params={seed:'1,2'}"]))
-    assert composer.grid(composer.compose_sweep()) == [["seed=1"], ["seed=2"]]
+    composer = Composer(parse("plan", ["-m", "experiment=fsdp1_vs_fsdp2"]))
+    assert ["parallelism=fsdp1" in job for job in composer.grid(composer.compose_sweep())] == [True, False]
     config = composer.compose_sweep()
     config.hydra.sweeper._target_ = "own.Sweeper"
     with pytest.raises(ConfigError, match="only a grid"):
