@@ -8,6 +8,7 @@ from typing import Any
 from meshrunner.runner.console import warn
 from meshrunner.runner.plan.preflight import foretold, misfit, wanted
 from meshrunner.runner.rundir.files import PLAN, read_json
+from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
 
@@ -19,10 +20,14 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
     """
     A batch with its predictions; combinations that certainly do not fit are warned of, or, with `skip`, to be skipped.
 
-    What can be predicted is: what cannot begins as it is.
+    A combination that could not be predicted begins as if it fitted.
     """
     here = not isinstance(target, Slurm)
-    jobs = [job for job in batch.combinations if not job.runs[0].reason and wanted(job.experiment, here=here)]
+    jobs = [
+        job
+        for job in batch.combinations
+        if not job.runs[0].reason and wanted(job.experiment, here=here) and not _has_results(job)
+    ]
     plans = {id(job): _recorded(job) for job in jobs}  # of a sweep that is started again
     new = [job for job in jobs if not plans[id(job)]]
     found = foretold([job.runs[0].composed.config for job in new], [target.workers(job.experiment) for job in new])
@@ -30,6 +35,10 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
     _warn([job for job in jobs if misfit(plans[id(job)]) and job.experiment.sweep.preflight == "warn"], plans)
     combinations = [_planned(job, plans.get(id(job), {})) for job in batch.combinations]
     return replace(batch, combinations=combinations)
+
+
+def _has_results(job: Combination) -> bool:
+    return all(read_state(run.run_dir) in RESULTS - {"skipped"} for run in job.runs)
 
 
 def _recorded(job: Combination) -> dict[str, Any]:

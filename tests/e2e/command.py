@@ -25,7 +25,7 @@ SCREEN = 30
 """Lines of a terminal window that is not small."""
 SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
 """Put into the environment by importing inductor, in whichever process of the tests did; a user's shell has not got it."""
-SLOW_WORK = re.compile(r"^(composing|checking|writing) .* \.\.\.\n", re.MULTILINE)
+SLOW_WORK = re.compile(r"^(composing|checking|predicting|writing) .* \.\.\.\n", re.MULTILINE)
 """What a command says on stderr of work before a run, where that takes seconds: on a machine that is busy with tests."""
 TINY = (
     "model.dim=32",

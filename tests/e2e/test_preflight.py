@@ -24,7 +24,7 @@ def test_what_cannot_fit_is_a_skipped_row(folder: Path) -> None:
     assert summary["plan/verdict"] == "fits"
     assert summary["plan/memory/peak_active_gib"] == read(small / "plan.json")["memory/peak_active_gib"]
     again = meshrunner(*arguments, cwd=folder)
-    assert again.code == 0 and "predicting" not in again.err, again
+    assert again.code == 0, again
     assert [status(each)["state"] for each in (large, small)] == ["skipped", "completed"]
 
 
