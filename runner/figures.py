@@ -180,6 +180,8 @@ FIGURES: tuple[Figure, ...] = (
 """In the order of the columns of tables and of docs/figures.md."""
 
 
+PREDICTION = "plan/"
+"""Beginning of the keys of what was predicted before a run began."""
 HIGH = ("perf/wps", "plan/perf/wps", "perf/mfu", "perf/tflops", "perf/tokens", "trace/compute")
 """Beginnings of the keys of which more is better."""
 

@@ -12,7 +12,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.rows import Comparison, Row
-from meshrunner.runner.figures import FIGURES, higher_is_better, number
+from meshrunner.runner.figures import FIGURES, PREDICTION, higher_is_better, number
 from meshrunner.runner.rundir.plain_yaml import parse_yaml
 from meshrunner.runner.rundir.states import FINAL
 
@@ -92,6 +92,7 @@ def named(name: str, fields: Mapping[str, Field[T]], option: str) -> str:
         return name
     found = [each for each in fields if last_part(each) == name]
     found = [each for each in found if not fields[each].constant] or found
+    found = [each for each in found if not each.startswith(PREDICTION)] or found  # what was measured has the short name
     if len(found) == 1:
         return found[0]
     if found:

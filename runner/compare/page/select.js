@@ -41,7 +41,8 @@ function nameOf(typed) {
     (name) => last(name).startsWith(typed) || name.startsWith(typed),
   ];
   for (const means of meanings) {
-    const found = NAMES.filter(means), varying = found.filter((name) => keys.includes(name));
+    const all = NAMES.filter(means), own = all.filter((name) => !name.startsWith("plan/"));  // a prediction's is the long name
+    const found = own.length ? own : all, varying = found.filter((name) => keys.includes(name));
     if (found.length === 1 || varying.length === 1) return varying[0] ?? found[0];
     if (found.length > 1) throw Error(`${typed} may be ${listed(found)}`);
   }
