@@ -118,8 +118,7 @@ def cost(what: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], 
     for position in what.written:
         nbytes += sum(map(_nbytes, tensors_in(args[position : position + 1])))
     if what.written:
-        for name in ("out",):
-            nbytes += sum(map(_nbytes, tensors_in((kwargs.get(name),))))
+        nbytes += sum(map(_nbytes, tensors_in((kwargs.get("out"),))))
     else:
         nbytes += sum(map(_nbytes, results))
     if short in ("embedding", "index_select", "gather"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import Described
@@ -149,8 +149,12 @@ def _from_shallow(
 
 def _clock(experiment: Experiment, device: Described) -> StepClock:
     assert device.hardware is not None
-    fast = getattr(experiment.precision, "matmul", "highest") != "highest"
-    return StepClock(device.hardware, "tf32" if fast else "fp32")
+    return StepClock(device.hardware, _rate_of_fp32(experiment))
+
+
+def _rate_of_fp32(experiment: Experiment) -> Literal["fp32", "tf32"]:
+    """The field of `hardware.peak` that products of fp32 are multiplied at."""
+    return "fp32" if getattr(experiment.precision, "matmul", "highest") == "highest" else "tf32"
 
 
 class _NoClock:
@@ -233,9 +237,8 @@ def _speed(experiment: Experiment, device: Described, tokens: int, timed: Timed 
         return dict.fromkeys(SPEED)
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
     wps = tokens / degrees.tensor / timed.seconds
-    rate = experiment.precision.compute
-    if rate == "fp32" and getattr(experiment.precision, "matmul", "highest") != "highest":
-        rate = "tf32"
+    compute = experiment.precision.compute
+    rate = _rate_of_fp32(experiment) if compute == "fp32" else compute
     peak = device.hardware.peak_tflops(rate)
     flops = experiment.model.flops_per_token(experiment.seq_len).total
     values = (

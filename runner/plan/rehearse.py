@@ -23,6 +23,7 @@ from meshrunner.runner.plan.log import Log
 from meshrunner.runner.plan.record import Recorder
 from meshrunner.runner.plan.replace import Replacements
 from meshrunner.runner.plan.streams import Device
+from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.profiler.account import Account
 from meshrunner.runner.profiler.phases import START, Phases
 
@@ -150,11 +151,6 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def _alone() -> Iterator[None]:
     """As in training, the garbage collector is held off: what lives in a circle of references lives on."""
-    collects = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with collector_held_off():
         yield
-    finally:
-        if collects:
-            gc.enable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any
 
@@ -13,7 +12,9 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.devices import described, described_type
 from meshrunner.runner.config.experiment import check, fit
 from meshrunner.runner.console import console, one_line
+from meshrunner.runner.plan.verdict import FITS, MISFIT
 from meshrunner.runner.process.forkserver import warm
+from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.verbs.help import answered
 
 MULTIRUN = {"-m", "--multirun"}
@@ -28,13 +29,8 @@ def plan(arguments: list[str]) -> int:
     """Predict one run, or rank a grid; raises ConfigError as `run` does."""
     if MULTIRUN & set(arguments):
         warm()  # first: the forkserver imports torch while Hydra composes here
-    collects = gc.isenabled()
-    gc.disable()  # imports create little garbage; without looking for it they are a fifth faster
-    try:
+    with collector_held_off():  # imports create little garbage; without looking for it they are a fifth faster
         return _plan(arguments)
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _plan(arguments: list[str]) -> int:
@@ -115,8 +111,8 @@ def _largest(overrides: list[str], key: str, active_only: bool) -> dict[str, Any
         except Incompatible as error:
             if value == 1:
                 raise
-            found[value] = {"verdict": "does not fit", "reason": str(error)}
-        return bool(found[value]["verdict"] == "fits")
+            found[value] = {"verdict": MISFIT, "reason": str(error)}
+        return bool(found[value]["verdict"] == FITS)
 
     value = largest(fits)
     return {"max": {key: value}, **found[value or 1]}
