@@ -32,6 +32,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "submit": ("-m", "--multirun", "--dry-run", *HYDRA_FLAGS),
     "show": ("--config", *HYDRA_FLAGS),
     "plan": ("-m", "--multirun", "--json", "--active", "--max", *HYDRA_FLAGS),
+    "calibrate": ("--out", "--force", "--json", "--help"),
     "resume": ("--force",),
     "sync": ("--dry-run",),
     "help": ("--config-dir",),
@@ -54,11 +55,12 @@ WITH_VALUE = {
     "--top",
     "--limit",
     "--max",
+    "--out",
 }
 """Flags whose value is the next word."""
 OVERRIDES = ("run", "place", "submit", "show", "plan")
 """Verbs that take Hydra's overrides."""
-FOLDERS = {"resume": 1, "cancel": 1, "submit": 1, "status": 99, "compare": 99, "ls": 99, "sync": 99}
+FOLDERS = {"resume": 1, "cancel": 1, "submit": 1, "status": 99, "calibrate": 99, "compare": 99, "ls": 99, "sync": 99}
 """Verb -> run and sweep directories that it takes."""
 SPECIAL = re.compile(r"([^\w@%+=:,./~-])")
 """Characters that a shell needs a backslash for."""

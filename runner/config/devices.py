@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.config.hardware import GPU, Hardware
+from meshrunner.runner.config.hardware import CPU, GPU, Hardware
 from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -24,8 +24,8 @@ class Described(NamedTuple):
 
     type: str
     """`cuda` or `cpu`."""
-    hardware: GPU | None
-    """None: a CPU, or a GPU that no hardware file describes."""
+    hardware: GPU | CPU | None
+    """None: its speed is not known."""
     name: str
     """Name shown to a person."""
     memory_gib: float
@@ -109,11 +109,12 @@ def described(experiment: Experiment) -> Described:
         return Described(
             "cuda", found if isinstance(found, GPU) else None, device.name, device.total_memory / 2**30, workers
         )
+    timed = hardware if isinstance(hardware, CPU) and hardware.speed is not None else None
     if (limit := experiment.launch.host_memory_gib) is not None:
-        return Described("cpu", None, "a worker (launch.host_memory_gib)", limit, workers)
+        return Described("cpu", timed, "a worker (launch.host_memory_gib)", limit, workers)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
     name = "this machine's memory" + (f" / {workers} workers" if workers > 1 else "")
-    return Described("cpu", None, name, memory / 2**30, workers)
+    return Described("cpu", timed, name, memory / 2**30, workers)
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:

@@ -43,6 +43,34 @@ class Efficiency(Section):
     """Time that the host needs to issue an operator, in seconds."""
 
 
+class Calibrated(Section):
+    """What the constants of `plan`'s speeds were fitted to."""
+
+    runs: Count
+    """Combinations that had been measured."""
+    error_pct: float = Field(ge=0)
+    """Largest error, in percent, of the speed of one of them as the others predict it."""
+
+
+class CPUSpeed(Section):
+    """What a worker on a processor reaches: rates, not shares of a data sheet's, as found by `meshrunner calibrate`."""
+
+    fp32_tflops: float | None = Field(gt=0)
+    """Rate of matrix products in fp32, in TFLOP/s; null: no run was in fp32."""
+    bf16_tflops: float | None = Field(gt=0)
+    """Rate of matrix products in bf16, in TFLOP/s; null: no run was in bf16."""
+    attention: float = Field(gt=0)
+    """Rate of fused attention as a share of that of matrix products."""
+    memory_bandwidth: float = Field(gt=0)
+    """Bandwidth of operators that only read and write, in GB/s."""
+    operator_s: float = Field(ge=0)
+    """What an operator takes besides its arithmetic, in seconds."""
+    link_bandwidth: float = Field(gt=0)
+    """Bandwidth of collectives, in GB/s of the whole."""
+    collective_s: float = Field(ge=0)
+    """Latency of a collective, in seconds."""
+
+
 class Hardware(Option):
     """A device."""
 
@@ -87,6 +115,8 @@ class GPU(Hardware):
         matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
     )
     """Shares of the rates above that are reached, and latencies."""
+    calibrated: Calibrated | None = None
+    """What `efficiency` was fitted to by `meshrunner calibrate`; null: to no run of this device."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
         # Named by the user, whatever the driver calls it; but a slice of a GPU (MIG) has not its peak.
@@ -100,6 +130,12 @@ class GPU(Hardware):
 
 class CPU(Hardware):
     """The processor. Its peak is measured, by a matrix product with the run's number of threads."""
+
+    # Runs of before had neither of these.
+    speed: CPUSpeed | None = None
+    """What `plan` predicts speeds from; null: it predicts none."""
+    calibrated: Calibrated | None = None
+    """What `speed` was fitted to by `meshrunner calibrate`."""
 
 
 class AutoHardware(Hardware):

@@ -7,11 +7,8 @@ An operator takes what its arithmetic or its memory traffic takes, whichever is 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.hardware import GPU
-from meshrunner.runner.plan import collectives
 from meshrunner.runner.plan.log import (
     COMPUTE,
     Collective,
@@ -22,6 +19,7 @@ from meshrunner.runner.plan.log import (
     Waited,
     WaitedForStream,
 )
+from meshrunner.runner.plan.rates import Rates
 
 PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
 """What a step's time goes to. optimizer: every operator after backward, the gradient norm's included."""
@@ -53,15 +51,10 @@ class _Group:
 
 
 class Clock:
-    """
-    Takes the entries of a log in their order.
+    """Takes the entries of a log in their order."""
 
-    Args:
-        matmul: rate of fp32 matrix products, a field of `hardware.peak`.
-    """
-
-    def __init__(self, hardware: GPU, matmul: Literal["fp32", "tf32"]) -> None:
-        self.hardware, self.matmul = hardware, matmul
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
         self.host = 0.0
         """When the host has issued all that it issued so far."""
         self._streams: dict[int, float] = {COMPUTE: 0.0}
@@ -69,9 +62,7 @@ class Clock:
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._flops: dict[tuple[str, str], float] = {}
         """FLOP/s by kind and dtype."""
-        efficiency = hardware.efficiency
-        self._bytes = hardware.memory_bandwidth * 1e9 * efficiency.memory
-        self._kernel_s, self._host_s, self._contention = efficiency.kernel_s, efficiency.host_s, efficiency.contention
+        self._bytes, self._kernel_s, self._host_s = rates.bytes_per_second, rates.kernel_s, rates.host_s
         self.step_begins()
 
     def passed(self, stream: int) -> float:
@@ -83,7 +74,7 @@ class Clock:
         The next entry.
 
         Raises:
-            ConfigError: the hardware's rate for an operator's dtype is not known.
+            ConfigError: the device's rate for an operator's dtype is not known.
         """
         if isinstance(entry, Operator):
             self._operator(entry)
@@ -112,7 +103,7 @@ class Clock:
         communication = self._by_part["communication"]
         # Where the host is too slow nothing may run at all, which is no communication.
         exposed = min(max(seconds - self._computing, 0.0), communication)
-        seconds += self._contention * (communication - exposed)
+        seconds += self.rates.contention * (communication - exposed)
         return Timed(seconds, dict(self._by_part), exposed)
 
     def _everything(self) -> float:
@@ -120,9 +111,13 @@ class Clock:
 
     def _operator(self, operator: Operator) -> None:
         _, kind, stream, phase, flops, dtype, nbytes = operator
+        if not self.rates.overlaps:
+            stream = COMPUTE
         seconds = nbytes / self._bytes
         if flops and kind != "memory":
-            rate = self._flops.get((kind, dtype)) or self._flops_per_second(kind, dtype)
+            rate = self._flops.get((kind, dtype))
+            if rate is None:
+                rate = self._flops[kind, dtype] = self.rates.flops_per_second(kind, dtype)
             seconds = max(seconds, flops / rate)
         seconds += self._kernel_s
         self.host += self._host_s
@@ -133,41 +128,17 @@ class Clock:
 
     def _collective(self, collective: Collective) -> None:
         name, stream, _, ranks, nbytes = collective
+        if not self.rates.overlaps:
+            stream = COMPUTE
         group = self._groups.get(ranks)
         if group is None:
             group = self._groups[ranks] = _Group()
         seconds = group.seconds.get((name, nbytes))
         if seconds is None:
-            seconds = group.seconds[name, nbytes] = collectives.seconds(name, ranks, nbytes, self.hardware)
+            seconds = group.seconds[name, nbytes] = self.rates.collective_s(name, ranks, nbytes)
         self.host += self._host_s
         group.passed = self._streams[stream] = max(self.passed(stream), group.passed, self.host) + seconds
         self._by_part["communication"] += seconds
-
-    def _flops_per_second(self, kind: str, dtype: str) -> float:
-        """What products of a dtype reach."""
-        hardware = self.hardware
-        rate, share = self._rate(dtype)
-        peak = hardware.peak_tflops(rate)
-        if peak is None:
-            raise ConfigError(
-                f"hardware.peak.{rate} of {hardware.name} is not known, so no speed can be predicted of {kind} in {dtype}: "
-                f"set hardware.peak.{rate} (TFLOP/s), or choose another precision"
-            )
-        reached: float = getattr(hardware.efficiency, kind)
-        found = self._flops[kind, dtype] = peak * 1e12 * share * reached
-        return found
-
-    def _rate(self, dtype: str) -> tuple[str, float]:
-        """The field of `hardware.peak` that a dtype is multiplied at, and the share of it that is its peak."""
-        if dtype in ("bfloat16", "float16"):
-            return "bf16", 1.0
-        if dtype.startswith("float8"):
-            return "fp8", 1.0
-        if dtype == "float32":
-            return self.matmul, 1.0
-        if dtype == "float64":
-            return "fp32", 0.5  # vector units; twice as much on the tensor cores of data-centre GPUs
-        raise ConfigError(f"no rate is known of matrix products in {dtype}")
 
 
 class StepClock(Clock):

@@ -62,17 +62,14 @@ def _optimizers(torch_own: Replacements, recorder: Recorder) -> None:
         torch_own.replace(torch_optimizer, name, lambda: DEVICES_OF_OPTIMIZERS)
 
 
-class _Reducer:
-    """DDP's reducer, which after the first step would put its buckets together anew and share their order as data."""
+class _Except:
+    """Something of DDP's in C++, of which a few methods do something else."""
 
-    def __init__(self, reducer: Any) -> None:
-        self.__dict__["_reducer"] = reducer
+    def __init__(self, own: Any, **methods: Any) -> None:
+        self.__dict__.update(methods, _own=own)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_reducer"], name)
-
-    def _rebuild_buckets(self) -> bool:
-        return False
+        return getattr(self.__dict__["_own"], name)
 
 
 def _reduced(buffer: Tensor, group: Any) -> torch.futures.Future[Tensor]:
@@ -85,13 +82,19 @@ def _reduced(buffer: Tensor, group: Any) -> torch.futures.Future[Tensor]:
 
 
 def _ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
-    """DDP reduces in C++, where a fake process group is refused: a hook in Python reduces the same buckets."""
+    """
+    DDP reduces in C++, where a fake process group is refused: a hook in Python reduces the same buckets.
+
+    After the first step it would put its buckets together anew and share their order as data; and it would time its steps with a
+    timer that meta does not have.
+    """
     before = DistributedDataParallel.__init__
 
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         before(self, *args, **kwargs)
         self.register_comm_hook(self.process_group, lambda group, bucket: _reduced(bucket.buffer(), group))
-        self.reducer = _Reducer(self.reducer)  # type: ignore[assignment]
+        self.reducer = _Except(self.reducer, _rebuild_buckets=lambda: False)  # type: ignore[assignment]
+        self.logger = _Except(self.logger, set_runtime_stats_and_log=lambda: None)
 
     torch_own.replace(DistributedDataParallel, "__init__", init)
 

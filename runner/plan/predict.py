@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.plan.alloc_conf import Settings
 from meshrunner.runner.plan.allocator import Allocator
-from meshrunner.runner.plan.clock import StepClock, Timed
+from meshrunner.runner.plan.clock import Timed
 from meshrunner.runner.plan.depth import Depths, extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
 from meshrunner.runner.plan.replay import Replayed, replay
+from meshrunner.runner.plan.speed import SPEED, Rehearsed, figures
 from meshrunner.runner.plan.verdict import GIB, NOT_PLANNED, Verdict, answer, reason
 from meshrunner.runner.profiler.account import Peak
 
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
 """Largest differences from published measurements, docs/measurements/plan.md."""
-SPEED_ERROR_PCT = 5.0
-"""The same of words per second, with shares of the peak rates that were fitted to no run of the device."""
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 MEMORY = (
     "memory/peak_active_gib",
@@ -34,15 +33,6 @@ MEMORY = (
     "memory/phase",
     "memory/by_category_gib",
     "memory/error_pct",
-)
-SPEED = (
-    "perf/wps",
-    "perf/mfu",
-    "perf/step_time_s",
-    "perf/seconds_by_part",
-    "perf/exposed_communication_s",
-    "perf/calibrated",
-    "perf/error_pct",
 )
 
 
@@ -70,20 +60,55 @@ def predict(experiment: Experiment, device: Described, *, active_only: bool = Fa
     experiment = experiment.on(device.type)
     if why := not_planned(experiment):
         return Prediction(Verdict(NOT_PLANNED, why), dict.fromkeys((*MEMORY, *SPEED)))
-    rehearsal = partial(
-        rehearse,
-        nodes=experiment.launch.nodes,
-        workers=device.workers,
-        device_type=device.type,
-        operators=device.hardware is not None,
-    )
-    depths = None
-    if active_only:
+    depths, rehearsals = _rehearsals(experiment, device, shallow=active_only)
+    run = _rehearsed(experiment, device, depths, rehearsals)
+    hardware = device.hardware
+    capacity = round((device.memory_gib - (hardware.reserved_elsewhere_gib if isinstance(hardware, GPU) else 0)) * GIB)
+    timed = None
+    if depths is not None:
+        verdict, memory = _from_shallow(device, capacity, depths, *rehearsals)
+    elif device.type == "cuda" and not active_only:
+        verdict, memory, timed = _replayed(run, device, capacity, *rehearsals)
+    else:
+        verdict, memory = _active(device, capacity, *rehearsals)
+    if timed is None and hardware is not None:
+        timed = run.timed(hardware)
+    return Prediction(verdict, memory | figures(run, hardware, timed))
+
+
+def speed_of(experiment: Experiment, device: Described) -> Rehearsed:
+    """What the speed of a run that can be planned follows from (see `not_planned`), whatever constants the device has."""
+    experiment = experiment.on(device.type)
+    return _rehearsed(experiment, device, *_rehearsals(experiment, device, shallow=True))
+
+
+def _rehearsals(
+    experiment: Experiment, device: Described, *, shallow: bool
+) -> tuple[Depths | None, tuple[Rehearsal, ...]]:
+    """One of the whole run; or, if that is enough, two of shallow ones."""
+
+    def rehearsal(recipe: Recipe) -> Rehearsal:
+        return rehearse(
+            recipe,
+            nodes=experiment.launch.nodes,
+            workers=device.workers,
+            device_type=device.type,
+            operators=device.hardware is not None,
+        )
+
+    if shallow:
         depths = shallow_depths(experiment, len(experiment.model.on_meta(experiment.seq_len).block_names()))
-    capacity = round((device.memory_gib - (device.hardware.reserved_elsewhere_gib if device.hardware else 0)) * GIB)
-    if depths is None:
-        return _at_full_depth(experiment, device, capacity, rehearsal(experiment), active_only)
-    return _from_shallow(experiment, device, capacity, depths, rehearsal)
+        if depths is not None:
+            return depths, rehearse_shallow(depths, experiment, rehearsal)
+    return None, (rehearsal(experiment),)
+
+
+def _rehearsed(
+    experiment: Experiment, device: Described, depths: Depths | None, rehearsals: tuple[Rehearsal, ...]
+) -> Rehearsed:
+    degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
+    tokens = rehearsals[0].tokens // degrees.tensor
+    return Rehearsed(experiment, tokens, tuple(each.log for each in rehearsals), depths)
 
 
 def not_planned(experiment: Experiment) -> str | None:
@@ -98,63 +123,56 @@ def not_planned(experiment: Experiment) -> str | None:
     return None
 
 
-def _at_full_depth(
-    experiment: Experiment, device: Described, capacity: int, full: Rehearsal, active_only: bool
-) -> Prediction:
-    peak, timed, replayed = step_peak(full), None, None
-    if device.type == "cuda" and not active_only:
-        replayed, timed = _replayed(full, experiment, device, None)
-        needed, what, error = replayed.peak_reserved.nbytes, "reserved", RESERVED_ERROR_PCT
-
-        def runs_in(nbytes: int) -> bool:
-            return _replayed(full, experiment, device, nbytes)[0].failed is None
-
-        capped = replayed if needed <= capacity else _replayed(full, experiment, device, capacity)[0]
-        retries = capped.retries
-        startup = replayed.startup_active
-        peak = Peak(replayed.peak_active.nbytes, peak.by_category, replayed.peak_active.phase)
-    else:
-        needed, what, error = peak.total, "active", ACTIVE_ERROR_PCT
-        retries, startup = None, start_peak(full)
-        timed = _timed(full, experiment, device)
-
-        def runs_in(nbytes: int) -> bool:
-            return needed <= nbytes
-
-    verdict = Verdict(
-        answer(needed, capacity, error / 100, runs_in), reason(what, needed, capacity, device.name, peak.by_category)
-    )
-    memory = _memory(device, peak, replayed, retries, startup, error)
-    return Prediction(verdict, memory | _speed(experiment, device, full.tokens, timed))
+def _active(device: Described, capacity: int, full: Rehearsal) -> tuple[Verdict, dict[str, Any]]:
+    return _of_active(device, capacity, step_peak(full), start_peak(full))
 
 
 def _from_shallow(
-    experiment: Experiment, device: Described, capacity: int, depths: Depths, rehearsal: Callable[[Any], Rehearsal]
-) -> Prediction:
-    shallow, deeper = rehearse_shallow(depths, experiment, rehearsal)
+    device: Described, capacity: int, depths: Depths, shallow: Rehearsal, deeper: Rehearsal
+) -> tuple[Verdict, dict[str, Any]]:
     deep = extrapolate(depths, shallow, deeper)
-    timed = None
-    if device.hardware is not None:
-        first, second = (_timed(each, experiment, device) for each in (shallow, deeper))
-        assert first is not None and second is not None
-        timed = _deep_time(depths, first, second)
-    needed, peak = deep.peak.total, deep.peak
+    return _of_active(device, capacity, deep.peak, deep.start)
+
+
+def _of_active(device: Described, capacity: int, peak: Peak, startup: int) -> tuple[Verdict, dict[str, Any]]:
+    needed = peak.total
     verdict = Verdict(
         answer(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes),
         reason("active", needed, capacity, device.name, peak.by_category),
     )
-    memory = _memory(device, peak, None, None, deep.start, ACTIVE_ERROR_PCT)
-    return Prediction(verdict, memory | _speed(experiment, device, deeper.tokens, timed))
+    return verdict, _memory(device, peak, None, None, startup, ACTIVE_ERROR_PCT)
 
 
-def _clock(experiment: Experiment, device: Described) -> StepClock:
-    assert device.hardware is not None
-    return StepClock(device.hardware, _rate_of_fp32(experiment))
+def _replayed(
+    run: Rehearsed, device: Described, capacity: int, full: Rehearsal
+) -> tuple[Verdict, dict[str, Any], Timed | None]:
+    """Through the model of the allocator; the time, too, which the replay finds on its way."""
+    settings = _settings(run.experiment)
+
+    def replay_in(nbytes: int | None) -> tuple[Replayed, Timed | None]:
+        if device.hardware is None:
+            return replay(full.log, _NoClock(), Allocator(nbytes, settings)), None
+        clock = run.clock(device.hardware)
+        return replay(full.log, clock, Allocator(nbytes, settings)), clock.step_ends()
+
+    replayed, timed = replay_in(None)
+    needed, error = replayed.peak_reserved.nbytes, RESERVED_ERROR_PCT
+    capped = replayed if needed <= capacity else replay_in(capacity)[0]
+    peak = Peak(replayed.peak_active.nbytes, step_peak(full).by_category, replayed.peak_active.phase)
+    verdict = Verdict(
+        answer(needed, capacity, error / 100, lambda nbytes: replay_in(nbytes)[0].failed is None),
+        reason("reserved", needed, capacity, device.name, peak.by_category),
+    )
+    return verdict, _memory(device, peak, replayed, capped.retries, replayed.startup_active, error), timed
 
 
-def _rate_of_fp32(experiment: Experiment) -> Literal["fp32", "tf32"]:
-    """The field of `hardware.peak` that products of fp32 are multiplied at."""
-    return "fp32" if getattr(experiment.precision, "matmul", "highest") == "highest" else "tf32"
+def _settings(experiment: Experiment) -> Settings:
+    """The allocator's."""
+    env = experiment.launch.env
+    try:
+        return Settings.parse(next((env[name] for name in ALLOCATOR_SETTINGS if name in env), ""))
+    except ValueError as error:
+        raise ConfigError(f"launch.env: the allocator's settings: {error}") from error
 
 
 class _NoClock:
@@ -167,44 +185,6 @@ class _NoClock:
 
     def take(self, entry: Any) -> None:
         """Nothing takes time."""
-
-
-def _replayed(
-    full: Rehearsal, experiment: Experiment, device: Described, capacity: int | None
-) -> tuple[Replayed, Timed | None]:
-    env = experiment.launch.env
-    try:
-        settings = Settings.parse(next((env[name] for name in ALLOCATOR_SETTINGS if name in env), ""))
-    except ValueError as error:
-        raise ConfigError(f"launch.env: the allocator's settings: {error}") from error
-    if device.hardware is None:
-        return replay(full.log, _NoClock(), Allocator(capacity, settings)), None
-    clock = _clock(experiment, device)
-    replayed = replay(full.log, clock, Allocator(capacity, settings))
-    return replayed, clock.step_ends()
-
-
-def _timed(rehearsal: Rehearsal, experiment: Experiment, device: Described) -> Timed | None:
-    """The time of the last step alone, without its memory."""
-    if device.hardware is None:
-        return None
-    clock = _clock(experiment, device)
-    for entry in rehearsal.log:
-        clock.take(entry)
-    return clock.step_ends()
-
-
-def _deep_time(depths: Depths, shallow: Timed, deeper: Timed) -> Timed:
-    blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
-
-    def line(first: float, second: float) -> float:
-        return second + blocks * (second - first)
-
-    return Timed(
-        line(shallow.seconds, deeper.seconds),
-        {part: line(shallow.seconds_by_part[part], value) for part, value in deeper.seconds_by_part.items()},
-        max(0.0, line(shallow.exposed_communication_s, deeper.exposed_communication_s)),
-    )
 
 
 def _memory(
@@ -224,30 +204,3 @@ def _memory(
         error,
     )
     return dict(zip(MEMORY, values, strict=True))
-
-
-def _speed(experiment: Experiment, device: Described, tokens: int, timed: Timed | None) -> dict[str, Any]:
-    """
-    Figures of SPEED.
-
-    Args:
-        tokens: of a step, of one data-parallel rank, whose work `tensor` devices share.
-    """
-    if timed is None or device.hardware is None:
-        return dict.fromkeys(SPEED)
-    degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
-    wps = tokens / degrees.tensor / timed.seconds
-    compute = experiment.precision.compute
-    rate = _rate_of_fp32(experiment) if compute == "fp32" else compute
-    peak = device.hardware.peak_tflops(rate)
-    flops = experiment.model.flops_per_token(experiment.seq_len).total
-    values = (
-        wps,
-        None if peak is None else 100 * wps * flops / (peak * 1e12),
-        timed.seconds,
-        timed.seconds_by_part,
-        timed.exposed_communication_s,
-        False,
-        SPEED_ERROR_PCT,
-    )
-    return dict(zip(SPEED, values, strict=True))

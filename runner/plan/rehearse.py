@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -142,10 +143,16 @@ def _fake_group(rank: int, world: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch warns of is that a device is called meta."""
+    """What torch warns of is that a device is called meta; and of what a run is told by itself."""
+    logger = logging.getLogger("torch")
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 @contextmanager

@@ -131,10 +131,12 @@ def _show(found: dict[str, Any]) -> None:
     for row in _rows(found):
         table.add_row(*row)
     screen.print(table)
-    if found["perf/wps"] is not None and not found["perf/calibrated"]:
+    if found["perf/wps"] is not None:
         error = found["perf/error_pct"]
         screen.print(
-            f"speed: uncalibrated, from the data sheet and shares of it that other devices of the kind reach; published "
+            f"speed: calibrated; of the runs that it rests on, one was predicted from the others to {error:g}% at worst"
+            if found["perf/calibrated"]
+            else "speed: uncalibrated, from the data sheet and shares of it that other devices of the kind reach; published "
             f"runs differ from it by up to {error:g}%",
             soft_wrap=False,
         )

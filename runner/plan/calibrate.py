@@ -1,0 +1,147 @@
+"""
+Fits the constants that speeds are predicted from to measured runs.
+
+A run's words per second are a function of the constants, which replays its log; the fit is the most probable one for constants
+that are log-normal about those that the device had, and speeds that are measured to NOISE (maximum a posteriori, by
+`scipy.optimize.least_squares`). So what no run depends on stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from meshrunner.runner.config.hardware import CPU, GPU
+from meshrunner.runner.plan.speed import Rehearsed
+
+NOISE = 0.02
+"""Standard deviation of the logarithm of a measured speed, what the model of the device leaves out included."""
+
+
+class Constant(NamedTuple):
+    """Something to fit."""
+
+    key: str
+    """Of the option, dotted."""
+    unknown: float
+    """Standard deviation of its logarithm before any run is seen."""
+    most: float = math.inf
+    """The largest value."""
+
+
+OF_GPU = (
+    Constant("efficiency.matmul", 0.3, 1.0),
+    Constant("efficiency.memory", 0.3, 1.0),
+    Constant("efficiency.attention", 0.3, 1.0),  # and attention_backward, in proportion
+    Constant("efficiency.contention", 0.5, 1.0),
+    Constant("efficiency.host_s", 0.5),
+)
+OF_CPU = (
+    Constant("speed.fp32_tflops", 1.0),  # and bf16_tflops, in proportion
+    Constant("speed.memory_bandwidth", 1.0),
+    Constant("speed.attention", 1.0),
+    Constant("speed.operator_s", 1.0),
+    Constant("speed.link_bandwidth", 1.0),
+    Constant("speed.collective_s", 1.0),
+)
+TOGETHER = {
+    "efficiency.attention": "efficiency.attention_backward",
+    "speed.fp32_tflops": "speed.bf16_tflops",
+}
+"""Constants that change by the same factor."""
+TOLD_APART = 0.5
+"""Share of what was unknown about the ratio of products to memory that runs may leave unknown, at most."""
+
+
+class Observed(NamedTuple):
+    """A combination that was measured."""
+
+    name: str
+    run: Rehearsed
+    wps: float
+    """Words per second and device."""
+
+
+class Fitted(NamedTuple):
+    """Constants that explain what was measured."""
+
+    hardware: GPU | CPU
+    unknown: dict[str, float]
+    """By constant: the standard deviation of its logarithm that is left, as a share of that of before."""
+    ratio_unknown: float
+    """The same of the ratio of products to memory, which say how eager and compiled code differ."""
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether the runs tell products from memory."""
+        return self.ratio_unknown <= TOLD_APART
+
+
+def fit(hardware: GPU | CPU, observed: Sequence[Observed]) -> Fitted:
+    """
+    Fit the constants of a device.
+
+    Raises:
+        ConfigError: a rate of the device that a run needs is not known.
+    """
+    constants = OF_GPU if isinstance(hardware, GPU) else OF_CPU
+    priors = np.array([each.unknown for each in constants])
+
+    def residuals(factors: Any) -> Any:
+        """[runs + constants]: differences of logarithms, in standard deviations."""
+        device = changed(hardware, {each.key: math.exp(x) for each, x in zip(constants, factors, strict=True)})
+        logarithms = [math.log(predicted_wps(each.run, device) / each.wps) for each in observed]
+        return np.concatenate([np.array(logarithms) / NOISE, factors / priors])
+
+    most = [math.log(each.most / value(hardware, each.key)) for each in constants]
+    # Inside the bounds, as the method wants it.
+    start = np.minimum(0.0, np.array(most) - 1e-6)
+    found = least_squares(residuals, start, bounds=(-np.inf, np.maximum(most, start + 1e-9)), diff_step=1e-3)
+    left = np.linalg.inv(found.jac.T @ found.jac)
+    unknown = dict(zip((each.key for each in constants), np.sqrt(np.diag(left)) / priors, strict=True))
+    ratio = left[0, 0] + left[1, 1] - 2 * left[0, 1]
+    return Fitted(
+        changed(hardware, {each.key: math.exp(x) for each, x in zip(constants, found.x, strict=True)}),
+        {key: float(share) for key, share in unknown.items()},
+        math.sqrt(ratio / (priors[0] ** 2 + priors[1] ** 2)),
+    )
+
+
+def left_out_errors(hardware: GPU | CPU, observed: Sequence[Observed]) -> list[float]:
+    """Of each: percent by which its predicted speed is off when the constants are fitted to the others."""
+    errors = []
+    for i, each in enumerate(observed):
+        device = fit(hardware, [*observed[:i], *observed[i + 1 :]]).hardware
+        errors.append(100 * (predicted_wps(each.run, device) / each.wps - 1))
+    return errors
+
+
+def predicted_wps(run: Rehearsed, hardware: GPU | CPU) -> float:
+    """Words per second and device."""
+    return run.tokens / run.timed(hardware).seconds
+
+
+def value(hardware: GPU | CPU, key: str) -> float:
+    """A constant of an option."""
+    section, _, name = key.partition(".")
+    return float(getattr(getattr(hardware, section), name))
+
+
+def changed(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
+    """An option whose constants are so many times as large, within their bounds."""
+    bounds = {each.key: each.most for each in (*OF_GPU, *OF_CPU)}
+    sections: dict[str, dict[str, float]] = {}
+    for key, factor in factors.items():
+        for each in filter(None, (key, TOGETHER.get(key))):
+            section, _, name = each.partition(".")
+            if (known := getattr(getattr(hardware, section), name)) is not None:
+                sections.setdefault(section, {})[name] = min(known * factor, bounds[key])
+    return hardware.model_copy(
+        update={
+            section: getattr(hardware, section).model_copy(update=constants) for section, constants in sections.items()
+        }
+    )

@@ -1,0 +1,93 @@
+"""Words per second of a rehearsed run on a device whose speed is known."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.hardware import CPU, GPU
+from meshrunner.runner.plan.clock import StepClock, Timed
+from meshrunner.runner.plan.depth import Depths
+from meshrunner.runner.plan.log import Log
+from meshrunner.runner.plan.rates import Rate, rates
+
+SPEED = (
+    "perf/wps",
+    "perf/mfu",
+    "perf/step_time_s",
+    "perf/seconds_by_part",
+    "perf/exposed_communication_s",
+    "perf/calibrated",
+    "perf/error_pct",
+)
+ERROR_PCT = 5.0
+"""
+Largest difference from published words per second, docs/measurements/plan.md, with shares of the peak rates that were fitted
+to no run of the device.
+"""
+
+
+class Rehearsed(NamedTuple):
+    """What a run's speed on a device follows from."""
+
+    experiment: Experiment
+    tokens: int
+    """Of a step, of one device."""
+    logs: tuple[Log, ...]
+    """Of the whole run; or of the two shallow ones that tell of its depth."""
+    depths: Depths | None
+    """None: the log is of the whole."""
+
+    def timed(self, hardware: GPU | CPU) -> Timed:
+        """The time of a step; raises ConfigError where a rate of the device that it needs is not known."""
+        each = [_timed(log, self.clock(hardware)) for log in self.logs]
+        return each[0] if self.depths is None else _deep(self.depths, *each)
+
+    def clock(self, hardware: GPU | CPU) -> StepClock:
+        """One that has taken nothing yet."""
+        return StepClock(rates(hardware, self.rate_of_fp32()))
+
+    def rate_of_fp32(self) -> Rate:
+        """The field of `hardware.peak` that products of fp32 are multiplied at."""
+        return "fp32" if getattr(self.experiment.precision, "matmul", "highest") == "highest" else "tf32"
+
+
+def figures(run: Rehearsed, hardware: GPU | CPU | None, timed: Timed | None) -> dict[str, Any]:
+    """Those of SPEED, None where they are not known."""
+    if timed is None or hardware is None:
+        return dict.fromkeys(SPEED)
+    wps = run.tokens / timed.seconds
+    compute = run.experiment.precision.compute
+    peak = hardware.peak_tflops(run.rate_of_fp32() if compute == "fp32" else compute)
+    flops = run.experiment.model.flops_per_token(run.experiment.seq_len).total
+    values = (
+        wps,
+        None if peak is None else 100 * wps * flops / (peak * 1e12),
+        timed.seconds,
+        timed.seconds_by_part,
+        timed.exposed_communication_s,
+        hardware.calibrated is not None,
+        hardware.calibrated.error_pct if hardware.calibrated else ERROR_PCT,
+    )
+    return dict(zip(SPEED, values, strict=True))
+
+
+def _timed(log: Log, clock: StepClock) -> Timed:
+    """The last step's."""
+    for entry in log:
+        clock.take(entry)
+    return clock.step_ends()
+
+
+def _deep(depths: Depths, shallow: Timed, deeper: Timed) -> Timed:
+    """At full depth, where every further block takes as long as between the two."""
+    blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
+
+    def line(first: float, second: float) -> float:
+        return second + blocks * (second - first)
+
+    return Timed(
+        line(shallow.seconds, deeper.seconds),
+        {part: line(shallow.seconds_by_part[part], value) for part, value in deeper.seconds_by_part.items()},
+        max(0.0, line(shallow.exposed_communication_s, deeper.exposed_communication_s)),
+    )
