@@ -114,18 +114,18 @@ def cost(what: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], 
     """
     results = list(tensors_in((result,)))
     short = what.name.partition("::")[2]
-    nbytes = sum(map(_nbytes, inputs))
+    moved = sum(map(nbytes, inputs))
     for position in what.written:
-        nbytes += sum(map(_nbytes, tensors_in(args[position : position + 1])))
+        moved += sum(map(nbytes, tensors_in(args[position : position + 1])))
     if what.written:
-        nbytes += sum(map(_nbytes, tensors_in((kwargs.get("out"),))))
+        moved += sum(map(nbytes, tensors_in((kwargs.get("out"),))))
     else:
-        nbytes += sum(map(_nbytes, results))
+        moved += sum(map(nbytes, results))
     if short in ("embedding", "index_select", "gather"):
-        nbytes = 2 * sum(map(_nbytes, results))  # not the whole table
-    largest = max(inputs or results, key=_nbytes, default=None)
+        moved = 2 * sum(map(nbytes, results))  # not the whole table
+    largest = max(inputs or results, key=nbytes, default=None)
     dtype = str(largest.dtype).removeprefix("torch.") if largest is not None else ""
-    return Cost(_flops(what, args, kwargs, result), nbytes, dtype)
+    return Cost(_flops(what, args, kwargs, result), moved, dtype)
 
 
 def _flops(what: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> int:
@@ -143,5 +143,6 @@ def _is_causal(what: Traits, args: Any, kwargs: dict[str, Any]) -> bool:
     return kwargs.get("is_causal") is True or any(value is True for value in args)
 
 
-def _nbytes(tensor: Tensor) -> int:
+def nbytes(tensor: Tensor) -> int:
+    """What its elements take."""
     return tensor.numel() * tensor.element_size()

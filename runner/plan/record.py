@@ -8,12 +8,12 @@ from enum import Enum
 from typing import Any
 
 from torch import Tensor, UntypedStorage
+from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup, get_process_group_ranks
-from torch.distributed._tools.fake_collectives import CollectiveOp
 
 from meshrunner.runner.plan.log import Born, Collective, Died, Entry, Log, Operator, Used
-from meshrunner.runner.plan.operators import COLLECTIVES, Traits, cost, traits
+from meshrunner.runner.plan.operators import COLLECTIVES, Traits, cost, nbytes, traits
 from meshrunner.runner.plan.streams import Device
 from meshrunner.runner.profiler.account import Account, Life, tensors_in
 from meshrunner.runner.profiler.phases import START, Phases
@@ -127,17 +127,18 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
             return
         what = traits(func)
         if what.kind == "collective":
-            self._log_collective(func, what, args, inputs, result)
+            self._log_collective(func, what, args, kwargs, result)
         elif what.kind is not None and (inputs or what.kind == "memory"):
             work = cost(what, args, kwargs, inputs, result)
             stream, phase = self._stream(), self.phases.now
             self._write(Operator(what.name, what.kind, stream, phase, work.flops, work.dtype, work.nbytes))
 
-    def _log_collective(self, func: Any, what: Traits, args: Any, inputs: list[Tensor], result: Any) -> None:
-        group: ProcessGroup = CollectiveOp.get_process_group(func, args)
+    def _log_collective(self, func: Any, what: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
         name = COLLECTIVES[what.name.partition("::")[2]]
-        sizes = [each.numel() * each.element_size() for each in (*inputs, *tensors_in((result,)))]
-        ranks = tuple(get_process_group_ranks(group))
+        # A coalesced one has lists of tensors.
+        sizes = [sum(map(nbytes, tensors_in((each,)))) for each in (*given.values(), result)]
+        ranks = tuple(get_process_group_ranks(_group(given)))
         self._write(Collective(name, self._stream(), self.phases.now, ranks, max(sizes, default=0)))
 
     def _alias(self, result: Tensor, argument: Tensor) -> None:
@@ -173,3 +174,10 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
         if created_here or storage._cdata in self._by_storage:
             return super()._track(storage, category, created_here=created_here)
         return None  # of the network before it has memory
+
+
+def _group(given: dict[str, Any]) -> ProcessGroup:
+    """The group of a collective, of whose arguments it is one, itself or by its name."""
+    if "process_group" in given:
+        return ProcessGroup.unbox(given["process_group"])
+    return _resolve_process_group(given["group_name"])
