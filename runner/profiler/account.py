@@ -146,7 +146,7 @@ class Account(TorchDispatchMode):
         recorded = self._records() and part != START
         category = "logits" if part == "loss" else "activations" if recorded else "temporary"
         results = list(tensors_in((result,)))
-        for value in results:
+        for value in results[:1] if len(results) > 1 and func.is_view else results:  # chunks share one storage
             self._track_tensor(value, category, created_here=True)
         if func._schema.name in BUFFERS:
             for value in (*inputs, *results):
