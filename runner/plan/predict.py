@@ -14,7 +14,8 @@ from meshrunner.runner.plan.allocator import Allocator
 from meshrunner.runner.plan.clock import StepClock, Timed
 from meshrunner.runner.plan.depth import Depths, extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
-from meshrunner.runner.plan.replay import Replayed, replay
+from meshrunner.runner.plan.replay import Change, Replayed, replay
+from meshrunner.runner.plan.timeline import Timeline, changes_of, timeline
 from meshrunner.runner.plan.verdict import GIB, NOT_PLANNED, Verdict, answer, reason
 from meshrunner.runner.profiler.account import Peak
 
@@ -51,18 +52,23 @@ class Prediction(NamedTuple):
 
     verdict: Verdict
     figures: dict[str, Any]
+    over_time: Timeline | None = None
+    """Memory over the last step, where it was asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """One object."""
         return {"verdict": self.verdict.answer, "reason": self.verdict.reason, "rank": 0, **self.figures}
 
 
-def predict(experiment: Experiment, device: Described, *, active_only: bool = False) -> Prediction:
+def predict(
+    experiment: Experiment, device: Described, *, active_only: bool = False, over_time: bool = False
+) -> Prediction:
     """
     Predict a run that fits its devices (see `fit`).
 
     Args:
         active_only: only two shallow models are rehearsed: faster, and no word on what the allocator reserves.
+        over_time: also memory over the last step; then the model is rehearsed at full depth in any case.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -75,14 +81,14 @@ def predict(experiment: Experiment, device: Described, *, active_only: bool = Fa
         nodes=experiment.launch.nodes,
         workers=device.workers,
         device_type=device.type,
-        operators=device.hardware is not None,
+        operators=device.hardware is not None or over_time,
     )
     depths = None
-    if active_only:
+    if active_only and not over_time:
         depths = shallow_depths(experiment, len(experiment.model.on_meta(experiment.seq_len).block_names()))
     capacity = round((device.memory_gib - (device.hardware.reserved_elsewhere_gib if device.hardware else 0)) * GIB)
     if depths is None:
-        return _at_full_depth(experiment, device, capacity, rehearsal(experiment), active_only)
+        return _at_full_depth(experiment, device, capacity, rehearsal(experiment), active_only, over_time)
     return _from_shallow(experiment, device, capacity, depths, rehearsal)
 
 
@@ -99,11 +105,12 @@ def not_planned(experiment: Experiment) -> str | None:
 
 
 def _at_full_depth(
-    experiment: Experiment, device: Described, capacity: int, full: Rehearsal, active_only: bool
+    experiment: Experiment, device: Described, capacity: int, full: Rehearsal, active_only: bool, over_time: bool
 ) -> Prediction:
     peak, timed, replayed = step_peak(full), None, None
+    changes: list[Change] = []
     if device.type == "cuda" and not active_only:
-        replayed, timed = _replayed(full, experiment, device, None)
+        replayed, timed = _replayed(full, experiment, device, None, changes if over_time else None)
         needed, what, error = replayed.peak_reserved.nbytes, "reserved", RESERVED_ERROR_PCT
 
         def runs_in(nbytes: int) -> bool:
@@ -125,7 +132,10 @@ def _at_full_depth(
         answer(needed, capacity, error / 100, runs_in), reason(what, needed, capacity, device.name, peak.by_category)
     )
     memory = _memory(device, peak, replayed, retries, startup, error)
-    return Prediction(verdict, memory | _speed(experiment, device, full.tokens, timed))
+    drawn = None
+    if over_time:
+        drawn = timeline(changes or changes_of(full.log), full.last_step, capacity, round(device.memory_gib * GIB))
+    return Prediction(verdict, memory | _speed(experiment, device, full.tokens, timed), drawn)
 
 
 def _from_shallow(
@@ -170,7 +180,11 @@ class _NoClock:
 
 
 def _replayed(
-    full: Rehearsal, experiment: Experiment, device: Described, capacity: int | None
+    full: Rehearsal,
+    experiment: Experiment,
+    device: Described,
+    capacity: int | None,
+    changes: list[Change] | None = None,
 ) -> tuple[Replayed, Timed | None]:
     env = experiment.launch.env
     try:
@@ -178,9 +192,9 @@ def _replayed(
     except ValueError as error:
         raise ConfigError(f"launch.env: the allocator's settings: {error}") from error
     if device.hardware is None:
-        return replay(full.log, _NoClock(), Allocator(capacity, settings)), None
+        return replay(full.log, _NoClock(), Allocator(capacity, settings), changes), None
     clock = _clock(experiment, device)
-    replayed = replay(full.log, clock, Allocator(capacity, settings))
+    replayed = replay(full.log, clock, Allocator(capacity, settings), changes)
     return replayed, clock.step_ends()
 
 
