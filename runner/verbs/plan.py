@@ -204,7 +204,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["memory/peak_reserved_gib"] is not None:
         retries = found["memory/alloc_retries"]
         again = f", the cache is given up {retries} times" if retries else ""
-        rows.insert(1, ("peak reserved", memory("memory/peak_reserved") + again))
+        rows.insert(2, ("peak reserved", memory("memory/peak_reserved") + again))
     if found["perf/wps"] is not None:
         mfu = "" if found["perf/mfu"] is None else f", MFU {found['perf/mfu']:.1f}%"
         parts = ", ".join(f"{part} {value:.3f}" for part, value in found["perf/seconds_by_part"].items() if value)
