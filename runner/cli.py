@@ -22,7 +22,8 @@ usage: meshrunner VERB ...
   show   [OVERRIDES]         parameters, FLOPs, mesh, memory per device, wrap plan; --config: the configuration; starts nothing
   plan   [OVERRIDES] [-m]    whether it fits and how fast it would be, without a GPU; -m: a grid, ranked; --json; starts nothing
   plan   --active            what tensors hold alone, faster; --max KEY: the largest value of a key with which it fits
-  calibrate DIR [DIR...]     fits the speeds of a device, which for `plan`, to measured runs; --out FILE, --force, --json
+  plan   --html FILE         also a page that shows memory over a step, at full depth; of one run
+  calibrate DIR [DIR...]     fits what `plan` knows of a device to measured runs; --out FILE, --force, --json
   compare DIR [DIR...]       which settings vary between runs, what they change, whether the losses agree; -h lists its options
   ls     [DIR...]            runs and sweeps below a folder, newest first; --where state=oom, --limit N, --json
   status DIR [DIR...]        the progress of every run of a sweep, also while it is running

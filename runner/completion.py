@@ -31,7 +31,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "place": ("-m", "--multirun", *HYDRA_FLAGS),
     "submit": ("-m", "--multirun", "--dry-run", *HYDRA_FLAGS),
     "show": ("--config", *HYDRA_FLAGS),
-    "plan": ("-m", "--multirun", "--json", "--active", "--max", *HYDRA_FLAGS),
+    "plan": ("-m", "--multirun", "--json", "--active", "--max", "--html", *HYDRA_FLAGS),
     "calibrate": ("--out", "--force", "--json", "--help"),
     "resume": ("--force",),
     "sync": ("--dry-run",),

@@ -14,8 +14,9 @@ from meshrunner.runner.plan.allocator import Allocator
 from meshrunner.runner.plan.clock import Timed
 from meshrunner.runner.plan.depth import Depths, extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
-from meshrunner.runner.plan.replay import Replayed, replay
+from meshrunner.runner.plan.replay import Change, Replayed, replay
 from meshrunner.runner.plan.speed import SPEED, Rehearsed, figures
+from meshrunner.runner.plan.timeline import Timeline, changes_of, timeline
 from meshrunner.runner.plan.verdict import GIB, NOT_PLANNED, Verdict, answer, reason
 from meshrunner.runner.profiler.account import Peak
 
@@ -41,18 +42,23 @@ class Prediction(NamedTuple):
 
     verdict: Verdict
     figures: dict[str, Any]
+    over_time: Timeline | None = None
+    """Memory over the last step, where it was asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """One object."""
         return {"verdict": self.verdict.answer, "reason": self.verdict.reason, "rank": 0, **self.figures}
 
 
-def predict(experiment: Experiment, device: Described, *, active_only: bool = False) -> Prediction:
+def predict(
+    experiment: Experiment, device: Described, *, active_only: bool = False, over_time: bool = False
+) -> Prediction:
     """
     Predict a run that fits its devices (see `fit`).
 
     Args:
         active_only: only two shallow models are rehearsed: faster, and no word on what the allocator reserves.
+        over_time: also memory over the last step; then the model is rehearsed at full depth in any case.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -60,32 +66,42 @@ def predict(experiment: Experiment, device: Described, *, active_only: bool = Fa
     experiment = experiment.on(device.type)
     if why := not_planned(experiment):
         return Prediction(Verdict(NOT_PLANNED, why), dict.fromkeys((*MEMORY, *SPEED)))
-    depths, rehearsals = _rehearsals(experiment, device, shallow=active_only)
+    depths, rehearsals = _rehearsals(experiment, device, shallow=active_only and not over_time, operators=over_time)
     run = _rehearsed(experiment, device, depths, rehearsals)
     hardware = device.hardware
     capacity = round((device.memory_gib - (hardware.reserved_elsewhere_gib if isinstance(hardware, GPU) else 0)) * GIB)
+    changes: list[Change] | None = [] if over_time else None
     timed = None
     if depths is not None:
         verdict, memory = _from_shallow(device, capacity, depths, *rehearsals)
     elif device.type == "cuda" and not active_only:
-        verdict, memory, timed = _replayed(run, device, capacity, *rehearsals)
+        verdict, memory, timed = _replayed(run, device, capacity, changes, *rehearsals)
     else:
         verdict, memory = _active(device, capacity, *rehearsals)
     if timed is None and hardware is not None:
         timed = run.timed(hardware)
-    return Prediction(verdict, memory | figures(run, hardware, timed))
+    drawn = None
+    if changes is not None:
+        (full,) = rehearsals
+        drawn = timeline(changes or changes_of(full.log), full.last_step, capacity, round(device.memory_gib * GIB))
+    return Prediction(verdict, memory | figures(run, hardware, timed), drawn)
 
 
 def speed_of(experiment: Experiment, device: Described) -> Rehearsed:
     """What the speed of a run that can be planned follows from (see `not_planned`), whatever constants the device has."""
     experiment = experiment.on(device.type)
-    return _rehearsed(experiment, device, *_rehearsals(experiment, device, shallow=True))
+    return _rehearsed(experiment, device, *_rehearsals(experiment, device, shallow=True, operators=True))
 
 
 def _rehearsals(
-    experiment: Experiment, device: Described, *, shallow: bool
+    experiment: Experiment, device: Described, *, shallow: bool, operators: bool
 ) -> tuple[Depths | None, tuple[Rehearsal, ...]]:
-    """One of the whole run; or, if that is enough, two of shallow ones."""
+    """
+    One of the whole run; or, if that is enough, two of shallow ones.
+
+    Args:
+        operators: logged in any case, not only where their speed is known.
+    """
 
     def rehearsal(recipe: Recipe) -> Rehearsal:
         return rehearse(
@@ -93,7 +109,7 @@ def _rehearsals(
             nodes=experiment.launch.nodes,
             workers=device.workers,
             device_type=device.type,
-            operators=device.hardware is not None,
+            operators=operators or device.hardware is not None,
         )
 
     if shallow:
@@ -144,18 +160,23 @@ def _of_active(device: Described, capacity: int, peak: Peak, startup: int) -> tu
 
 
 def _replayed(
-    run: Rehearsed, device: Described, capacity: int, full: Rehearsal
+    run: Rehearsed, device: Described, capacity: int, changes: list[Change] | None, full: Rehearsal
 ) -> tuple[Verdict, dict[str, Any], Timed | None]:
-    """Through the model of the allocator; the time, too, which the replay finds on its way."""
+    """
+    Through the model of the allocator; the time, too, which the replay finds on its way.
+
+    Args:
+        changes: as of `replay`, where nothing limits the memory.
+    """
     settings = _settings(run.experiment)
 
-    def replay_in(nbytes: int | None) -> tuple[Replayed, Timed | None]:
+    def replay_in(nbytes: int | None, changes: list[Change] | None = None) -> tuple[Replayed, Timed | None]:
         if device.hardware is None:
-            return replay(full.log, _NoClock(), Allocator(nbytes, settings)), None
+            return replay(full.log, _NoClock(), Allocator(nbytes, settings), changes), None
         clock = run.clock(device.hardware)
-        return replay(full.log, clock, Allocator(nbytes, settings)), clock.step_ends()
+        return replay(full.log, clock, Allocator(nbytes, settings), changes), clock.step_ends()
 
-    replayed, timed = replay_in(None)
+    replayed, timed = replay_in(None, changes)
     needed, error = replayed.peak_reserved.nbytes, RESERVED_ERROR_PCT
     capped = replayed if needed <= capacity else replay_in(capacity)[0]
     peak = Peak(replayed.peak_active.nbytes, step_peak(full).by_category, replayed.peak_active.phase)

@@ -39,6 +39,7 @@ class Rehearsal(NamedTuple):
 
     account: Account
     log: Log
+    """Up to the end of the last step; the account goes on, and sees the model die."""
     last_step: int
     """Number of the step that is like all that follow."""
     tokens: int
@@ -86,7 +87,7 @@ def rehearse(
             batches = _batches(micro, recipe.micro_batch, recipe.seq_len)
             pretrain.update(recipe, model, trained, optimizer, batches, recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len
-        return Rehearsal(recorder, recorder.log, phases.step, tokens, parameters)
+        return Rehearsal(recorder, recorder.log[:], phases.step, tokens, parameters)
 
 
 def _batches(micro: int, micro_batch: int, seq_len: int) -> list[tuple[Tensor, Tensor]]:

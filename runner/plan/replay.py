@@ -26,6 +26,19 @@ class Clock(Protocol):
         """The next of the log's entries other than Born, Died and Used; HostWaited(None) also where the allocator waits."""
 
 
+class Change(NamedTuple):
+    """A life's memory is allocated, or free again; or another part of the step begins."""
+
+    life: Life | None
+    """None: a part begins."""
+    nbytes: int
+    """Of the life's block, below 0 where that is free again."""
+    phase: Phase
+    """The present one, of a birth that of the life."""
+    reserved: int | None
+    """Bytes of segments after it; None: not known."""
+
+
 class Peak(NamedTuple):
     """Most memory at a time."""
 
@@ -64,9 +77,15 @@ class Replayed(NamedTuple):
     """For which request; 0 if memory never ran out."""
 
 
-def replay(log: Log, clock: Clock, allocator: Allocator) -> Replayed:
-    """In one pass. The allocator is one that nothing was asked of yet."""
-    memory = _Memory(clock, allocator)
+def replay(log: Log, clock: Clock, allocator: Allocator, changes: list[Change] | None = None) -> Replayed:
+    """
+    In one pass.
+
+    Args:
+        allocator: one that nothing was asked of yet.
+        changes: gets everything that becomes of active memory, in its order.
+    """
+    memory = _Memory(clock, allocator, changes)
     for entry in log:
         if isinstance(entry, Born):
             try:
@@ -87,18 +106,19 @@ def replay(log: Log, clock: Clock, allocator: Allocator) -> Replayed:
 class _Memory:
     """The blocks of the lives, and the peaks of each step."""
 
-    def __init__(self, clock: Clock, allocator: Allocator) -> None:
+    def __init__(self, clock: Clock, allocator: Allocator, changes: list[Change] | None) -> None:
         self._clock = clock
+        self._changes = changes
         self._allocator = allocator
         allocator.synchronize = self._synchronize
         self._blocks: dict[Life, Block] = {}
         self._users: dict[Life, set[int]] = {}
-        self._freed: list[tuple[float, int, Block]] = []
-        """A heap of what has died and is still in use: until when, the moment of the life's birth, its block."""
+        self._freed: list[tuple[float, int, Life, Block]] = []
+        """A heap of what has died and is still in use: until when, the moment of the life's birth, the life, its block."""
         self._grown = start = Phase(-1, START)
         """In which `reserved` last grew."""
         self._peaks = {start.step: Peaks(Peak(0, start), Peak(0, start))}
-        self._step = start.step
+        self._step, self._phase = start.step, start
 
     def born(self, life: Life) -> None:
         """Gives it a block; raises OutOfMemory."""
@@ -108,7 +128,8 @@ class _Memory:
             return
         self._free_until(self._clock.host)
         reserved = self._allocator.reserved
-        self._blocks[life] = self._allocator.allocate(life.nbytes, life.stream)
+        block = self._blocks[life] = self._allocator.allocate(life.nbytes, life.stream)
+        self._changed(life, block.size, life.phase)
         if self._allocator.reserved > reserved:
             self._grown = life.phase
         peaks = self._peaks[self._step]
@@ -130,12 +151,15 @@ class _Memory:
         if block is None:
             return
         if users is None:
-            self._allocator.free(block)
+            self._free(life, block)
         else:
-            heappush(self._freed, (max(self._clock.passed(stream) for stream in users), life.born, block))
+            heappush(self._freed, (max(self._clock.passed(stream) for stream in users), life.born, life, block))
 
     def enter(self, phase: Phase) -> None:
         """A new step begins if the phase is of one: its peaks begin with what there is."""
+        if phase.part != self._phase.part:
+            self._changed(None, 0, phase)
+        self._phase = phase
         if phase.step != self._step:
             self._step = phase.step
             self._allocator.reset_peaks()
@@ -154,7 +178,16 @@ class _Memory:
 
     def _free_until(self, now: float) -> None:
         while self._freed and self._freed[0][0] <= now:
-            self._allocator.free(heappop(self._freed)[2])
+            self._free(*heappop(self._freed)[2:])
+
+    def _free(self, life: Life, block: Block) -> None:
+        nbytes = block.size  # before the block is merged with others
+        self._allocator.free(block)
+        self._changed(life, -nbytes, self._phase)
+
+    def _changed(self, life: Life | None, nbytes: int, phase: Phase) -> None:
+        if self._changes is not None:
+            self._changes.append(Change(life, nbytes, phase, self._allocator.reserved))
 
     def _synchronize(self) -> None:
         # Giving up segments waits for the device (cudaFree), not only for the events.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -11,18 +14,26 @@ from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.devices import described, described_type
 from meshrunner.runner.config.experiment import check, fit
-from meshrunner.runner.console import console, one_line
+from meshrunner.runner.console import console, one_line, say
 from meshrunner.runner.plan.verdict import FITS, MISFIT
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.verbs.help import answered
 
+if TYPE_CHECKING:
+    from meshrunner.runner.plan.timeline import Timeline
+
 MULTIRUN = {"-m", "--multirun"}
-JSON, ACTIVE, MAX = "--json", "--active", "--max"
+JSON, ACTIVE, MAX, HTML = "--json", "--active", "--max", "--html"
 """
 --json: one object, or with -m a list; --active: without what the allocator reserves, faster; --max KEY: the largest value
-that fits.
+that fits; --html FILE: also a page with memory over a step, of a model that is rehearsed at full depth, with --active, too.
 """
+VALUES = {
+    MAX: "a key whose value is a whole number, such as --max micro_batch",
+    HTML: "a file, such as --html plan.html",
+}
+"""Of flags that take one."""
 
 
 def plan(arguments: list[str]) -> int:
@@ -34,24 +45,32 @@ def plan(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    arguments, key = _without_max(arguments)
-    flags = {each for each in arguments if each in (JSON, ACTIVE)}
-    overrides = [each for each in arguments if each not in flags]
+    rest, key = _without(arguments, MAX)
+    rest, file = _without(rest, HTML)
+    flags = {each for each in rest if each in (JSON, ACTIVE)}
+    overrides = [each for each in rest if each not in flags]
     composer = Composer(parse("plan", overrides))
     if answered(composer):
         return 0
     active_only = ACTIVE in flags
     composed = composer.single_run()
     if composed is None:
-        if key is not None:
-            raise ConfigError("plan: --max is of one run: leave out -m")
+        for flag, value in ((MAX, key), (HTML, file)):
+            if value is not None:
+                raise ConfigError(f"plan: {flag} is of one run: leave out -m")
         _rank(composer, active_only, as_json=JSON in flags)
         return 0
-    found = _predicted(composed, active_only) if key is None else _largest(overrides, key, active_only)
+    drawn = file is not None
+    if key is None:
+        found, over_time = _predicted(composed, active_only, over_time=drawn)
+    else:
+        found, over_time = _largest(overrides, key, active_only, over_time=drawn)
     if JSON in flags:
         print(json.dumps(found, indent=2))
     else:
         _show(found)
+    if file is not None:
+        _write_page(Path(file), found, over_time, arguments)
     return 0
 
 
@@ -72,42 +91,51 @@ def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
     console().print(table)
 
 
-def _without_max(arguments: list[str]) -> tuple[list[str], str | None]:
-    """The arguments without `--max KEY` or `--max=KEY`, and the key."""
+def _without(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
+    """The arguments without `--flag VALUE` or `--flag=VALUE`, and the value."""
     rest: list[str] = []
-    key, given = None, iter(arguments)
+    found, given = None, iter(arguments)
     for each in given:
         name, equals, value = each.partition("=")
-        if name != MAX:
+        if name != flag:
             rest.append(each)
             continue
-        key = value if equals else next(given, "")
-        if not key:
-            raise ConfigError("plan: --max needs a key whose value is a whole number, such as --max micro_batch")
-    return rest, key
+        found = value if equals else next(given, "")
+        if not found or found.startswith("--"):
+            raise ConfigError(f"plan: {flag} needs {VALUES[flag]}")
+    return rest, found
 
 
-def _predicted(composed: Composed, active_only: bool) -> dict[str, Any]:
+def _predicted(
+    composed: Composed, active_only: bool, *, over_time: bool = False
+) -> tuple[dict[str, Any], Timeline | None]:
+    """The prediction as JSON, and memory over its step where that is wanted and there is any."""
     as_configured = check(composed.config)
     experiment = as_configured.on(described_type(as_configured.hardware))
     device = described(experiment)
     fit(experiment, device.workers)
     from meshrunner.runner.plan.predict import predict
 
-    return predict(experiment, device, active_only=active_only).as_json()
+    prediction = predict(experiment, device, active_only=active_only, over_time=over_time)
+    return prediction.as_json(), prediction.over_time
 
 
-def _largest(overrides: list[str], key: str, active_only: bool) -> dict[str, Any]:
-    """The prediction with the largest value of a key that fits, and that value."""
+def _largest(
+    overrides: list[str], key: str, active_only: bool, *, over_time: bool
+) -> tuple[dict[str, Any], Timeline | None]:
+    """The prediction with the largest value of a key that fits, and that value; memory over time as `_predicted`."""
     from meshrunner.runner.plan.largest import largest
 
     found: dict[int, dict[str, Any]] = {}
 
+    def predicted(value: int, *, over_time: bool = False) -> tuple[dict[str, Any], Timeline | None]:
+        composed = Composer(parse("plan", [*overrides, f"{key}={value}"])).single_run()
+        assert composed is not None
+        return _predicted(composed, active_only, over_time=over_time)
+
     def fits(value: int) -> bool:
         try:
-            composed = Composer(parse("plan", [*overrides, f"{key}={value}"])).single_run()
-            assert composed is not None
-            found[value] = _predicted(composed, active_only)
+            found[value], _ = predicted(value)
         except Incompatible as error:
             if value == 1:
                 raise
@@ -115,14 +143,14 @@ def _largest(overrides: list[str], key: str, active_only: bool) -> dict[str, Any
         return bool(found[value]["verdict"] == FITS)
 
     value = largest(fits)
-    return {"max": {key: value}, **found[value or 1]}
+    drawn = predicted(value or 1, over_time=True)[1] if over_time else None
+    return {"max": {key: value}, **found[value or 1]}, drawn
 
 
 def _show(found: dict[str, Any]) -> None:
     """The verdict first, then what it rests on."""
     screen = console()
-    for key, value in found.get("max", {}).items():
-        said = f"{key}={value} is the largest that fits" if value else f"not even {key}=1 fits"
+    for said in _searched(found):
         screen.print(said, soft_wrap=False)
     screen.print(f"{found['verdict']}: {found['reason']}", soft_wrap=False)
     if found.get("memory/peak_active_gib") is None:
@@ -131,15 +159,41 @@ def _show(found: dict[str, Any]) -> None:
     for row in _rows(found):
         table.add_row(*row)
     screen.print(table)
-    if found["perf/wps"] is not None:
-        error = found["perf/error_pct"]
-        screen.print(
-            f"speed: calibrated; of the runs that it rests on, one was predicted from the others to {error:g}% at worst"
-            if found["perf/calibrated"]
-            else "speed: uncalibrated, from the data sheet and shares of it that other devices of the kind reach; published "
-            f"runs differ from it by up to {error:g}%",
-            soft_wrap=False,
-        )
+    for remark in _remarks(found):
+        screen.print(remark, soft_wrap=False)
+
+
+def _write_page(file: Path, found: dict[str, Any], over_time: Timeline | None, arguments: Sequence[str]) -> None:
+    from meshrunner.runner.plan.page.write import write_page
+
+    figures, remarks = (_rows(found), _remarks(found)) if over_time is not None else ([], [])
+    findings = [*_searched(found), found["reason"]]
+    write_page(
+        file, shlex.join(["meshrunner", "plan", *arguments]), found["verdict"], findings, figures, remarks, over_time
+    )
+    say(f"page: {file}", to_stderr=True)
+
+
+def _searched(found: dict[str, Any]) -> list[str]:
+    """What was found of the key of --max."""
+    return [
+        f"{key}={value} is the largest that fits" if value else f"not even {key}=1 fits"
+        for key, value in found.get("max", {}).items()
+    ]
+
+
+def _remarks(found: dict[str, Any]) -> list[str]:
+    if found["perf/wps"] is None:
+        return []
+    error = f"{found['perf/error_pct']:g}%"
+    if found["perf/calibrated"]:
+        return [
+            f"speed: calibrated; of the runs that it rests on, one was predicted from the others to {error} at worst"
+        ]
+    return [
+        "speed: uncalibrated, from the data sheet and shares of it that other devices of the kind reach; published runs differ "
+        f"from it by up to {error}"
+    ]
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -155,7 +209,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["memory/peak_reserved_gib"] is not None:
         retries = found["memory/alloc_retries"]
         again = f", the cache is given up {retries} times" if retries else ""
-        rows.insert(1, ("peak reserved", memory("memory/peak_reserved") + again))
+        rows.insert(2, ("peak reserved", memory("memory/peak_reserved") + again))
     if found["perf/wps"] is not None:
         mfu = "" if found["perf/mfu"] is None else f", MFU {found['perf/mfu']:.1f}%"
         parts = ", ".join(f"{part} {value:.3f}" for part, value in found["perf/seconds_by_part"].items() if value)

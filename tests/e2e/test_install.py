@@ -136,6 +136,7 @@ def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
         <= page
         <= set(names)
     )
+    assert {f"meshrunner/runner/plan/page/{name}" for name in ("page.html", "page.css", "memory.js")} <= set(names)
     assert {"meshrunner/py.typed", "meshrunner/__main__.py"} <= set(names)
     assert "hydra_plugins/meshrunner.py" in names and "hydra_plugins/__init__.py" not in names
     tops = {name.partition("/")[0] for name in names}

@@ -79,7 +79,7 @@ def test_flags() -> None:
     assert after("doctor ") == after("doctor -") == after("status -") == []
     assert after("run --cfg ") == ["job", "hydra", "all"]
     assert after("run --config-dir a_f") == ["a_folder/"]
-    assert after("compare x_run --html a_f") == ["a_file", "a_folder/"]
+    assert after("compare x_run --html a_f") == after("plan --html a_f") == ["a_file", "a_folder/"]
     assert after("compare x_run --baseline ") == []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +72,56 @@ def test_the_largest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert answered(capsys, *arguments, f"micro_batch={value + 1}")["verdict"] != "fits"
 
 
+def drawn(file: Path) -> Any:
+    """What the page's script is given."""
+    (data,) = re.findall(r'id="data">(.*?)</script>', file.read_text(), re.DOTALL)
+    return json.loads(data)
+
+
+def test_a_page_with_memory_over_the_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The deepest of the page is what the terminal says; with --active it is rehearsed at full depth, too, without reserved."""
+    deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12", "--html", str(tmp_path / "page.html"))
+    for flags in ((), ("--active",)):
+        found, data = answered(capsys, *deep, *flags), drawn(tmp_path / "page.html")
+        peak = max(map(sum, zip(*data["categories"].values(), strict=True)))
+        assert peak == pytest.approx(found["memory/peak_active_gib"], rel=1e-4)
+        assert (data["reserved"] is None) == bool(flags)
+        if not flags:
+            assert max(data["reserved"]) == pytest.approx(found["memory/peak_reserved_gib"], rel=1e-5)
+        assert (data["capacity"], data["memory"]) == (pytest.approx(77.61, abs=0.01), pytest.approx(79.11, abs=0.01))
+        assert "backward of block 11" in data["phases"]
+
+
+def test_a_page_of_the_largest_that_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, small = (
+        tmp_path / "page.html",
+        ("hardware=cpu", "launch.workers=2", "launch.host_memory_gib=0.003", *SMALL[:-1]),
+    )
+    found = answered(capsys, *small, "--max", "micro_batch", f"--html={file}")
+    value = found["max"]["micro_batch"]
+    assert value > 1 and f"micro_batch={value} is the largest that fits" in file.read_text()
+    peak = max(map(sum, zip(*drawn(file)["categories"].values(), strict=True)))
+    assert peak == pytest.approx(found["memory/peak_active_gib"], rel=1e-4)
+    assert "--max micro_batch" in file.read_text(), "the whole command"
+
+
+def test_a_page_of_what_cannot_be_planned_has_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    planned(capsys, "parallelism=megatron_fsdp", "hardware=h100_80gb", *SMALL, "--html", str(file))
+    assert drawn(file) is None and "megatron_fsdp is not torch" in file.read_text()
+
+
+def test_a_page_that_cannot_be_written_is_said_after_the_verdict(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "nowhere" / "page.html"
+    assert cli._dispatch(["plan", "hardware=cpu", "launch.workers=2", *SMALL, "--html", str(file)]) == 2
+    said = capsys.readouterr()
+    assert (
+        said.out.startswith("fits: ") and said.err == f"--html: {file} cannot be written: No such file or directory\n"
+    )
+
+
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 1000])
 def test_the_search(limit: int) -> None:
     assert largest(lambda value: value <= limit) == (limit or None)
@@ -95,6 +147,11 @@ def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], over
     ("arguments", "why"),
     [
         (["--max"], "--max needs a key"),
+        (["--html"], "--html needs a file"),
+        (["--html="], "--html needs a file"),
+        (["--html", "--json"], "--html needs a file"),
+        (["-m", "micro_batch=1,2", "--html", "page.html"], "--html is of one run"),
+        (["-m", "micro_batch=1,2", "--max", "seq_len"], "--max is of one run"),
         (["model=lama"], "lama"),
         (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
         (

@@ -21,7 +21,7 @@ from meshrunner.runner.plan.log import (
     Waited,
     WaitedForStream,
 )
-from meshrunner.runner.plan.replay import Replayed, replay
+from meshrunner.runner.plan.replay import Change, Replayed, replay
 from meshrunner.runner.plan.segments import MIB
 from meshrunner.runner.profiler.account import Life
 from meshrunner.runner.profiler.phases import START, Phase
@@ -121,6 +121,24 @@ def test_its_own_stream_is_no_other() -> None:
     first = life(20)
     found = replayed([Born(first), operator(9), Used(first, 0), Died(first), Born(life(20))])
     assert found.peak_active.nbytes == 20 * MIB
+
+
+def test_every_change_is_told_when_it_happens() -> None:
+    """With the block's size, which is more than was asked for; and where another part of the step begins."""
+    gathered, other = life(21.5, stream=1), life(30, BACKWARD)
+    log: Log = [Born(gathered), operator(3), Used(gathered, 0), Died(gathered), operator(phase=BACKWARD)]
+    log += [operator(9, phase=BACKWARD)] * 3 + [Born(other), Died(other)]
+    changes: list[Change] = []
+    found = replay(log, Seconds(), Allocator(None, Settings()), changes)
+    assert changes == [
+        (None, 0, FORWARD, 0),
+        (gathered, 22 * MIB, FORWARD, 22 * MIB),
+        (None, 0, BACKWARD, 22 * MIB),
+        (gathered, -22 * MIB, BACKWARD, 22 * MIB),
+        (other, 30 * MIB, BACKWARD, 52 * MIB),
+        (other, -30 * MIB, BACKWARD, 52 * MIB),
+    ]
+    assert found.peak_active.nbytes == 30 * MIB and found == replay(log, Seconds(), Allocator(None, Settings()))
 
 
 def test_at_the_capacity_the_host_waits_and_the_memory_comes_free() -> None:

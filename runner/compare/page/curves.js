@@ -17,7 +17,7 @@ const seconds = (points) => points.flat().map(([, value]) => value);
 const round = (number) => Number(number.toFixed(1));
 const styleOf = (n) => ({ stroke: at(COLOURS, n), "stroke-dasharray": at(DASHES, Math.floor(n / COLOURS.length)) });
 const legendOf = (members) =>
-  members.map((i, n) => [`${i + 1}: ${rows[i].name}`, at(COLOURS, n), Math.floor(n / COLOURS.length), i]);
+  members.map((i, n) => [`${i + 1}: ${rows[i].name}`, at(COLOURS, n), Math.floor(n / COLOURS.length), ofRow(i)]);
 
 /** A curve of each of some rows through its points [x, y]. */
 function lines(svg, members, points, x, y) {

@@ -1,9 +1,7 @@
-"use strict";
 // What is shown: the rows that a typed filter leaves, in the table's order. The table and every chart follow it.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
+const DATA = JSON.parse(byId("data").textContent);
 const { rows, keys, figures } = DATA;
-const byId = (id) => document.getElementById(id);
 const figureOf = (name) => figures.find((figure) => figure.key === name);
 const isNumber = (text) => text !== null && `${text}`.trim() !== "" && isFinite(text);
 

@@ -25,7 +25,7 @@ from meshrunner.runner.compare.rows import Comparison
 
 PARTS = Path(__file__).parent
 """What the file is put together from."""
-SCRIPTS = ("select", "draw", "table", "charts", "settings", "curves", "main")
+SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "main")
 """In the order in which they run; one scope."""
 VALUES = 12
 """Of a key that are listed above the table."""
@@ -35,13 +35,17 @@ UNTESTED_CLASS = ' class="untested"'
 
 
 def write_page(comparison: Comparison, file: Path) -> None:
-    """Write the page, replacing an older one at once; raises ConfigError when the file cannot be written."""
-    page = _page(comparison, file.absolute().parent).encode()
+    """Write the page, as `put` does."""
+    put(_page(comparison, file.absolute().parent), file)
+
+
+def put(page: str, file: Path) -> None:
+    """Write a page, replacing an older one at once; raises ConfigError when the file cannot be written."""
     try:
         if file.is_symlink() or (file.exists() and not file.is_file()):  # a link is followed, and /dev/stdout stays one
-            file.write_bytes(page)
+            file.write_bytes(page.encode())
         else:
-            replace_file(file, page)
+            replace_file(file, page.encode())
     except OSError as error:
         raise ConfigError(f"--html: {file} cannot be written: {error.strerror}") from None
 

@@ -1,0 +1,146 @@
+"use strict";
+// SVG: elements, figures, scales, axes. Colours of text and lines are the style sheet's, so that they follow dark and print.
+
+// Okabe and Ito's colours, which the colour-blind can tell apart; dashes and shapes repeat what they say.
+const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"];
+const DASHES = ["", "6 3", "2 3", "8 3 2 3", "12 4"];
+const SVG = "http://www.w3.org/2000/svg";
+const LETTER = 6.4;  // width of a letter in px
+const at = (list, i) => list[i % list.length];
+const byId = (id) => document.getElementById(id);
+let paper = false;  // while it is printed
+
+/** An element below another; texts are text, never markup. */
+function add(parent, name, attributes = {}, text = "") {
+  const inside = name === "svg" || parent.namespaceURI === SVG ? SVG : parent.namespaceURI;
+  const element = document.createElementNS(inside, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== "") element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+const write = (svg, x, y, text, attributes = {}) => add(svg, "text", { x, y, ...attributes }, text);
+const cut = (text, room) =>
+  text.length * LETTER <= room ? text : `${text.slice(0, Math.max(1, Math.floor(room / LETTER) - 1))}\u2026`;
+
+// Figures of the page.
+
+/** An empty drawing in a figure, as wide as that. */
+function canvas(id, height) {
+  const box = byId(id).lastElementChild, onPaper = byId(id).classList.contains("full") ? 1000 : 490;
+  const width = paper ? onPaper : Math.max(box.clientWidth, 240);
+  box.replaceChildren();
+  return { box, width, svg: add(box, "svg", { role: "img", viewBox: `0 0 ${width} ${height}` }) };
+}
+
+/** The caption of a figure, which is hidden where there is nothing to show; returns whether there is. */
+function caption(id, text, some) {
+  const figure = byId(id), line = figure.querySelector("figcaption");
+  figure.hidden = !some;
+  if (!some) figure.lastElementChild.replaceChildren();
+  (line.querySelector(".about") ?? add(line, "span", { class: "about" })).textContent = text;
+  return Boolean(some);
+}
+
+/** A choice in a figure's caption, made once; what is chosen. options: [value, text]. */
+function choice(id, label, options, first) {
+  const line = byId(id).querySelector("figcaption");
+  const known = [...line.querySelectorAll("select")].find((each) => each.dataset.label === label);
+  if (known) return known.value;
+  const select = add(add(line, "label", { class: "control" }, `${label} `), "select", { "data-label": label });
+  for (const [value, text] of options) add(select, "option", { value }, text);
+  select.value = first;
+  if (select.selectedIndex < 0) select.selectedIndex = 0;
+  select.addEventListener("change", redraw);
+  return select.value;
+}
+
+/**
+ * What colours and shapes mean, below a drawing: [text, colour, number of the shape], or of the dashes for what is drawn as a
+ * line, which attributes say, {} for none.
+ */
+function legend(box, entries) {
+  const list = add(box, "div", { class: "key-list" });
+  for (const [text, colour, n, attributes = null] of entries) {
+    const entry = add(list, "span", attributes ?? {});
+    const swatch = add(entry, "svg", { viewBox: "0 0 22 12", width: 22, height: 12 });
+    if (!attributes) add(swatch, "path", { d: shape(n, 11, 6, 4.5), fill: colour });
+    else add(swatch, "path", { d: "M0 6H22", stroke: colour, "stroke-width": 2.5, "stroke-dasharray": at(DASHES, n) });
+    add(entry, "span", {}, text);
+  }
+  return list;
+}
+
+// Scales: `at(value)` in px, and `ticks` as [value, text].
+
+/** A number for an axis. */
+function brief(value) {
+  const size = Math.abs(value);
+  if (size && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace(/\.?0+e\+?/, "e").replace("e+", "e");
+  return value.toLocaleString("en", { maximumSignificantDigits: 4 });
+}
+
+/** Round numbers from low to high. */
+function between(low, high, most) {
+  const power = 10 ** Math.floor(Math.log10((high - low) / most));
+  const step = [1, 2, 5, 10].map((n) => n * power).find((size) => (high - low) / size <= most) ?? 10 * power;
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+}
+
+/** Numbers along a line, with `value(px)` as the way back; pad: of their range, left free at both ends. */
+function linear(values, from, to, { every = 70, pad = 0.05 } = {}) {
+  let low = Math.min(...values), high = Math.max(...values);
+  const margin = (high - low) * pad || (high > low ? 0 : Math.abs(high) * 0.05 || 1);
+  [low, high] = [low >= 0 && low < margin ? 0 : low - margin, high + margin];
+  return {
+    at: (value) => from + (to - from) * (value - low) / (high - low),
+    value: (pixel) => low + (high - low) * (pixel - from) / (to - from),
+    ticks: between(low, high, Math.max(2, Math.abs(to - from) / every)).map((value) => [value, brief(value)]),
+  };
+}
+
+/** Numbers of several magnitudes; shown: those with a tick. */
+function logarithmic(values, from, to, shown) {
+  const inner = linear(values.map(Math.log2), from, to);
+  return { at: (value) => inner.at(Math.log2(value)), ticks: shown.map((value) => [value, brief(value)]) };
+}
+
+/** Values of a setting, evenly spaced, `step` px apart. */
+function ordinal(values, from, to) {
+  const all = distinct(values), step = (to - from) / all.length, ticks = all.map((value) => [value, `${value}`]);
+  return { at: (value) => from + step * (all.indexOf(value) + 0.5), ticks, step: Math.abs(step) };
+}
+
+/** Values, each once: numbers by size, and before texts, which come as they come. */
+function distinct(values) {
+  const known = [...new Set(values)].filter((value) => value !== null && value !== undefined);
+  const numbers = known.filter((value) => typeof value === "number").sort((a, b) => a - b);
+  return [...numbers, ...known.filter((value) => typeof value !== "number")];
+}
+
+/** Lines and labels of a plot that reaches from left to right and from top to bottom. */
+function axes(svg, { left, right, top, bottom }, x, y, xTitle = "", yTitle = "") {
+  for (const [value, text] of x?.ticks ?? []) {
+    add(svg, "line", { class: "grid", x1: x.at(value), x2: x.at(value), y1: top, y2: bottom });
+    add(write(svg, x.at(value), bottom + 14, cut(text, x.step ?? 70), { "text-anchor": "middle" }), "title", {}, text);
+  }
+  for (const [value, text] of y?.ticks ?? []) {
+    add(svg, "line", { class: "grid", x1: left, x2: right, y1: y.at(value), y2: y.at(value) });
+    add(write(svg, left - 6, y.at(value) + 4, cut(text, left - 8), { "text-anchor": "end" }), "title", {}, text);
+  }
+  write(svg, right, bottom + 30, xTitle, { "text-anchor": "end", class: "axis" });
+  write(svg, 2, top - 8, yTitle, { class: "axis" });
+}
+
+/** The outline of a point: circle, square, diamond, triangle. */
+function shape(n, x, y, r) {
+  if (n % 4 === 0) return `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`;
+  const corners = {
+    1: [[-1, -1], [1, -1], [1, 1], [-1, 1]],
+    2: [[0, -1.4], [1.4, 0], [0, 1.4], [-1.4, 0]],
+    3: [[0, -1.3], [1.3, 1], [-1.3, 1]],
+  };
+  return `M${corners[n % 4].map(([a, b]) => `${x + r * a} ${y + r * b}`).join("L")}Z`;
+}
