@@ -2,7 +2,7 @@
 Fits the constants that speeds are predicted from to measured runs.
 
 A run's words per second are a function of the constants, which replays its log; the fit is the most probable one for constants
-that are log-normal about those that the device had, and speeds that are measured to NOISE (maximum a posteriori, by
+that are log-normal about those that the device had, and speeds that are measured to some noise (maximum a posteriori, by
 `scipy.optimize.least_squares`). So what no run depends on stays as it was.
 """
 
@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.plan.speed import Rehearsed
 
-NOISE = 0.02
+NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
 """Standard deviation of the logarithm of a measured speed, what the model of the device leaves out included."""
 
 
@@ -81,26 +81,31 @@ class Fitted(NamedTuple):
         return self.ratio_unknown <= TOLD_APART
 
 
-def fit(hardware: GPU | CPU, observed: Sequence[Observed]) -> Fitted:
+def fit(hardware: GPU | CPU, observed: Sequence[Observed], near: GPU | CPU | None = None) -> Fitted:
     """
     Fit the constants of a device.
+
+    Args:
+        near: where the search begins; None: at the constants that the device has.
 
     Raises:
         ConfigError: a rate of the device that a run needs is not known.
     """
-    constants = OF_GPU if isinstance(hardware, GPU) else OF_CPU
+    constants, noise = (OF_GPU, NOISE_OF_GPU) if isinstance(hardware, GPU) else (OF_CPU, NOISE_OF_CPU)
     priors = np.array([each.unknown for each in constants])
 
     def residuals(factors: Any) -> Any:
         """[runs + constants]: differences of logarithms, in standard deviations."""
         device = changed(hardware, {each.key: math.exp(x) for each, x in zip(constants, factors, strict=True)})
         logarithms = [math.log(predicted_wps(each.run, device) / each.wps) for each in observed]
-        return np.concatenate([np.array(logarithms) / NOISE, factors / priors])
+        return np.concatenate([np.array(logarithms) / noise, factors / priors])
 
     most = [math.log(each.most / value(hardware, each.key)) for each in constants]
-    # Inside the bounds, as the method wants it.
-    start = np.minimum(0.0, np.array(most) - 1e-6)
-    found = least_squares(residuals, start, bounds=(-np.inf, np.maximum(most, start + 1e-9)), diff_step=1e-3)
+    begin = [math.log(value(near or hardware, each.key) / value(hardware, each.key)) for each in constants]
+    start = np.minimum(begin, np.array(most) - 1e-6)  # inside the bounds, as the method wants it
+    found = least_squares(
+        residuals, start, bounds=(-np.inf, np.maximum(most, start + 1e-9)), diff_step=1e-3, ftol=1e-4, xtol=1e-4
+    )
     left = np.linalg.inv(found.jac.T @ found.jac)
     unknown = dict(zip((each.key for each in constants), np.sqrt(np.diag(left)) / priors, strict=True))
     ratio = left[0, 0] + left[1, 1] - 2 * left[0, 1]
@@ -111,11 +116,16 @@ def fit(hardware: GPU | CPU, observed: Sequence[Observed]) -> Fitted:
     )
 
 
-def left_out_errors(hardware: GPU | CPU, observed: Sequence[Observed]) -> list[float]:
-    """Of each: percent by which its predicted speed is off when the constants are fitted to the others."""
+def left_out_errors(hardware: GPU | CPU, observed: Sequence[Observed], fitted: Fitted) -> list[float]:
+    """
+    Of each: percent by which its predicted speed is off when the constants are fitted to the others.
+
+    Args:
+        fitted: to all.
+    """
     errors = []
     for i, each in enumerate(observed):
-        device = fit(hardware, [*observed[:i], *observed[i + 1 :]]).hardware
+        device = fit(hardware, [*observed[:i], *observed[i + 1 :]], fitted.hardware).hardware
         errors.append(100 * (predicted_wps(each.run, device) / each.wps - 1))
     return errors
 

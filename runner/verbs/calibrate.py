@@ -69,7 +69,7 @@ def _calibrated(folders: list[Path]) -> dict[str, Any]:
     known = measured(folders)
     observed = known.observed
     fitted = fit(known.hardware, observed)
-    errors = left_out_errors(known.hardware, observed)
+    errors = left_out_errors(known.hardware, observed, fitted)
     # Rounded up: nothing is promised that was not seen.
     error_pct = math.ceil(10 * max(map(abs, errors))) / 10
     hardware = fitted.hardware.model_copy(update={"calibrated": Calibrated(runs=len(observed), error_pct=error_pct)})

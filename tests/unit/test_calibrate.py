@@ -70,7 +70,7 @@ def test_planted_constants_are_found() -> None:
     for key, factor in PLANTED.items():
         assert value(fitted.hardware, key) == pytest.approx(factor * value(hardware(), key), rel=0.1)
     assert fitted.unknown["efficiency.matmul"] < 0.3 and fitted.unknown["efficiency.contention"] > 0.9
-    assert max(map(abs, left_out_errors(hardware(), runs))) < 3
+    assert max(map(abs, left_out_errors(hardware(), runs, fitted))) < 3
 
 
 def test_runs_of_one_sort_do_not_tell_constants_apart() -> None:
