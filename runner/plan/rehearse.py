@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -142,10 +143,15 @@ def _fake_group(rank: int, world: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch warns of is that a device is called meta."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """What torch warns of is that a device is called meta, or for whoever trains."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager
