@@ -83,6 +83,10 @@ class Model(Option):
         """This model with another number of blocks, which are all alike but for `first_blocks`; None: it cannot be changed."""
         return None
 
+    def first(self, blocks: int) -> Self | None:
+        """This model with its first blocks alone, at least one more than `first_blocks`; None: it cannot be cut."""
+        return self.at_depth(blocks)
+
     def build(self, seq_len: int) -> Network:
         """The module with `freeze` applied; raises ConfigError for a pattern that matches nothing."""
         network = self.network(seq_len)

@@ -144,6 +144,16 @@ class HybridShape(DecoderShape):
     def n_layers(self) -> int:
         return len(self.pattern)
 
+    def first(self, blocks: int) -> Self | None:
+        if self.mtp.depth:  # its modules count as blocks, too
+            return None
+        pattern = self.pattern[:blocks]
+        sections = {
+            "mamba": self.mamba if "M" in pattern else None,
+            "experts": self.experts if "E" in pattern else None,
+        }
+        return self.model_copy(update={"pattern": pattern, **sections})
+
     def weights(self) -> Iterator[tuple[str, int]]:
         for layer, letter in enumerate(self.pattern):
             yield f"layers.{layer}.norm.weight", self.dim

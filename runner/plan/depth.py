@@ -7,17 +7,21 @@ position the two depths give the line. (For a whole phase it is not: where in ba
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from meshrunner.recipes.parallelism.wrap_policy import Rules
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.plan.rehearse import Rehearsal
 from meshrunner.runner.profiler.account import Account, Peak
 from meshrunner.runner.profiler.phases import START, Phase
 
 LONGEST_PERIOD = 8
-ANY_DEPTH = ("blocks", "size", "root_only")
-"""Kinds of `wrap` whose plan names no single block."""
+ANY_DEPTH = ("blocks", "size", "root_only", "rules")
+"""Kinds of `wrap` whose plan names no single block, but for patterns of rules."""
+SINGLE = re.compile(r"[\d?[]")
+"""In patterns that may mean single blocks: `layers.1.*`, `layers.?`, `layers.[ab]`."""
 
 
 class Depths(NamedTuple):
@@ -39,7 +43,7 @@ class Depths(NamedTuple):
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     """Two depths that tell all of `blocks`; None: only the full depth does."""
     model = recipe.model
-    if model.freeze or recipe.wrap.kind not in ANY_DEPTH or model.at_depth(blocks) is None:
+    if names_blocks(recipe) or model.at_depth(blocks) is None:
         return None
     recomputes = [recipe.activation_checkpoint.recomputes(block) for block in range(blocks)]
     period = next((p for p in range(1, LONGEST_PERIOD + 1) if recomputes[p:] == recomputes[:-p]), None)
@@ -51,6 +55,14 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     shallow = front + reach - 1
     shallow += (blocks - shallow) % period
     return Depths(shallow, shallow + period, blocks, front, reach) if shallow + period < blocks else None
+
+
+def names_blocks(recipe: Recipe) -> bool:
+    """Whether single blocks may be frozen or wrapped in a way of their own."""
+    patterns = list(recipe.model.freeze)
+    if isinstance(recipe.wrap, Rules):
+        patterns += [rule.match for rule in recipe.wrap.rules]
+    return recipe.wrap.kind not in ANY_DEPTH or any(map(SINGLE.search, patterns))
 
 
 class Deep(NamedTuple):

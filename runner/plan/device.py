@@ -30,10 +30,14 @@ DEVICES_OF_OPTIMIZERS = ["meta", "cpu", "cuda"]
 
 
 def _fsdp2_streams(torch_own: Replacements, recorder: Recorder) -> None:
-    """FSDP2 asks for the module of the device, whose streams overlap communication with compute. meta has none."""
+    """
+    FSDP2 asks for the module of the device, whose streams overlap communication with compute, and of what it gathered in vain,
+    such as frozen blocks below the first trained one, for the accelerator's. meta has none.
+    """
     handle = Handle(recorder.device)
     for module in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         torch_own.replace(module, "_get_device_handle", lambda _="cuda": handle)
+    torch_own.replace(torch.accelerator, "current_stream", handle.current_stream)
 
 
 def _fsdp2_takes_meta(torch_own: Replacements, recorder: Recorder) -> None:

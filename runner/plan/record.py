@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup, get_process_group_ranks
 from meshrunner.runner.plan.log import Born, Collective, Died, Entry, Log, Operator, Used
 from meshrunner.runner.plan.operators import COLLECTIVES, Traits, cost, nbytes, traits
 from meshrunner.runner.plan.streams import Device
-from meshrunner.runner.profiler.account import Account, Life, tensors_in
+from meshrunner.runner.profiler.account import Account, Life, parts, tensors_in
 from meshrunner.runner.profiler.phases import START, Phases
 
 SAME = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
@@ -49,7 +49,7 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
         """What an operator is part of."""
         self.saves = False
         """Whether what is made now is for backward, though autograd does not record: compiled code is one operator to it."""
-        device.write = self._write
+        device.write, phases.block_ended = self._write, self._block_ended
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -77,6 +77,12 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
                 return function(*args, **kwargs)
 
         return called
+
+    def _block_ended(self, output: Any) -> None:
+        for each in tensors_in((output,)):
+            for part in parts(each):
+                if (life := self._life(part)) is not None:
+                    life.ends_block = True
 
     def used(self, tensor: Tensor, stream: Any) -> None:
         """Another stream uses a tensor."""

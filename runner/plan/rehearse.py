@@ -144,16 +144,15 @@ def _fake_group(rank: int, world: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch warns of is that a device is called meta; and of what a run is told by itself."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
-        try:
+    """What torch warns of is that a device is called meta, or for whoever trains."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
-        finally:
-            logger.setLevel(level)
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_g
 class Life:
     """The memory of a storage for as long as it keeps its size."""
 
-    __slots__ = ("born", "category", "died", "nbytes", "older", "phase", "stream")
+    __slots__ = ("born", "category", "died", "ends_block", "nbytes", "older", "operator", "phase", "stream")
 
     def __init__(self, nbytes: int, category: str, phase: Phase, born: int, stream: int, older: bool = False) -> None:
         self.nbytes = nbytes
@@ -52,6 +52,10 @@ class Life:
         self.died: int | None = None
         self.stream = stream
         """Stream of the device that it was allocated on."""
+        self.operator = ""
+        """Name of the operator whose result it is, as in its schema: `aten::mm`; empty: of none."""
+        self.ends_block = False
+        """Whether it is an output of a block."""
 
 
 class Peak(NamedTuple):
@@ -145,9 +149,11 @@ class Account(TorchDispatchMode):
         part = self.phases.now.part
         recorded = self._records() and part != START
         category = "logits" if part == "loss" else "activations" if recorded else "temporary"
-        results = list(tensors_in((result,)))
+        results, begun = list(tensors_in((result,))), len(self.lives)
         for value in results[:1] if len(results) > 1 and func.is_view else results:  # chunks share one storage
             self._track_tensor(value, category, created_here=True)
+        for new in self.lives[begun:]:
+            new.operator = func._schema.name
         if func._schema.name in BUFFERS:
             for value in (*inputs, *results):
                 life = self._life(value)
@@ -283,13 +289,13 @@ class Account(TorchDispatchMode):
         return known[0] if known is not None else None
 
     def _track_tensor(self, value: Tensor, category: str, *, created_here: bool) -> None:
-        for part in _parts(value):
+        for part in parts(value):
             self._track(part.untyped_storage(), category, created_here=created_here)
 
     def set_category(self, value: Any, category: str) -> None:
         """Set the category of a tensor's storages."""
         if isinstance(value, Tensor):
-            for part in _parts(value):
+            for part in parts(value):
                 life = self._track(part.untyped_storage(), category, created_here=False)
                 if life is not None and life.category != "unsharded":
                     life.category = category
@@ -317,7 +323,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
+def parts(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors that a tensor consists of: a DTensor itself has no memory."""
     if type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor):
         if tensor.layout == torch.strided:
@@ -327,4 +333,4 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
     for name in names:
         part = getattr(tensor, name)
         if isinstance(part, Tensor):  # torch 2.13 lists a DTensor's mesh, too
-            yield from _parts(part)
+            yield from parts(part)

@@ -54,6 +54,8 @@ class Phases:
         self._network: Network | None = None
         self._loss: Callable[..., Any] | None = None
         self._handles: list[RemovableHandle] = []
+        self.block_ended: Callable[[Any], None] = lambda output: None
+        """Called with the output of a block when its forward has ended; what is recomputed does not count."""
         # A hook of a compiled module runs beside the compiled code, but in reach of the compiler.
         self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
@@ -117,6 +119,8 @@ class Phases:
         def after(module: nn.Module, _: Any, output: Any) -> None:
             if not _goes_backward():
                 self._begins_backward(output, "backward", block)
+                if block is not None:
+                    self.block_ended(output)
                 self._enter("forward")
 
         # First and so outside of what sharding does with the module.

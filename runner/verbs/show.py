@@ -13,15 +13,15 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.devices import Described, described, described_type
 from meshrunner.runner.config.experiment import Experiment, check, fit
-from meshrunner.runner.console import console
+from meshrunner.runner.console import console, one_line
 from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.verbs.help import answered
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.activation_checkpoint.saved_tensors import SavedTensors
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.base import Degrees
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.runner.plan.kept import Kept
 
 CONFIG = "--config"
 """The flag for the resolved configuration."""
@@ -66,7 +66,7 @@ def _show(arguments: list[str]) -> int:
     for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         screen.print(f"warning: {remark}", soft_wrap=False)
     screen.print()
-    screen.print(_recompute(experiment, network), soft_wrap=False)
+    screen.print(_recompute(experiment, device, network), soft_wrap=False)
     if CONFIG in arguments:
         screen.print()
         screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
@@ -218,48 +218,41 @@ def _buffers(
             )
 
 
-def _recompute(experiment: Experiment, network: Network) -> str:
-    option, names = experiment.activation_checkpoint, network.block_names()
-    recomputed = [name for block, name in enumerate(names) if option.recomputes(block)]
-    title = f"recompute: {option.kind}, {len(recomputed)} of {len(names)} blocks"
+def _recompute(experiment: Experiment, device: Described, network: Network) -> str:
+    """What blocks are recomputed, and what each of them keeps of a micro batch."""
+    option, blocks = experiment.activation_checkpoint, len(network.block_names())
+    recomputed = sum(map(option.recomputes, range(blocks)))
+    title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"
     if not recomputed:
         return title
-    first = {type(network.get_submodule(name)).__name__: name for name in reversed(recomputed)}
-    kinds = {kind: _saved(experiment, name) for kind, name in reversed(first.items())}
-    if all(kept == whole for whole, kept in kinds.values()):
-        sizes = ", ".join(f"{_bytes(whole.nbytes)} of a {kind}" for kind, (whole, _) in kinds.items())
-        return f"{title}; the compiler decides how much is kept for backward of {sizes}"
+    from meshrunner.runner.plan.recomputed import recomputed_blocks
+
+    try:
+        kinds = recomputed_blocks(experiment, device, network)
+    except ConfigError as error:
+        return f"{title}; what each keeps for backward is not known: {one_line(error)}"
+    except Exception as error:  # a class of the user's may raise anything, and an operator have no kernel for meta
+        first = next(iter(str(error).splitlines()), "")
+        return f"{title}; what each keeps for backward is not known: {type(error).__name__}: {one_line(first)}"
     if len(kinds) > 1:
-        each = "; ".join(
-            f"{kind} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_of(kept)}"
-            for kind, (whole, kept) in kinds.items()
+        each = ", ".join(
+            f"{name} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_results(kept, ' ({})')}"
+            for name, whole, kept in kinds
         )
         return (
             f"{title}; each keeps for backward in addition to its input, of what it would without recomputing: {each}"
         )
-    ((whole, kept),) = kinds.values()
-    text = f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
-    return f"{text}{_bytes(whole.nbytes)}{_of(kept)}"
-
-
-def _of(kept: SavedTensors) -> str:
-    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
-    return f"; kept are the results of {operators}" if operators else ""
-
-
-def _saved(experiment: Experiment, block: str) -> tuple[SavedTensors, SavedTensors]:
-    """What a block saves for backward without recomputing, and with it."""
-    from meshrunner.recipes.activation_checkpoint.saved_tensors import saved_by_block
-
-    layout, dtype = experiment.parallelism, experiment.precision.param_dtype
-    return saved_by_block(
-        experiment.activation_checkpoint,
-        block,
-        lambda: experiment.model.build(experiment.seq_len),
-        (experiment.micro_batch, experiment.seq_len),
-        None if layout.autocasts else dtype,
-        lambda: layout.computing(experiment.precision, "cpu"),
+    ((_, whole, kept),) = kinds
+    return (
+        f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
+        f"{_bytes(whole.nbytes)}{_results(kept, '; kept are the results of {}')}"
     )
+
+
+def _results(kept: Kept, sentence: str) -> str:
+    """A sentence about the operators whose results are kept; empty if there are none."""
+    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
+    return sentence.format(operators) if operators else ""
 
 
 def _bytes(count: int) -> str:

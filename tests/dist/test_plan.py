@@ -42,6 +42,7 @@ CASES: dict[int, list[str]] = {
         "parallelism=fsdp2 loss=chunked loss.tokens=16 wrap=rules",
         "parallelism=fsdp2 model.tie_embeddings=true",
         f"parallelism=fsdp2 {FREEZE} parallelism.prefetch=2",
+        "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.0.*,layers.1.*]",
         "parallelism=fsdp2 parallelism.reshard_after_forward=never global_batch=6",
         "parallelism=fsdp2 parallelism.accumulate=hold global_batch=6 precision=bf16",
         "parallelism=fsdp2 optimizer.implementation=foreach",

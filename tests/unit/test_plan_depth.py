@@ -23,6 +23,8 @@ CASES = {
     "prefetch": f"parallelism=fsdp2 {FULL} parallelism.prefetch=3",
     "fsdp1": f"parallelism=fsdp1 {FULL} {TINY_BATCH}",
     "accumulation": "parallelism=hsdp2 micro_batch=1 global_batch=16",
+    "rules": f"parallelism=fsdp2 {FULL} wrap=rules parallelism.reshard_after_forward=except_last",
+    "frozen": "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.*.attention.*]",
 }
 
 
@@ -46,7 +48,8 @@ def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
     "overrides",
     [
         ["model.freeze=[layers.1.*]"],
-        ["wrap=rules"],
+        ["wrap=rules", "wrap.rules=[{match:layers.*},{match:layers.1.attention},{match:'*',wrap:false}]"],
+        ["model.n_layers=40", "model.freeze=[layers.?.attention.*]"],
         ["model=hybrid_tiny"],
         ["model.n_layers=4"],
         ["model.n_layers=40", "activation_checkpoint=selective_layer", "activation_checkpoint.every=9"],
