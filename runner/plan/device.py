@@ -18,7 +18,9 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 
+from meshrunner.recipes.float8 import Float8
 from meshrunner.recipes.model import transformer
+from meshrunner.recipes.model.network import Network
 from meshrunner.runner.plan import kernels
 from meshrunner.runner.plan.autocast import rehearsed_autocast
 from meshrunner.runner.plan.record import Recorder
@@ -116,9 +118,31 @@ def _grouped_attention(torch_own: Replacements, recorder: Recorder) -> None:
         torch_own.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 
 
+def _float8_gathers(torch_own: Replacements, recorder: Recorder) -> None:
+    """A weight that is gathered in float8 sees by the value of its scale whether it has one. On meta there are no values."""
+    convert = Float8.convert
+
+    def converted(self: Float8, network: Network) -> None:
+        convert(self, network)
+        from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Weight
+
+        flatten = Weight.__tensor_flatten__
+
+        def flattened(weight: Any) -> Any:
+            scale, weight._precomputed_scale = weight._precomputed_scale, weight._precomputed_scale is not None
+            try:
+                return flatten(weight)
+            finally:
+                weight._precomputed_scale = scale
+
+        torch_own.replace(Weight, "__tensor_flatten__", flattened)
+
+    torch_own.replace(Float8, "convert", converted)
+
+
 STAND_INS = (
     *(_fsdp2_streams, _fsdp2_takes_meta, _fsdp1_streams, _optimizers, _ddp_reduces, _shadows),
-    _grouped_attention,
+    *(_grouped_attention, _float8_gathers),
 )
 """Besides autocast and the kernels, which have modules of their own."""
 

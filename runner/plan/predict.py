@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.parallelism.fsdp2 import NCCL_BUFFERS
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
@@ -136,6 +137,10 @@ def not_planned(experiment: Experiment) -> str | None:
         )
     if layout.kind == "megatron_fsdp":
         return "megatron_fsdp is not torch's, and cannot be rehearsed without a GPU"
+    if (buffers := getattr(layout, "buffers", "")) in NCCL_BUFFERS:
+        return (
+            f"parallelism.buffers={buffers} takes memory from pools of NCCL's, which cannot be rehearsed without a GPU"
+        )
     return None
 
 

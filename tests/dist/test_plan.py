@@ -24,6 +24,7 @@ HYBRID = (
     "model.experts.ffn_dim=24 model.experts.shared_ffn_dim=20 model.mtp.depth=1"
 )
 FREEZE = "model.freeze=[tok_embeddings.*,layers.1.*]"
+FLOAT8 = "precision=float8 precision.emulate=true model.ffn_dim=96"  # it takes multiples of 16
 FULL, SELECTIVE = "activation_checkpoint=full", "activation_checkpoint=selective_op"
 CASES: dict[int, list[str]] = {
     1: ["parallelism=single", f"parallelism=single {FULL}", "parallelism=single precision=bf16 global_batch=2"],
@@ -50,6 +51,8 @@ CASES: dict[int, list[str]] = {
         "parallelism=fsdp2 parallelism.buffers=max_pool",
         f"parallelism=fsdp2 parallelism.buffers=scheduled {FULL}",
         "parallelism=fsdp2 wrap=root_only",
+        f"parallelism=fsdp2 {FLOAT8} precision.all_gather=true",
+        f"parallelism=fsdp1 {FLOAT8}",
         "parallelism=tp micro_batch=2",
         f"parallelism=tp {FULL}",
         "parallelism=tp parallelism.sequence_parallel=false",

@@ -137,6 +137,7 @@ def test_the_search_ends() -> None:
     [
         ("parallelism.cpu_offload=true", "not planned: cpu_offload"),
         ("parallelism=megatron_fsdp", "not planned: megatron_fsdp"),
+        ("parallelism.buffers=symmetric", "not planned: parallelism.buffers=symmetric"),
     ],
 )
 def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], override: str, why: str) -> None:

@@ -47,6 +47,7 @@ NEEDED_BY = {
     device._ddp_reduces: ("parallelism=ddp",),
     device._shadows: ("parallelism=tp", "seq_len=38"),
     device._grouped_attention: ("parallelism=fsdp2", "precision=fp32"),
+    device._float8_gathers: ("precision=float8", "precision.all_gather=true", "model.ffn_dim=96", "seq_len=32"),
 }
 
 
