@@ -43,7 +43,7 @@ class Depths(NamedTuple):
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     """Two depths that tell all of `blocks`; None: only the full depth does."""
     model = recipe.model
-    if names_blocks(recipe) or model.at_depth(blocks) is None:
+    if blocks_may_differ(recipe) or model.at_depth(blocks) is None:
         return None
     recomputes = [recipe.activation_checkpoint.recomputes(block) for block in range(blocks)]
     period = next((p for p in range(1, LONGEST_PERIOD + 1) if recomputes[p:] == recomputes[:-p]), None)
@@ -57,12 +57,14 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     return Depths(shallow, shallow + period, blocks, front, reach) if shallow + period < blocks else None
 
 
-def names_blocks(recipe: Recipe) -> bool:
-    """Whether single blocks may be frozen or wrapped in a way of their own."""
+def blocks_may_differ(recipe: Recipe) -> bool:
+    """Whether single blocks may be frozen, wrapped or distributed in a way of their own."""
     patterns = list(recipe.model.freeze)
     if isinstance(recipe.wrap, Rules):
         patterns += [rule.match for rule in recipe.wrap.rules]
-    return recipe.wrap.kind not in ANY_DEPTH or any(map(SINGLE.search, patterns))
+    layout = recipe.parallelism
+    unknown = recipe.wrap.kind not in ANY_DEPTH or layout.kind not in layout.kinds
+    return unknown or any(map(SINGLE.search, patterns))
 
 
 class Deep(NamedTuple):

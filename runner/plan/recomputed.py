@@ -10,7 +10,7 @@ from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.network import Network
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.plan.depth import names_blocks
+from meshrunner.runner.plan.depth import blocks_may_differ
 from meshrunner.runner.plan.kept import Kept, kept_by_block
 from meshrunner.runner.plan.predict import not_planned
 from meshrunner.runner.plan.rehearse import rehearse
@@ -67,7 +67,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1
-    cut = None if names_blocks(experiment) else model.first(few)
+    cut = None if blocks_may_differ(experiment) else model.first(few)
     if cut is not None:
         return cut
     if blocks > MOST_BLOCKS:

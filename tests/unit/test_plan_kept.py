@@ -133,7 +133,7 @@ def test_a_part_of_a_hybrid_tells_what_the_whole_does(monkeypatch: pytest.Monkey
     long = ("model=hybrid_tiny", "hardware=cpu", "launch.workers=2", FULL, "model.pattern=M-M*M-EM*")
     of_part = kinds(*long)
     assert [kind.name for kind in of_part] == ["MambaBlock", "FeedForwardBlock", "AttentionBlock", "ExpertsBlock"]
-    monkeypatch.setattr(recomputed, "names_blocks", lambda _: True)
+    monkeypatch.setattr(recomputed, "blocks_may_differ", lambda _: True)
     assert kinds(*long) == of_part
     assert depths == [7, 7, 9, 9]
     monkeypatch.undo()
