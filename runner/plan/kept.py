@@ -23,6 +23,18 @@ class Kept(NamedTuple):
 
 def kept_by_block(rehearsal: Rehearsal) -> dict[int, Kept]:
     """Index of a block -> what it keeps. Empty where the whole model is compiled: then phases have no blocks."""
+    made, backward = _made_in_forward(rehearsal)
+    return {block: _kept(each, backward) for block, each in made.items()}
+
+
+def most_added(rehearsal: Rehearsal) -> int | None:
+    """Bytes that the block that keeps most adds to memory: its output, the next block's input, included. None: see above."""
+    made, backward = _made_in_forward(rehearsal)
+    return max((sum(life.nbytes for life in _alive(each, backward)) for each in made.values()), default=None)
+
+
+def _made_in_forward(rehearsal: Rehearsal) -> tuple[dict[int, list[Life]], int]:
+    """What the forward of each block makes of the last step's first micro batch; when its backward begins."""
     last, lives = rehearsal.last_step, rehearsal.account.lives
     backward = next(life.born for life in lives if (life.phase.step, life.phase.part) == (last, "backward"))
     made: dict[int, list[Life]] = defaultdict(list)
@@ -33,11 +45,15 @@ def kept_by_block(rehearsal: Rehearsal) -> dict[int, Kept]:
         # What a function with a backward of its own makes counts as temporary: autograd does not record inside.
         if life.category in UNKNOWN and life.nbytes:
             made[block].append(life)
-    return {block: _kept(each, backward) for block, each in made.items()}
+    return made, backward
+
+
+def _alive(made: list[Life], until: int) -> list[Life]:
+    return [life for life in made if life.died is None or life.died > until]
 
 
 def _kept(made: list[Life], until: int) -> Kept:
-    alive = [life for life in made if not life.ends_block and (life.died is None or life.died > until)]
+    alive = [life for life in _alive(made, until) if not life.ends_block]
     total, kept = Counter(life.operator for life in made), Counter(life.operator for life in alive)
     operators = {_short(name): (kept[name], total[name]) for name in sorted(kept)}
     return Kept(sum(life.nbytes for life in alive), operators)

@@ -14,6 +14,7 @@ from meshrunner.runner.plan.alloc_conf import Settings
 from meshrunner.runner.plan.allocator import Allocator
 from meshrunner.runner.plan.clock import Timed
 from meshrunner.runner.plan.depth import Depths, extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
+from meshrunner.runner.plan.kept import most_added
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
 from meshrunner.runner.plan.replay import Change, Replayed, replay
 from meshrunner.runner.plan.speed import SPEED, Rehearsed, figures
@@ -34,6 +35,7 @@ MEMORY = (
     "memory/startup_gib",
     "memory/phase",
     "memory/by_category_gib",
+    "memory/block_gib",
     "memory/error_pct",
 )
 
@@ -145,23 +147,25 @@ def not_planned(experiment: Experiment) -> str | None:
 
 
 def _active(device: Described, capacity: int, full: Rehearsal) -> tuple[Verdict, dict[str, Any]]:
-    return _of_active(device, capacity, step_peak(full), start_peak(full))
+    return _of_active(device, capacity, step_peak(full), start_peak(full), most_added(full))
 
 
 def _from_shallow(
     device: Described, capacity: int, depths: Depths, shallow: Rehearsal, deeper: Rehearsal
 ) -> tuple[Verdict, dict[str, Any]]:
     deep = extrapolate(depths, shallow, deeper)
-    return _of_active(device, capacity, deep.peak, deep.start)
+    return _of_active(device, capacity, deep.peak, deep.start, most_added(deeper))
 
 
-def _of_active(device: Described, capacity: int, peak: Peak, startup: int) -> tuple[Verdict, dict[str, Any]]:
+def _of_active(
+    device: Described, capacity: int, peak: Peak, startup: int, block: int | None
+) -> tuple[Verdict, dict[str, Any]]:
     needed = peak.total
     verdict = Verdict(
         answer(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes),
         reason("active", needed, capacity, device.name, peak.by_category),
     )
-    return verdict, _memory(device, peak, None, None, startup, ACTIVE_ERROR_PCT)
+    return verdict, _memory(device, peak, None, None, startup, block, ACTIVE_ERROR_PCT)
 
 
 def _replayed(
@@ -189,7 +193,8 @@ def _replayed(
         answer(needed, capacity, error / 100, lambda nbytes: replay_in(nbytes)[0].failed is None),
         reason("reserved", needed, capacity, device.name, peak.by_category),
     )
-    return verdict, _memory(device, peak, replayed, capped.retries, replayed.startup_active, error), timed
+    memory = _memory(device, peak, replayed, capped.retries, replayed.startup_active, most_added(full), error)
+    return verdict, memory, timed
 
 
 def _settings(experiment: Experiment) -> Settings:
@@ -214,7 +219,13 @@ class _NoClock:
 
 
 def _memory(
-    device: Described, peak: Peak, replayed: Replayed | None, retries: int | None, startup: int, error: float
+    device: Described,
+    peak: Peak,
+    replayed: Replayed | None,
+    retries: int | None,
+    startup: int,
+    block: int | None,
+    error: float,
 ) -> dict[str, Any]:
     reserved = replayed.peak_reserved.nbytes if replayed is not None else None
     memory = device.memory_gib * GIB
@@ -227,6 +238,7 @@ def _memory(
         startup / GIB,
         str(peak.phase),
         {name: nbytes / GIB for name, nbytes in peak.by_category.items()},
+        None if block is None else block / GIB,
         error,
     )
     return dict(zip(MEMORY, values, strict=True))

@@ -210,6 +210,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         retries = found["memory/alloc_retries"]
         again = f", the cache is given up {retries} times" if retries else ""
         rows.insert(2, ("peak reserved", memory("memory/peak_reserved") + again))
+    if (block := found["memory/block_gib"]) is not None:
+        rows.insert(-1, ("a block adds", f"{1024 * block:,.2f} MiB of activations, from its forward to its backward"))
     if found["perf/wps"] is not None:
         mfu = "" if found["perf/mfu"] is None else f", MFU {found['perf/mfu']:.1f}%"
         parts = ", ".join(f"{part} {value:.3f}" for part, value in found["perf/seconds_by_part"].items() if value)

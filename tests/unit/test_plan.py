@@ -40,6 +40,7 @@ def test_a_run_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["perf/wps"] == pytest.approx(32 / found["perf/step_time_s"])
     text = planned(capsys, "hardware=h100_80gb", *SMALL)
     assert text.startswith("fits: ") and "speed: uncalibrated" in text
+    assert re.search(rf"\na block adds +{1024 * found['memory/block_gib']:.2f} MiB of activations", text)
 
 
 def test_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +60,7 @@ def test_active_alone_is_the_same_peak(capsys: pytest.CaptureFixture[str]) -> No
     deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12")
     shallow, full = answered(capsys, "--active", *deep), answered(capsys, *deep)
     assert shallow["memory/peak_reserved_gib"] is None
+    assert shallow["memory/block_gib"] == full["memory/block_gib"] > 0
     assert shallow["memory/peak_active_gib"] == pytest.approx(full["memory/peak_active_gib"], rel=1e-6)
     assert shallow["perf/step_time_s"] == pytest.approx(full["perf/step_time_s"], rel=0.01)
 

@@ -15,7 +15,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.devices import described, described_type
 from meshrunner.runner.plan import recomputed
-from meshrunner.runner.plan.kept import Kept, kept_by_block
+from meshrunner.runner.plan.kept import Kept, kept_by_block, most_added
 from meshrunner.runner.plan.recomputed import Kind, recomputed_blocks
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
 from meshrunner.runner.profiler.account import UNKNOWN
@@ -109,6 +109,8 @@ def test_a_block_adds_to_memory_what_it_keeps_and_its_input(overrides: tuple[str
         kept = kept_by_block(found)
         assert len(kept) == blocks and len({each.nbytes for each in kept.values()}) == 1
     assert held[1] - held[0] == kept[0].nbytes + stream
+    if stream:  # kept behind the last block, too
+        assert most_added(found) == kept[0].nbytes + stream
 
 
 def test_what_a_function_with_its_own_backward_makes_is_kept_too() -> None:
@@ -206,6 +208,7 @@ def test_a_part_is_not_asked_for_where_single_blocks_are_named() -> None:
 def compiled() -> tuple[Kind, Kind, str]:
     """Two recomputations of a compiled block; why it is not known of a compiled model."""
     option = ("compile=per_block", "activation_checkpoint=memory_budget")
+    assert most_added(rehearsed("compile=whole_model")) is None
     found = [only(*option, f"activation_checkpoint.budget={budget}") for budget in (0.5, 0.01)]
     try:
         only(*option, "compile=whole_model")
