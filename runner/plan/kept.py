@@ -36,7 +36,8 @@ def most_added(rehearsal: Rehearsal) -> int | None:
 def _made_in_forward(rehearsal: Rehearsal) -> tuple[dict[int, list[Life]], int]:
     """What the forward of each block makes of the last step's first micro batch; when its backward begins."""
     last, lives = rehearsal.last_step, rehearsal.account.lives
-    backward = next(life.born for life in lives if (life.phase.step, life.phase.part) == (last, "backward"))
+    born = (life.born for life in lives if (life.phase.step, life.phase.part) == (last, "backward"))
+    backward = next(born, rehearsal.account.now)
     made: dict[int, list[Life]] = defaultdict(list)
     for life in lives:
         step, part, block = life.phase
