@@ -69,6 +69,11 @@ class CPUSpeed(Section):
     """Bandwidth of collectives, in GB/s of the whole."""
     collective_s: float = Field(ge=0)
     """Latency of a collective, in seconds."""
+    jitter: float = Field(ge=0)
+    """
+    How unevenly workers work: standard deviation of what takes a worker one second, in seconds. At a collective all wait for the
+    slowest.
+    """
 
 
 class Hardware(Option):

@@ -47,6 +47,7 @@ OF_CPU = (
     Constant("speed.operator_s", 1.0),
     Constant("speed.link_bandwidth", 1.0),
     Constant("speed.collective_s", 1.0),
+    Constant("speed.jitter", 1.0),
 )
 TOGETHER = {
     "efficiency.attention": "efficiency.attention_backward",
@@ -91,7 +92,8 @@ def fit(hardware: GPU | CPU, observed: Sequence[Observed], near: GPU | CPU | Non
     Raises:
         ConfigError: a rate of the device that a run needs is not known.
     """
-    constants, noise = (OF_GPU, NOISE_OF_GPU) if isinstance(hardware, GPU) else (OF_CPU, NOISE_OF_CPU)
+    all_constants, noise = (OF_GPU, NOISE_OF_GPU) if isinstance(hardware, GPU) else (OF_CPU, NOISE_OF_CPU)
+    constants = [each for each in all_constants if value(hardware, each.key) > 0]  # what is said to be nothing stays so
     priors = np.array([each.unknown for each in constants])
 
     def residuals(factors: Any) -> Any:

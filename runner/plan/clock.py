@@ -96,6 +96,7 @@ class Clock:
         self._began = self._everything()
         self._by_part = dict.fromkeys(PARTS, 0.0)
         self._computing = 0.0
+        self._since_collective = 0.0
 
     def step_ends(self) -> Timed:
         """The step that began last, up to now."""
@@ -125,6 +126,7 @@ class Clock:
         self._by_part["optimizer" if phase.part in AFTER_BACKWARD else PART[kind]] += seconds
         if stream == COMPUTE:
             self._computing += seconds
+            self._since_collective += seconds
 
     def _collective(self, collective: Collective) -> None:
         name, stream, _, ranks, nbytes = collective
@@ -136,6 +138,8 @@ class Clock:
         seconds = group.seconds.get((name, nbytes))
         if seconds is None:
             seconds = group.seconds[name, nbytes] = self.rates.collective_s(name, ranks, nbytes)
+        seconds += self.rates.waiting_s(len(ranks), self._since_collective)
+        self._since_collective = 0.0
         self.host += self._host_s
         group.passed = self._streams[stream] = max(self.passed(stream), group.passed, self.host) + seconds
         self._by_part["communication"] += seconds

@@ -24,6 +24,7 @@ SPEED_OF_CPU = {
     "operator_s": 2e-5,
     "link_bandwidth": 1.0,
     "collective_s": 3e-4,
+    "jitter": 0.05,
 }
 """Where the search for those of a processor begins; besides them the rate of its products that runs have measured for MFU."""
 FEWEST = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Literal, Protocol
 
 from meshrunner.recipes.errors import ConfigError
@@ -10,6 +12,7 @@ from meshrunner.runner.plan import collectives
 
 Rate = Literal["fp32", "tf32"]
 """What products of fp32 are multiplied at, a field of `hardware.peak`."""
+_STANDARD_NORMAL = NormalDist()
 
 
 class Rates(Protocol):
@@ -39,6 +42,9 @@ class Rates(Protocol):
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
         """Seconds of a collective; the arguments as of `collectives.seconds`."""
+
+    def waiting_s(self, ranks: int, work_s: float) -> float:
+        """How long a collective waits for the slowest rank, if each has worked for so long since the last one."""
 
 
 def rates(hardware: GPU | CPU, matmul: Rate) -> Rates:
@@ -74,6 +80,10 @@ class OfGPU:
         """See `Rates`."""
         return collectives.seconds(name, ranks, nbytes, self._hardware)
 
+    def waiting_s(self, ranks: int, work_s: float) -> float:
+        """None, so far as the shares were fitted to runs of several GPUs."""
+        return 0.0
+
 
 class OfCPU:
     """Measured rates. One thing happens after another: what overlaps would take cores from compute."""
@@ -100,11 +110,17 @@ class OfCPU:
         return tflops * 1e12 * share * (1.0 if kind == "matmul" else speed.attention)
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `Rates`; all links are one."""
+        """See `Rates`; all links are one. Gloo's reduce-scatter is an all-reduce of a copy."""
         if len(ranks) < 2:
             return 0.0
-        passes = 2 if name == "all_reduce" else 1
+        passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
         return self._speed.collective_s + passes * nbytes / (self._speed.link_bandwidth * 1e9)
+
+    def waiting_s(self, ranks: int, work_s: float) -> float:
+        """The expected maximum of as many normal deviations (Blom), which add up like a random walk's steps."""
+        if ranks < 2:
+            return 0.0
+        return self._speed.jitter * math.sqrt(work_s) * _STANDARD_NORMAL.inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def _rate(dtype: str, matmul: Rate) -> tuple[str, float]:
