@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from meshrunner.recipes.model.initial import Initial
@@ -90,7 +90,7 @@ class Initialiser:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if self.network.is_stack(name):
             # A whole stack can take more memory than all else: a rank draws only the matrices that it has a part of.
-            for number, own in zip(_own_numbers(parameter), local, strict=True):
+            for number, own in zip(_own_indices(parameter, 0), local, strict=True):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
                 own.copy_(_own_part(value, parameter, first_dim=1))
         else:
@@ -98,48 +98,30 @@ class Initialiser:
             local.copy_(_own_part(value, parameter))
 
 
-def _own_numbers(stack: nn.Parameter) -> range:
-    """The matrices of a stack that this rank has, or has a part of."""
-    numbers = range(stack.shape[0])
-    if isinstance(stack, DTensor):
-        mesh = stack.device_mesh
+def _own_part(value: Tensor, parameter: nn.Parameter, first_dim: int = 0) -> Tensor:
+    """This rank's part of a value that a parameter has in its dimensions from `first_dim` on, a view."""
+    for dim in range(first_dim, parameter.dim()):
+        own = _own_indices(parameter, dim)
+        value = value.narrow(dim - first_dim, own.start, len(own))
+    return value
+
+
+def _own_indices(parameter: nn.Parameter, dim: int) -> range:
+    """What this rank has of a dimension."""
+    own = range(parameter.shape[dim])
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
         cuts = {
-            dim: cut
-            for dim, cut in enumerate(stack.placements)
-            if isinstance(cut, Shard | _StridedShard) and cut.dim == 0
+            mesh_dim: cut
+            for mesh_dim, cut in enumerate(parameter.placements)
+            if isinstance(cut, Shard | _StridedShard) and cut.dim == dim
         }
         # A strided shard is a shard of what the mesh dimensions behind it have cut.
-        for dim in sorted(cuts, key=lambda dim: isinstance(cuts[dim], _StridedShard)):
-            size = -(-len(numbers) // mesh.size(dim))
-            begin = mesh.get_local_rank(dim) * size
-            numbers = numbers[begin : begin + size]
-    return numbers
-
-
-def _own_part(value: Tensor, parameter: nn.Parameter, first_dim: int = 0) -> Tensor:
-    """This rank's part of a value that a parameter has in its dimensions from `first_dim` on."""
-    if not isinstance(parameter, DTensor):
-        return value
-    sliced = distribute_tensor(
-        value,
-        parameter.device_mesh,
-        [_of_later_dims(placement, first_dim) for placement in parameter.placements],
-        src_data_rank=None,
-    )
-    assert isinstance(sliced, DTensor)
-    return sliced.to_local()
-
-
-def _of_later_dims(placement: Placement, first_dim: int) -> Placement:
-    """A placement as it is for a tensor without the dimensions before `first_dim`."""
-    match placement:
-        case Shard(dim=dim) | _StridedShard(dim=dim) if dim < first_dim:
-            return Replicate()
-        case _StridedShard(dim=dim):  # in torch before 2.13 it is a Shard, too
-            return _StridedShard(dim - first_dim, split_factor=placement.split_factor)
-        case Shard(dim=dim):
-            return Shard(dim - first_dim)
-    return placement
+        for mesh_dim in sorted(cuts, key=lambda mesh_dim: isinstance(cuts[mesh_dim], _StridedShard)):
+            size = -(-len(own) // mesh.size(mesh_dim))
+            begin = mesh.get_local_rank(mesh_dim) * size
+            own = own[begin : begin + size]
+    return own
 
 
 def clean_name(name: str) -> str:
