@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from meshrunner.recipes.compile import CUDA_GRAPH_MODES
+from meshrunner.recipes.float8 import ALIGNMENT
 from meshrunner.recipes.parallelism.base import Degrees
 from meshrunner.recipes.recipe import Recipe
 
@@ -37,6 +38,12 @@ TABLE = [
         where="precision",
         reason="float8 takes weights that FSDP hands it in bf16; single and ddp keep them in fp32, for autocast",
         instead="precision=bf16, or parallelism=fsdp2 parallelism.shard=1 with as many parallelism.replicate as devices",
+    ),
+    Conflict(
+        when=lambda r, _: r.precision.compute == "fp8" and r.micro_batch * r.seq_len % ALIGNMENT > 0,
+        where="micro_batch",
+        reason=f"float8 products add up over the tokens of a micro batch, and need multiples of {ALIGNMENT}",
+        instead=f"a multiple of {ALIGNMENT} for micro_batch x seq_len, or precision=bf16",
     ),
     Conflict(
         when=lambda r, _: r.parallelism.kind in ("single", "ddp") and getattr(r.precision, "reduce", "fp32") != "fp32",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 ALIGNMENT = 16
-"""Both dimensions of a weight must be multiples of this: float8 matrix products need it."""
+"""Every dimension of a float8 matrix product must be a multiple of this: those of a weight, and the tokens of a micro batch."""
 
 
 class Float8(BF16):

@@ -31,10 +31,19 @@ def fault(error: BaseException) -> str:
     what = f"{begun.f_globals.get('__name__')}:{begun.f_code.co_qualname} raised {type(error).__name__}"
     said = one_line(error)
     lines = [f"{what}: {said}" if said else what]
-    for frame, number in own[-MAX_LINES:]:
-        file = frame.f_code.co_filename
-        lines.append(f"  {file}, line {number}: {linecache.getline(file, number).strip()}")
+    lines += [f"  {_line(frame, number)}" for frame, number in own[-MAX_LINES:]]
     return "\n".join(line[:MAX_WIDTH] for line in lines)
+
+
+def innermost(error: BaseException) -> str:
+    """The last line of the user's files that an exception came through: `FILE, line 3: x = f(y)`; empty if there is none."""
+    own = list(_own_frames(error))
+    return _line(*own[-1])[:MAX_WIDTH] if own else ""
+
+
+def _line(frame: FrameType, number: int) -> str:
+    file = frame.f_code.co_filename
+    return f"{file}, line {number}: {linecache.getline(file, number).strip()}"
 
 
 def _own_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:

@@ -15,6 +15,7 @@ from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.console import one_line
 from meshrunner.runner.plan.calibrate import Observed
+from meshrunner.runner.plan.faults import why
 from meshrunner.runner.plan.log import Born, Died, Log, Used
 from meshrunner.runner.plan.predict import not_planned, speed_of
 
@@ -80,7 +81,7 @@ def measured(folders: Sequence[Path]) -> Measured:
         try:
             run = speed_of(each.experiment, each.device._replace(hardware=hardware))
         except Exception as error:  # a user's model may raise anything
-            left_out[each.name] = f"it cannot be rehearsed: {type(error).__name__}: {one_line(str(error))}"
+            left_out[each.name] = f"it cannot be rehearsed: {why(error)}"
         else:
             # Without memory, which takes no time, a fit is three times as fast.
             observed.append(Observed(each.name, run._replace(logs=tuple(map(_of_time, run.logs))), each.wps))

@@ -10,10 +10,12 @@ from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.own_code import fault
 from meshrunner.runner.plan.alloc_conf import Settings
 from meshrunner.runner.plan.allocator import Allocator
 from meshrunner.runner.plan.clock import Timed
 from meshrunner.runner.plan.depth import Depths, extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
+from meshrunner.runner.plan.faults import needs_memory, why
 from meshrunner.runner.plan.kept import most_added
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
 from meshrunner.runner.plan.replay import Change, Replayed, replay
@@ -65,11 +67,19 @@ def predict(
 
     Raises:
         ConfigError: the configuration is wrong.
+        Exception: what a class of the user's raised (see `own_code.fault`).
     """
     experiment = experiment.on(device.type)
-    if why := not_planned(experiment):
-        return Prediction(Verdict(NOT_PLANNED, why), dict.fromkeys((*MEMORY, *SPEED)))
-    depths, rehearsals = _rehearsals(experiment, device, shallow=active_only and not over_time, operators=over_time)
+    if lacking := not_planned(experiment):
+        return _unplanned(lacking)
+    try:
+        depths, rehearsals = _rehearsals(experiment, device, shallow=active_only and not over_time, operators=over_time)
+    except ConfigError:
+        raise
+    except Exception as error:  # a class of the user's may raise anything, and an operator have no kernel for meta
+        if not needs_memory(error) and fault(error):
+            raise
+        return _unplanned(f"it cannot be rehearsed: {why(error)}")
     run = _rehearsed(experiment, device, depths, rehearsals)
     hardware = device.hardware
     capacity = round((device.memory_gib - (hardware.reserved_elsewhere_gib if isinstance(hardware, GPU) else 0)) * GIB)
@@ -88,6 +98,10 @@ def predict(
         (full,) = rehearsals
         drawn = timeline(changes or changes_of(full.log), full.last_step, capacity, round(device.memory_gib * GIB))
     return Prediction(verdict, memory | figures(run, hardware, timed), drawn)
+
+
+def _unplanned(why: str) -> Prediction:
+    return Prediction(Verdict(NOT_PLANNED, why), dict.fromkeys((*MEMORY, *SPEED)))
 
 
 def speed_of(experiment: Experiment, device: Described) -> Rehearsed:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from meshrunner.runner.config.devices import cores, described
 from meshrunner.runner.config.experiment import check
+from meshrunner.runner.plan.faults import why
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.temporary import temporary_folder
 
@@ -110,5 +111,4 @@ def _predicted(config: dict[str, Any], active_only: bool) -> Predicted:
         experiment = check(config)
         return Predicted(predict(experiment, described(experiment), active_only=active_only).as_json())
     except Exception as error:  # a user's model may raise anything
-        first = next(iter(str(error).splitlines()), "")
-        return Predicted(None, f"{type(error).__name__}: {first}" if first else type(error).__name__)
+        return Predicted(None, why(error))

@@ -232,8 +232,9 @@ def _recompute(experiment: Experiment, device: Described, network: Network) -> s
     except ConfigError as error:
         return f"{title}; what each keeps for backward is not known: {one_line(error)}"
     except Exception as error:  # a class of the user's may raise anything, and an operator have no kernel for meta
-        first = next(iter(str(error).splitlines()), "")
-        return f"{title}; what each keeps for backward is not known: {type(error).__name__}: {one_line(first)}"
+        from meshrunner.runner.plan.faults import why
+
+        return f"{title}; what each keeps for backward is not known: {why(error)}"
     if len(kinds) > 1:
         each = ", ".join(
             f"{name} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_results(kept, ' ({})')}"

@@ -127,6 +127,7 @@ def test_all_problems_are_listed_together() -> None:
         ),
         (["parallelism=single"], 2, "single is one device"),
         (["parallelism=single", "precision=float8"], 1, "use precision=bf16, or parallelism=fsdp2 parallelism.shard=1"),
+        (["precision=float8", "seq_len=24", "micro_batch=1"], 1, "use a multiple of 16 for micro_batch x seq_len"),
         (
             ["parallelism=ddp", "precision=bf16", "precision.reduce=bf16"],
             2,
