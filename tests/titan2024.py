@@ -2,15 +2,19 @@
 The network and loss of torchtitan in March 2024, when pull request #165 measured FSDP1 against FSDP2, as a user's own classes.
 
 What memory and time see of the difference to Llama here: the norm is written out in fp32, rotary embeddings are complex, and the
-logits are made fp32 by the model, whose caller keeps them through backward.
+logits are made fp32 by the model, whose caller keeps them through backward and computes the loss of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from meshrunner.recipes.activation_checkpoint.base import Full
 from meshrunner.recipes.loss import Loss
 from meshrunner.recipes.model.llama import Llama
+from meshrunner.recipes.parallelism.base import Parallelism
+from meshrunner.recipes.parallelism.fsdp1 import FSDP1
+from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,16 +61,43 @@ class Titan2024(Llama):
         return network
 
 
-class Kept(Loss):
-    """The cross entropy of fp32 logits, which the caller still has when backward runs."""
+class Logits(Loss):
+    """None yet: the network returns fp32 logits."""
 
     def function(self, summed: SummedLoss) -> LossFunction:
+        return lambda output, hidden, targets: output(hidden).float()
+
+
+class LossOutside(Parallelism):
+    """
+    The caller computes the cross entropy of what the wrapped network returns, and still has the logits when backward runs.
+
+    So FSDP's backward begins with the gradient of the logits; until then FSDP1's host gathers nothing and waits for nothing.
+    """
+
+    def apply(self, *arguments: Any, **more: Any) -> nn.Module:
         import torch.nn.functional as F
 
-        held: dict[str, Any] = {}
+        held: dict[str, Tensor] = {}
 
-        def mean(output: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
-            held["logits"] = logits = output(hidden).float()
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        def loss(_: nn.Module, batch: tuple[Tensor, Tensor], logits: Tensor) -> Tensor:
+            held["logits"] = logits
+            return F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
 
-        return mean
+        model = super().apply(*arguments, **more)
+        model.register_forward_hook(loss)
+        return model
+
+
+class FSDP1Then(LossOutside, FSDP1):
+    """FSDP1 with the loss outside."""
+
+
+class FSDP2Then(LossOutside, FSDP2):
+    """FSDP2 with the loss outside."""
+
+
+class FullInside(Full):
+    """Whole blocks, as the compiler saw it: it leaves out the last product of a block, whose result backward does not need."""
+
+    inside_compile: ClassVar[bool] = True

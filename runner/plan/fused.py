@@ -65,9 +65,14 @@ def memory_of(graph: Graph) -> Memory:
 
 def nbytes(node: Node) -> int:
     """Bytes of a node's result."""
+    return sum(each.numel() * each.element_size() for each in _values(node))
+
+
+def _values(node: Node) -> list[Tensor]:
+    """A node's results."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else (value,)
-    return sum(each.numel() * each.element_size() for each in values if isinstance(each, Tensor))
+    return [each for each in values if isinstance(each, Tensor)]
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
@@ -109,6 +114,8 @@ def _is_extern(node: Node) -> bool:
         return True
     if not isinstance(target, OpOverload) or target.namespace == "prims" or _is_view(node):
         return False
+    if any(each.is_complex() for part in (node, *node.all_input_nodes) for each in _values(part)):
+        return True  # inductor generates no code for complex numbers
     return target.namespace != "aten" or short in OWN_KERNELS or "scaled_dot_product" in short
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_aggregate
+from torch.fx.node import Target, map_aggregate
 
 from meshrunner.runner.plan.fused import Memory, nbytes
 from meshrunner.runner.plan.record import Compiled, Recorder
@@ -38,6 +38,16 @@ class Interpreter(fx.Interpreter):
             result = super().run_node(n)
         self._log(n, self.memory.read[n])
         return result
+
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The state of random numbers, which is kept for what is recomputed, is on the host: 16 bytes of a GPU's generator."""
+        if target is torch.ops.higher_order.run_and_save_rng_state:
+            operator, *rest = args
+            return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)
+        if target is torch.ops.higher_order.run_with_rng_state:
+            _, operator, *rest = args
+            return operator(*rest, **kwargs)
+        return super().call_function(target, args, kwargs)
 
     def _log(self, n: fx.Node, read: dict[fx.Node, int]) -> None:
         size = nbytes(n) + sum(each for node, each in read.items() if node not in self.fresh)

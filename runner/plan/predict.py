@@ -26,7 +26,7 @@ from meshrunner.runner.profiler.account import Peak
 
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
-"""Largest differences from published measurements, docs/measurements/plan.md."""
+"""Not exceeded by any difference from published measurements, docs/measurements/plan.md."""
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 MEMORY = (
     "memory/peak_active_gib",

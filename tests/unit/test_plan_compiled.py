@@ -73,6 +73,18 @@ def test_a_view_is_read_as_far_as_it_goes() -> None:
     assert [nbytes(each) for each in read] == [160]
 
 
+def test_complex_numbers_are_left_to_torch() -> None:
+    """Their operators have memory of their own, and so has what they read."""
+
+    def turned(x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(x.exp()) ** 2).sin()
+
+    graph, arguments, recorder = on_meta(turned, (3, 2))
+    operators = run(graph, arguments, recorder)
+    assert [each.name.partition("::")[0] for each in operators] == ["fused", "aten", "fused"]
+    assert [each.life.nbytes for each in recorder.log if isinstance(each, Born)] == [24, 24, 24]
+
+
 class Found(NamedTuple):
     """Of a rehearsal."""
 
@@ -135,17 +147,19 @@ def in_a_process(*overrides: str) -> list[Found]:
 
 def test_compiled_blocks() -> None:
     layout = "launch.workers=2 micro_batch=2 global_batch=4 model.n_layers=2 parallelism"
-    eager, compiled, selective, little, ddp = in_a_process(
+    eager, compiled, selective, products, little, ddp = in_a_process(
         f"{layout}=fsdp2 activation_checkpoint=none",
         f"{layout}=fsdp2 activation_checkpoint=none {COMPILED}",
         f"{layout}=fsdp2 activation_checkpoint=selective_op {COMPILED}",
+        # Attention is recomputed, with the random numbers that it had.
+        f"{layout}=fsdp2 activation_checkpoint=selective_op activation_checkpoint.save=[{{op:aten.mm,every:2}}] {COMPILED}",
         f"{layout}=fsdp2 activation_checkpoint=memory_budget activation_checkpoint.budget=0 {COMPILED}",
         f"{layout}=ddp activation_checkpoint=full {COMPILED}",
     )
-    assert eager.saved > compiled.saved > selective.saved > little.saved > 0
-    assert [each.without_gradient for each in (eager, compiled, selective, little, ddp)] == [0] * 5
+    assert eager.saved > compiled.saved > selective.saved > products.saved > little.saved > 0
+    assert [each.without_gradient for each in (eager, compiled, selective, products, little, ddp)] == [0] * 6
     # All blocks are one graph, the loss another.
-    assert [each.graphs for each in (eager, compiled, selective, little, ddp)] == [0, 2, 2, 2, 2]
+    assert [each.graphs for each in (eager, compiled, selective, products, little, ddp)] == [0, 2, 2, 2, 2, 2]
     assert compiled.blocks == eager.blocks >= {0, 1}
     # Parameters are in fp32 with ddp: autocast reaches into compiled code.
     assert compiled.dtypes == ddp.dtypes == {"bfloat16"}
