@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 
 from meshrunner.recipes.float8 import Float8
@@ -25,6 +24,7 @@ from meshrunner.runner.plan import kernels
 from meshrunner.runner.plan.autocast import rehearsed_autocast
 from meshrunner.runner.plan.record import Recorder
 from meshrunner.runner.plan.replace import Replacements
+from meshrunner.runner.plan.replicas import ddp_reduces
 from meshrunner.runner.plan.streams import Handle
 
 META = torch.device("meta")
@@ -68,43 +68,6 @@ def _optimizers(torch_own: Replacements, recorder: Recorder) -> None:
         torch_own.replace(torch_optimizer, name, lambda: DEVICES_OF_OPTIMIZERS)
 
 
-class _Except:
-    """Something of DDP's in C++, of which a few methods do something else."""
-
-    def __init__(self, own: Any, **methods: Any) -> None:
-        self.__dict__.update(methods, _own=own)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_own"], name)
-
-
-def _reduced(buffer: Tensor, group: Any) -> torch.futures.Future[Tensor]:
-    """As in C++: divided first, then added up."""
-    buffer.div_(group.size())
-    torch.distributed.all_reduce(buffer, group=group)
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(buffer)
-    return done
-
-
-def _ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
-    """
-    DDP reduces in C++, where a fake process group is refused: a hook in Python reduces the same buckets.
-
-    After the first step it would put its buckets together anew and share their order as data; and it would time its steps with a
-    timer that meta does not have.
-    """
-    before = DistributedDataParallel.__init__
-
-    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        before(self, *args, **kwargs)
-        self.register_comm_hook(self.process_group, lambda group, bucket: _reduced(bucket.buffer(), group))
-        self.reducer = _Except(self.reducer, _rebuild_buckets=lambda: False)  # type: ignore[assignment]
-        self.logger = _Except(self.logger, set_runtime_stats_and_log=lambda: None)
-
-    torch_own.replace(DistributedDataParallel, "__init__", init)
-
-
 def _shadows(torch_own: Replacements, recorder: Recorder) -> None:
     """To find a result's shape, DTensor runs operators on tensors of global size, which have no memory on any device."""
     for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
@@ -141,7 +104,7 @@ def _float8_gathers(torch_own: Replacements, recorder: Recorder) -> None:
 
 
 STAND_INS = (
-    *(_fsdp2_streams, _fsdp2_takes_meta, _fsdp1_streams, _optimizers, _ddp_reduces, _shadows),
+    *(_fsdp2_streams, _fsdp2_takes_meta, _fsdp1_streams, _optimizers, ddp_reduces, _shadows),
     *(_grouped_attention, _float8_gathers),
 )
 """Besides autocast and the kernels, which have modules of their own."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.parallelism.base import Degrees
 from meshrunner.runner.plan import device, kernels, record
 from meshrunner.runner.plan.log import COMPUTE, Collective, Operator, Used
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
@@ -44,7 +46,7 @@ NEEDED_BY = {
     device._fsdp2_takes_meta: ("parallelism=fsdp2",),
     device._fsdp1_streams: ("parallelism=fsdp1",),
     device._optimizers: ("parallelism=fsdp2",),
-    device._ddp_reduces: ("parallelism=ddp",),
+    device.ddp_reduces: ("parallelism=ddp",),
     device._shadows: ("parallelism=tp", "seq_len=38"),
     device._grouped_attention: ("parallelism=fsdp2", "precision=fp32"),
     device._float8_gathers: ("precision=float8", "precision.all_gather=true", "model.ffn_dim=96", "seq_len=32"),
@@ -129,3 +131,31 @@ def test_the_process_is_as_before() -> None:
     assert before == (torch.UntypedStorage.resize_, torch.autocast, torch.nn.parallel.DistributedDataParallel.__init__)
     assert not dist.is_initialized()
     assert torch.rms_norm(torch.ones(2, 4), (4,)).shape == (2, 4)
+
+
+def test_ddp_reduces_the_buckets_that_it_would_while_backward_goes_on(tmp_path: Path) -> None:
+    """Those of a replica on a CPU after its first step, when they have been put together anew."""
+    import torch.distributed as dist
+
+    from meshrunner.recipes import pretrain
+    from meshrunner.recipes.parallelism.mesh import build_mesh
+
+    overrides = ("parallelism=ddp", "parallelism.bucket_cap_mb=0.03")
+    log = rehearsed(*overrides).log
+    reduced = [each for each in log if isinstance(each, Collective) and each.name == "all_reduce"]
+    last = [each for each in reduced if each.phase.step == 1]
+    recipe = experiment(*SMALL, "model.n_layers=2", *overrides, "launch.workers=1").on("cpu")
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model, trained, _ = pretrain.assemble(recipe, build_mesh("cpu", Degrees(1, 1, 1)), torch.device("cpu"))
+        optimizer = recipe.optimizer.build([each.parameter for each in trained])
+        row = torch.zeros(1, recipe.seq_len, dtype=torch.int64)
+        for _ in range(3):
+            pretrain.update(recipe, model, trained, optimizer, [(row, row)], 1e-3)
+        sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    finally:
+        dist.destroy_process_group()
+    assert len(last) > 3 and ", ".join(str(each.nbytes) for each in last) == sizes
+    assert {each.stream for each in last} != {COMPUTE}
+    later = log[log.index(last[0]) :]
+    assert sum(isinstance(each, Operator) and each.phase.part == "backward" for each in later) > 10
