@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
 from torch.distributed.tensor._sharding_prop import ShardingPropagator

@@ -10,7 +10,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import naming, one_line, warn
 from meshrunner.runner.plan.several import NOT_IN_TIME, Predicted, predict_all
-from meshrunner.runner.plan.verdict import MISFIT
+from meshrunner.runner.plan.verdict import MISFIT, NOT_PLANNED
 
 BUDGET_S = 60.0
 """Longest that runs wait for their predictions."""
@@ -53,7 +53,7 @@ def foretold(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -> list[
     late = sum(each is NOT_IN_TIME for each in found)
     if late:
         warn(f"preflight: {late:,} of {len(found):,} were not predicted within {BUDGET_S:g} s, and begin all the same")
-    faults = [each.fault for each in found if each.fault and each is not NOT_IN_TIME]
+    faults = [fault for each in found if each is not NOT_IN_TIME and (fault := _fault(each))]
     if faults:
         warn(
             f"preflight: {len(faults):,} of {len(found):,} could not be predicted, and begin all the same: "
@@ -62,14 +62,25 @@ def foretold(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -> list[
     return [each.found or {} for each in found]
 
 
+def _fault(predicted: Predicted) -> str:
+    """Why there is no prediction; empty where there is one."""
+    found = predicted.found or {}
+    return str(found["reason"]) if found.get("verdict") == NOT_PLANNED else predicted.fault
+
+
 def misfit(found: dict[str, Any]) -> str:
     """Why a predicted run certainly does not fit; empty if it may."""
     return f"predicted not to fit: {found.get('reason')}" if found.get("verdict") == MISFIT else ""
 
 
-def of_single_run(config: dict[str, Any], experiment: Experiment, workers: int) -> dict[str, Any]:
-    """The prediction of a run that is not one of a sweep, {} for none. One that does not fit is only warned of."""
-    if not wanted(experiment, here=True):
+def of_single_run(config: dict[str, Any], experiment: Experiment, workers: int, *, here: bool) -> dict[str, Any]:
+    """
+    The prediction of a run that is not one of a sweep, {} for none. One that does not fit is only warned of.
+
+    Args:
+        here: as of `wanted`.
+    """
+    if not wanted(experiment, here=here):
         return {}
     (found,) = foretold([config], [workers])
     if why := misfit(found):

@@ -6,7 +6,9 @@ import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, GradBucket, _compute_bucket_assignment_by_size
 from torch.nn.parallel import DistributedDataParallel
 
 from meshrunner.runner.plan.record import Recorder
@@ -31,13 +33,13 @@ class _Reductions:
         self.handle = Handle(recorder.device)
         self.stream = self.handle.Stream()
 
-    def reduce(self, group: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """A comm hook; when the last bucket has been issued, backward has ended, and computing waits for them all."""
         buffer, computing = bucket.buffer(), self.handle.current_stream()
         buffer.div_(group.size())
         self.stream.wait_stream(computing)
         with self.handle.stream(self.stream):
-            torch.distributed.all_reduce(buffer, group=group)
+            dist.all_reduce(buffer, group=group)
         if bucket.is_last():
             computing.wait_stream(self.stream)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -53,7 +55,7 @@ def ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
     beginning. And it would time its steps with a timer that meta does not have.
     """
     before, helped = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
-    assign = torch.distributed._compute_bucket_assignment_by_size
+    assign = _compute_bucket_assignment_by_size
 
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         before(self, *args, **kwargs)
@@ -64,7 +66,7 @@ def ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
 
     def help_init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         cap = self.bucket_bytes_cap
-        first = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES if self.bucket_bytes_cap_default else cap
+        first = _DEFAULT_FIRST_BUCKET_BYTES if self.bucket_bytes_cap_default else cap
 
         def assigned(
             parameters: list[Tensor], limits: list[int], sparse: list[bool]
@@ -77,8 +79,8 @@ def ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
             return [[last - number for number in bucket] for bucket in reversed(buckets)], sizes[::-1]
 
         with Replacements() as own:
-            own.replace(torch.distributed, "_compute_bucket_assignment_by_size", assigned)
-            helped(self, *args, **kwargs)
+            own.replace(dist, "_compute_bucket_assignment_by_size", assigned)
+            helped(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     torch_own.replace(DistributedDataParallel, "__init__", init)
     torch_own.replace(DistributedDataParallel, "_ddp_init_helper", help_init)

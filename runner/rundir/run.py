@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, STATUS, is_run, write_json
+from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, PLAN, STATUS, is_run, write_json
 from meshrunner.runner.rundir.states import is_count
 
 
-def place_run(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) -> None:
+def place_run(
+    config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: dict[str, Any] | None = None
+) -> None:
     """
     Write a new run directory, state `pending`.
 
     Args:
         config: the resolved configuration; `auto` values stay `auto`.
         overrides: the content of overrides.yaml.
+        plan: what is predicted of it, if anything is.
 
     Raises:
         ConfigError: the directory already holds a run, or cannot be written.
@@ -35,6 +38,8 @@ def place_run(config: dict[str, Any], run_dir: Path, overrides: dict[str, Any]) 
         (run_dir / LOGS).mkdir(exist_ok=True)
         (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
         write_json(run_dir / STATUS, {"state": "pending", "reason": "", "attempt": 0})
+        if plan:
+            write_json(run_dir / PLAN, plan)
         (run_dir / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))  # last: now it is a run
     except OSError as error:
         raise ConfigError(f"cannot write the run directory {run_dir}: {error.strerror}") from None

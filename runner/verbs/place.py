@@ -6,6 +6,7 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
+from meshrunner.runner.plan.preflight import of_single_run
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.sweep.combinations import ConfiguredTarget
 from meshrunner.runner.sweep.launcher import run_sweep
@@ -23,7 +24,9 @@ def place(arguments: list[str]) -> int:
 
 def _place_one(composed: Composed) -> int:
     experiment = check(composed.config)
-    fit_continuing(experiment, composed.run_dir, ConfiguredTarget().workers(experiment))
-    place_run(composed.config, composed.run_dir, composed.overrides)
+    workers = ConfiguredTarget().workers(experiment)
+    fit_continuing(experiment, composed.run_dir, workers)
+    plan = of_single_run(composed.config, experiment, workers, here=False)
+    place_run(composed.config, composed.run_dir, composed.overrides, plan)
     say(f"run directory: {composed.run_dir}")
     return 0

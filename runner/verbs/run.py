@@ -42,7 +42,6 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.config.from_checkpoint import fit_continuing
     from meshrunner.runner.launch.nodes import only_this_node
     from meshrunner.runner.plan.preflight import of_single_run
-    from meshrunner.runner.rundir.files import PLAN, write_json
     from meshrunner.runner.rundir.run import place_run
 
     with naming("checking the configuration"):
@@ -50,10 +49,8 @@ def run(arguments: list[str]) -> int:
         workers = node_devices(experiment).workers
         fit_continuing(experiment, composed.run_dir, workers)
         only_this_node(experiment.launch.nodes)
-    plan = of_single_run(composed.config, experiment, workers)
-    place_run(composed.config, composed.run_dir, composed.overrides)
-    if plan:
-        write_json(composed.run_dir / PLAN, plan)
+    plan = of_single_run(composed.config, experiment, workers, here=True)
+    place_run(composed.config, composed.run_dir, composed.overrides, plan)
     _collect_again()
     return execute_and_report(composed.run_dir)
 

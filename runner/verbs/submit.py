@@ -11,6 +11,7 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
+from meshrunner.runner.plan.preflight import of_single_run
 from meshrunner.runner.rundir.damage import unreadable
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run, load_json
 from meshrunner.runner.rundir.run import place_run
@@ -61,7 +62,8 @@ def submit_one(composed: Composed) -> int:
     if settings.dry_run:
         say(script.for_run(composed.run_dir, settings, settings.asked(experiment)), end="")
         return 0
-    place_run(composed.config, composed.run_dir, composed.overrides)
+    plan = of_single_run(composed.config, experiment, settings.workers(experiment), here=False)
+    place_run(composed.config, composed.run_dir, composed.overrides, plan)
     submit_run(composed.run_dir, settings)
     return _wait_for_one(composed.run_dir) if settings.wait else 0
 

@@ -52,6 +52,12 @@ def test_runs_on_named_hardware_are_warned_of(folder: Path) -> None:
         assert status(each)["state"] == "pending" and read(each / "plan.json")["perf/wps"], each
 
 
+def test_a_placed_run_on_named_hardware_is_predicted(folder: Path) -> None:
+    ended = meshrunner("place", *TINY, "hardware=h100_96gb", "hydra.run.dir=out", cwd=folder)
+    assert ended.code == 0, ended
+    assert read(folder / "out" / "plan.json")["verdict"] == "fits"
+
+
 def test_a_grid_is_ranked(folder: Path) -> None:
     grid = (f"micro_batch={LARGE},1", "parallelism.tensor=1,3", "launch.host_memory_gib=0.5")
     ended = meshrunner("plan", "-m", *TINY, *grid, "--active", "--json", cwd=folder)

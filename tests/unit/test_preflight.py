@@ -77,9 +77,9 @@ def test_only_a_certain_misfit_is_one(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert misfit({}) == ""
     monkeypatch.setattr(preflight, "predict_all", lambda *_, **__: [Predicted(MISFIT)])
     for word in ("warn", "skip"):
-        assert of_single_run(config(GPU), experiment(GPU, f"sweep.preflight={word}"), 8) == MISFIT
+        assert of_single_run(config(GPU), experiment(GPU, f"sweep.preflight={word}"), 8, here=True) == MISFIT
         assert capsys.readouterr().err == "meshrunner: predicted not to fit: 2 GiB too much\n"
-    assert of_single_run(config(GPU), experiment(GPU, "sweep.preflight=off"), 8) == {}
+    assert of_single_run(config(GPU), experiment(GPU, "sweep.preflight=off"), 8, here=True) == {}
 
 
 def test_the_limit_of_a_worker_is_what_it_has_on_a_cpu() -> None:
