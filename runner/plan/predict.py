@@ -202,7 +202,7 @@ def _replayed(
     replayed, timed = replay_in(None, changes)
     needed, error = replayed.peak_reserved.nbytes, RESERVED_ERROR_PCT
     capped = replayed if needed <= capacity else replay_in(capacity)[0]
-    peak = Peak(replayed.peak_active.nbytes, step_peak(full).by_category, replayed.peak_active.phase)
+    peak = Peak(replayed.peak_active.nbytes, replayed.by_category, replayed.peak_active.phase)
     verdict = Verdict(
         answer(needed, capacity, error / 100, lambda nbytes: replay_in(nbytes)[0].failed is None),
         reason("reserved", needed, capacity, device.name, peak.by_category),

@@ -9,6 +9,7 @@ from meshrunner.runner.plan.allocator import Allocator, OutOfMemory
 from meshrunner.runner.plan.log import Born, Collective, Died, Entry, HostWaited, Log, Operator, Used
 from meshrunner.runner.plan.segments import Block
 from meshrunner.runner.profiler.account import Life
+from meshrunner.runner.profiler.base import CATEGORIES
 from meshrunner.runner.profiler.phases import START, Phase
 
 
@@ -69,6 +70,8 @@ class Replayed(NamedTuple):
     """Of the last step; of the start, if there is none."""
     peak_reserved: Peak
     """Of the last step; of the start, if there is none."""
+    by_category: dict[str, int]
+    """What `peak_active` was for."""
     retries: int
     """How often the whole cache was given up for a request."""
     failed: Phase | None
@@ -119,6 +122,9 @@ class _Memory:
         """In which `reserved` last grew."""
         self._peaks = {start.step: Peaks(Peak(0, start), Peak(0, start))}
         self._step, self._phase = start.step, start
+        self._by_category = dict.fromkeys(CATEGORIES, 0)
+        self._at_peak = self._by_category
+        """Of `_by_category`, when most was active in this step."""
 
     def born(self, life: Life) -> None:
         """Gives it a block; raises OutOfMemory."""
@@ -135,6 +141,7 @@ class _Memory:
         peaks = self._peaks[self._step]
         if self._allocator.peak_active > peaks.active.nbytes:
             peaks = peaks._replace(active=Peak(self._allocator.peak_active, life.phase))
+            self._at_peak = self._by_category.copy()
         if self._allocator.peak_reserved > peaks.reserved.nbytes:
             peaks = peaks._replace(reserved=Peak(self._allocator.peak_reserved, life.phase))
         self._peaks[self._step] = peaks
@@ -163,6 +170,7 @@ class _Memory:
         if phase.step != self._step:
             self._step = phase.step
             self._allocator.reset_peaks()
+            self._at_peak = self._by_category.copy()
             self._peaks[phase.step] = Peaks(
                 Peak(self._allocator.active, phase), Peak(self._allocator.reserved, self._grown)
             )
@@ -173,7 +181,8 @@ class _Memory:
         start = steps.pop(-1)
         last = self._peaks[self._step]
         return Replayed(
-            start.active.nbytes, start.reserved.nbytes, steps, *last, self._allocator.retries, failed, asked
+            *(start.active.nbytes, start.reserved.nbytes, steps, *last, self._at_peak),
+            *(self._allocator.retries, failed, asked),
         )
 
     def _free_until(self, now: float) -> None:
@@ -186,6 +195,8 @@ class _Memory:
         self._changed(life, -nbytes, self._phase)
 
     def _changed(self, life: Life | None, nbytes: int, phase: Phase) -> None:
+        if life is not None:
+            self._by_category[life.category] += nbytes
         if self._changes is not None:
             self._changes.append(Change(life, nbytes, phase, self._allocator.reserved))
 
