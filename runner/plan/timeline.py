@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from meshrunner.runner.plan.log import Born, Collective, Died, Log, Operator
-from meshrunner.runner.plan.replay import Change
+from meshrunner.runner.plan.peaks import Change
 from meshrunner.runner.profiler.base import CATEGORIES
 from meshrunner.runner.profiler.phases import START, Phase
 

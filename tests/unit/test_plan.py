@@ -11,7 +11,8 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.plan.largest import MOST, largest
-from meshrunner.runner.plan.predict import MEMORY, SPEED
+from meshrunner.runner.plan.memory import MEMORY
+from meshrunner.runner.plan.speed import SPEED
 from meshrunner.runner.plan.verdict import GIB, answer, reason
 from meshrunner.runner.profiler.base import CATEGORIES
 

@@ -21,7 +21,8 @@ from meshrunner.runner.plan.log import (
     Waited,
     WaitedForStream,
 )
-from meshrunner.runner.plan.replay import Change, Replayed, replay
+from meshrunner.runner.plan.peaks import Change, Replayed
+from meshrunner.runner.plan.replay import replay
 from meshrunner.runner.plan.segments import MIB
 from meshrunner.runner.profiler.account import Life
 from meshrunner.runner.profiler.phases import START, Phase

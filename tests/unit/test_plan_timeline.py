@@ -16,8 +16,8 @@ from meshrunner.runner.plan.depth import step_peak
 from meshrunner.runner.plan.log import Born, Died
 from meshrunner.runner.plan.page.write import PARTS as PAGE
 from meshrunner.runner.plan.page.write import write_page
+from meshrunner.runner.plan.peaks import Change
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
-from meshrunner.runner.plan.replay import Change
 from meshrunner.runner.plan.timeline import POINTS, Part, Point, Timeline, changes_of, timeline
 from meshrunner.runner.plan.verdict import GIB
 from meshrunner.runner.profiler.account import Life

@@ -1,0 +1,137 @@
+"""What is said of a run's memory: the verdict, and the figures of MEMORY."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.devices import Described
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.plan.alloc_conf import Settings
+from meshrunner.runner.plan.allocator import Allocator
+from meshrunner.runner.plan.clock import Timed
+from meshrunner.runner.plan.depth import Depths, extrapolate, start_peak, step_peak
+from meshrunner.runner.plan.kept import most_added
+from meshrunner.runner.plan.peaks import Change, Replayed
+from meshrunner.runner.plan.rehearse import Rehearsal
+from meshrunner.runner.plan.replay import replay
+from meshrunner.runner.plan.speed import Rehearsed
+from meshrunner.runner.plan.verdict import GIB, Verdict, answer, reason
+from meshrunner.runner.profiler.account import Peak
+
+ACTIVE_ERROR_PCT = 2.0
+RESERVED_ERROR_PCT = 8.0
+"""Not exceeded by any difference from published measurements, docs/measurements/plan.md."""
+ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+MEMORY = (
+    "memory/peak_active_gib",
+    "memory/peak_active_pct",
+    "memory/peak_reserved_gib",
+    "memory/peak_reserved_pct",
+    "memory/alloc_retries",
+    "memory/startup_gib",
+    "memory/phase",
+    "memory/by_category_gib",
+    "memory/block_gib",
+    "memory/error_pct",
+)
+
+
+def of_log(device: Described, capacity: int, full: Rehearsal) -> tuple[Verdict, dict[str, Any]]:
+    """Of what tensors hold; `capacity`: bytes that the device has for them."""
+    return _verdict_on_active(device, capacity, step_peak(full), start_peak(full), most_added(full))
+
+
+def of_shallow_logs(
+    device: Described, capacity: int, depths: Depths, shallow: Rehearsal, deeper: Rehearsal
+) -> tuple[Verdict, dict[str, Any]]:
+    """The same at full depth, from two models that are less deep."""
+    deep = extrapolate(depths, shallow, deeper)
+    return _verdict_on_active(device, capacity, deep.peak, deep.start, most_added(deeper))
+
+
+def _verdict_on_active(
+    device: Described, capacity: int, peak: Peak, startup: int, block: int | None
+) -> tuple[Verdict, dict[str, Any]]:
+    needed = peak.total
+    verdict = Verdict(
+        answer(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes),
+        reason("active", needed, capacity, device.name, peak.by_category),
+    )
+    return verdict, _memory(device, peak, None, None, startup, block, ACTIVE_ERROR_PCT)
+
+
+def of_replay(
+    run: Rehearsed, device: Described, capacity: int, changes: list[Change] | None, full: Rehearsal
+) -> tuple[Verdict, dict[str, Any], Timed | None]:
+    """
+    Through the model of the allocator; the time, too, which the replay finds on its way.
+
+    Args:
+        changes: as of `replay`, where nothing limits the memory.
+    """
+    settings = _settings(run.experiment)
+
+    def replay_in(nbytes: int | None, changes: list[Change] | None = None) -> tuple[Replayed, Timed | None]:
+        if device.hardware is None:
+            return replay(full.log, _NoClock(), Allocator(nbytes, settings), changes), None
+        clock = run.clock(device.hardware)
+        return replay(full.log, clock, Allocator(nbytes, settings), changes), clock.step_ends()
+
+    replayed, timed = replay_in(None, changes)
+    needed, error = replayed.peak_reserved.nbytes, RESERVED_ERROR_PCT
+    capped = replayed if needed <= capacity else replay_in(capacity)[0]
+    peak = Peak(replayed.peak_active.nbytes, replayed.by_category, replayed.peak_active.phase)
+    verdict = Verdict(
+        answer(needed, capacity, error / 100, lambda nbytes: replay_in(nbytes)[0].failed is None),
+        reason("reserved", needed, capacity, device.name, peak.by_category),
+    )
+    memory = _memory(device, peak, replayed, capped.retries, replayed.startup_active, most_added(full), error)
+    return verdict, memory, timed
+
+
+def _settings(experiment: Experiment) -> Settings:
+    """The allocator's."""
+    env = experiment.launch.env
+    try:
+        return Settings.parse(next((env[name] for name in ALLOCATOR_SETTINGS if name in env), ""))
+    except ValueError as error:
+        raise ConfigError(f"launch.env: the allocator's settings: {error}") from error
+
+
+class _NoClock:
+    """For a device whose speed is not known: all that is freed is free at once."""
+
+    host = 0.0
+
+    def passed(self, stream: int) -> float:
+        return 0.0
+
+    def take(self, entry: Any) -> None:
+        """Nothing takes time."""
+
+
+def _memory(
+    device: Described,
+    peak: Peak,
+    replayed: Replayed | None,
+    retries: int | None,
+    startup: int,
+    block: int | None,
+    error: float,
+) -> dict[str, Any]:
+    reserved = replayed.peak_reserved.nbytes if replayed is not None else None
+    memory = device.memory_gib * GIB
+    values = (
+        peak.total / GIB,
+        100 * peak.total / memory,
+        None if reserved is None else reserved / GIB,
+        None if reserved is None else 100 * reserved / memory,
+        retries,
+        startup / GIB,
+        str(peak.phase),
+        {name: nbytes / GIB for name, nbytes in peak.by_category.items()},
+        None if block is None else block / GIB,
+        error,
+    )
+    return dict(zip(MEMORY, values, strict=True))
