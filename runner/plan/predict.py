@@ -79,8 +79,8 @@ def predict(
     return Prediction(verdict, memory | figures(run, hardware, timed), drawn)
 
 
-def _unplanned(why: str) -> Prediction:
-    return Prediction(Verdict(NOT_PLANNED, why), dict.fromkeys((*MEMORY, *SPEED)))
+def _unplanned(reason: str) -> Prediction:
+    return Prediction(Verdict(NOT_PLANNED, reason), dict.fromkeys((*MEMORY, *SPEED)))
 
 
 def speed_of(experiment: Experiment, device: Described) -> Rehearsed:

@@ -55,7 +55,6 @@ def ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
     beginning. And it would time its steps with a timer that meta does not have.
     """
     before, helped = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
-    assign = _compute_bucket_assignment_by_size
 
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         before(self, *args, **kwargs)
@@ -72,9 +71,9 @@ def ddp_reduces(torch_own: Replacements, recorder: Recorder) -> None:
             parameters: list[Tensor], limits: list[int], sparse: list[bool]
         ) -> tuple[list[list[int]], list[int]]:
             if limits != [sys.maxsize]:  # they stay as they are
-                return assign(parameters, limits, sparse)
+                return _compute_bucket_assignment_by_size(parameters, limits, sparse)
             # In the order that gradients come in. DDP reverses what it is given.
-            buckets, sizes = assign(parameters[::-1], [first, cap], sparse[::-1])
+            buckets, sizes = _compute_bucket_assignment_by_size(parameters[::-1], [first, cap], sparse[::-1])
             last = len(parameters) - 1
             return [[last - number for number in bucket] for bucket in reversed(buckets)], sizes[::-1]
 

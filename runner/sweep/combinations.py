@@ -213,8 +213,8 @@ def _check_existing(run: PlannedRun) -> None:
 
 def _place(run: PlannedRun) -> None:
     if not is_run(run.run_dir):
-        place_run(run.composed.config, run.run_dir, run.composed.overrides)
-    if run.plan:
+        place_run(run.composed.config, run.run_dir, run.composed.overrides, run.plan)
+    elif run.plan:
         write_json(run.run_dir / PLAN, run.plan)
     state = read_state(run.run_dir)
     if run.reason and state == "pending":
