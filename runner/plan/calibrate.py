@@ -92,8 +92,8 @@ def fit(hardware: GPU | CPU, observed: Sequence[Observed], near: GPU | CPU | Non
     Raises:
         ConfigError: a rate of the device that a run needs is not known.
     """
-    all_constants, noise = (OF_GPU, NOISE_OF_GPU) if isinstance(hardware, GPU) else (OF_CPU, NOISE_OF_CPU)
-    constants = [each for each in all_constants if value(hardware, each.key) > 0]  # what is said to be nothing stays so
+    noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
+    constants = _constants(hardware)
     priors = np.array([each.unknown for each in constants])
 
     def residuals(factors: Any) -> Any:
@@ -137,21 +137,37 @@ def predicted_wps(run: Rehearsed, hardware: GPU | CPU) -> float:
     return run.tokens / run.timed(hardware).seconds
 
 
+def _constants(hardware: GPU | CPU) -> list[Constant]:
+    """What is to fit of a device. What is said to be nothing stays so; for what is not known stands what changes with it."""
+    known = (
+        each if _known(hardware, each.key) is not None else each._replace(key=TOGETHER[each.key])
+        for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)
+    )
+    return [each for each in known if value(hardware, each.key) > 0]
+
+
 def value(hardware: GPU | CPU, key: str) -> float:
     """A constant of an option."""
+    if (known := _known(hardware, key)) is None:
+        raise KeyError(key)
+    return known
+
+
+def _known(hardware: GPU | CPU, key: str) -> float | None:
     section, _, name = key.partition(".")
-    return float(getattr(getattr(hardware, section), name))
+    found: float | None = getattr(getattr(hardware, section), name)
+    return found
 
 
 def changed(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     """An option whose constants are so many times as large, within their bounds."""
-    bounds = {each.key: each.most for each in (*OF_GPU, *OF_CPU)}
+    bounds = {key: each.most for each in (*OF_GPU, *OF_CPU) for key in (each.key, TOGETHER.get(each.key))}
     sections: dict[str, dict[str, float]] = {}
     for key, factor in factors.items():
         for each in filter(None, (key, TOGETHER.get(key))):
-            section, _, name = each.partition(".")
-            if (known := getattr(getattr(hardware, section), name)) is not None:
-                sections.setdefault(section, {})[name] = min(known * factor, bounds[key])
+            if (known := _known(hardware, each)) is not None:
+                section, _, name = each.partition(".")
+                sections.setdefault(section, {})[name] = min(known * factor, bounds[each])
     return hardware.model_copy(
         update={
             section: getattr(hardware, section).model_copy(update=constants) for section, constants in sections.items()

@@ -132,6 +132,18 @@ def test_what_is_nothing_stays_so() -> None:
     assert set(fitted.unknown) == {"efficiency.matmul", "efficiency.memory", "efficiency.attention"}
 
 
+def test_products_in_bf16_alone() -> None:
+    def device(tflops: float) -> CPU:
+        return CPU(kind="cpu", speed=SPEED.model_copy(update={"fp32_tflops": None, "bf16_tflops": tflops}))
+
+    runs = [observed(name) for name in COMBINATIONS]
+    runs = [each._replace(wps=predicted_wps(each.run, device(0.3))) for each in runs]
+    fitted = fit(device(0.2), runs)
+    assert value(fitted.hardware, "speed.bf16_tflops") == pytest.approx(0.3, rel=0.1)
+    assert isinstance(fitted.hardware, CPU) and fitted.hardware.speed and fitted.hardware.speed.fp32_tflops is None
+    assert "speed.bf16_tflops" in fitted.unknown and "speed.fp32_tflops" not in fitted.unknown
+
+
 def run_of(folder: Path, name: str, **changed: Any) -> Path:
     """The directory of a run that was as fast as PLANTED makes it."""
     made = folder / name.replace(", ", "_")
