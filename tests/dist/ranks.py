@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["torch", "torch.distributed.fsdp", "torch._dynamo", "tests.composed", "meshrunner.recipes.pretrain"]
-)
+context.set_forkserver_preload(["tests.dist.warm"])
 LIMIT_S = 600.0
 
 

@@ -1,6 +1,6 @@
 """
-Planned communication buffers against dynamic ones: the same losses, norms and weights to the last bit, one address for each unit, no
-allocation from the second step on; and what is predicted of them is what FSDP2 asks for.
+Planned communication buffers against dynamic ones: the same losses, norms and weights to the last bit, one address for each unit,
+no allocation from the second step on; and what is predicted of them is what FSDP2 asks for.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ def ways(ahead: tuple[int, ...] = (0, 2)) -> list[str]:
 
 @pytest.mark.parametrize(
     ("words", "more"),
-    [("micro_batch=6 precision=bf16", [ways()[0], ways()[3]]), ("micro_batch=2 activation_checkpoint=full", ways()[1:3])],
+    [
+        ("micro_batch=6 precision=bf16", [ways()[0], ways()[3]]),
+        ("micro_batch=2 activation_checkpoint=full", ways()[1:3]),
+    ],
     ids=["bf16", "recomputed, three micro batches"],
 )
 def test_planned_is_dynamic_to_the_last_bit(words: str, more: list[str]) -> None:
@@ -197,7 +200,7 @@ def mispredicted(cases: list[str]) -> list[str]:
     found = []
     for words in cases:
         own = Run(f"{words} parallelism.buffers=scheduled")
-        recipe, (total, _) = own.recipe, own.recipe.accumulation(own.degrees.data)
+        recipe = own.recipe
         layout, network = recipe.parallelism, recipe.model.on_meta(recipe.seq_len)
         plan = recipe.wrap.plan(network, layout.reshard(own.degrees.shard))
         units = local_parameters(network, plan, own.degrees.tensor)
@@ -262,7 +265,9 @@ def refusals() -> list[str]:
         with patch.object(chunked_loss, "takes_chunks", lambda output: False):
             found.append(said(Run(f"{MOE} {OUTPUT} {CHUNKED} micro_batch=6 parallelism.buffers=max_pool")))
         several = "wrap=rules wrap.rules=[{match:layers.*},{match:layers.*.attention.w*}]"
-        found.append(said(Run(f"{MOE} {several} activation_checkpoint=full micro_batch=6 parallelism.buffers=scheduled")))
+        found.append(
+            said(Run(f"{MOE} {several} activation_checkpoint=full micro_batch=6 parallelism.buffers=scheduled"))
+        )
     return found
 
 

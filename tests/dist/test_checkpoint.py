@@ -243,7 +243,9 @@ def staged(folder: Path, overrides: tuple[str, ...]) -> list[dict[str, int]]:
     def noting(state: dict[str, Any]) -> Any:
         copied = stage(state)
         assert isinstance(copied, dict)
-        flat = copied["model"] | {f"{name}.{key}": v for name, of in copied["optimizer"].items() for key, v in of.items()}
+        flat = copied["model"] | {
+            f"{name}.{key}": v for name, of in copied["optimizer"].items() for key, v in of.items()
+        }
         addresses.append({name: getattr(value, "_local_tensor", value).data_ptr() for name, value in flat.items()})
         return copied
 

@@ -23,8 +23,8 @@ from meshrunner.recipes.balance import Loads
 from meshrunner.recipes.model.experts import router
 from meshrunner.recipes.model.network import network_of
 from tests.composed import SMALL, experiment
-from tests.dist.ranks import on_ranks
 from tests.dist import test_checkpoint as checkpoints
+from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import CPU, Difference, Recorder, difference, observe
 from tests.dist.test_recompute import products
 
@@ -77,7 +77,9 @@ def observe_decisions(overrides: tuple[str, ...]) -> dict[str, Any]:
 def reference(model: str, base: tuple[str, ...] = EXPERTS) -> dict[str, Any]:
     """One process, one micro batch."""
     found = on_ranks(1, observe_decisions, (*base, "parallelism=single", "micro_batch=12", *model.split()))[0]
-    assert found["gap"] > NEAR, f"a routing decision is as near as {found['gap']}: other layouts may differ; use another seed"
+    assert found["gap"] > NEAR, (
+        f"a routing decision is as near as {found['gap']}: other layouts may differ; use another seed"
+    )
     return found
 
 
@@ -240,9 +242,7 @@ def trained(steps: int, folder: Path | None, overrides: tuple[str, ...]) -> tupl
     """Losses of the steps that were left to do, and the biases behind them."""
     recorder, saving = Recorder(), ("checkpoint=dcp", "checkpoint.every=1") if folder is not None else ()
     recipe = experiment(*EXPERTS, *overrides, *saving, f"steps={steps}")
-    result = pretrain.train(
-        recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder
-    )
+    result = pretrain.train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder)
     loads = network_of(result.model).loads
     assert loads is not None
     return recorder.losses, loads.bias.clone()
@@ -260,7 +260,14 @@ def test_a_run_goes_on_with_its_experts_elsewhere(tmp_path: Path) -> None:
     assert torch.equal(biases, expected_biases) and biases.any()
 
 
-BALANCED = (*EXPERTS, "parallelism=single", "micro_batch=4", "global_batch=null", "model.experts.balance_rate=1e-3", "steps=200")
+BALANCED = (
+    *EXPERTS,
+    "parallelism=single",
+    "micro_batch=4",
+    "global_batch=null",
+    "model.experts.balance_rate=1e-3",
+    "steps=200",
+)
 
 
 def violations(balance: str) -> list[float]:
@@ -314,7 +321,9 @@ def test_a_gradient_that_is_not_finite_leaves_biases_alone() -> None:
 COMPILED_EXPERTS = ("steps=5", "compile=per_block", "compile.backend=aot_eager")
 
 
-def graphs(overrides: tuple[str, ...], base: tuple[str, ...] = EXPERTS) -> tuple[list[int], dict[str, int], list[float]]:
+def graphs(
+    overrides: tuple[str, ...], base: tuple[str, ...] = EXPERTS
+) -> tuple[list[int], dict[str, int], list[float]]:
     """Number of compiled graphs after every step, graph breaks, and losses."""
     from torch._dynamo.utils import counters
 
@@ -350,7 +359,9 @@ def test_the_number_of_rows_is_never_a_constant(how: str) -> None:
         pytest.param(2, "parallelism=tp micro_batch=6", marks=pytest.mark.slow),
         pytest.param(4, "parallelism=fsdp2 parallelism.expert=2", marks=pytest.mark.slow),
         pytest.param(2, "parallelism=fsdp2 parallelism.expert=2 compile.backend=inductor", marks=pytest.mark.slow),
-        pytest.param(2, f"parallelism=fsdp2 parallelism.expert=2 {FULL} compile.backend=inductor", marks=pytest.mark.slow),
+        pytest.param(
+            2, f"parallelism=fsdp2 parallelism.expert=2 {FULL} compile.backend=inductor", marks=pytest.mark.slow
+        ),
         pytest.param(2, f"parallelism=fsdp2 {SELECTIVE} compile.backend=inductor", marks=pytest.mark.slow),
     ],
 )
@@ -381,9 +392,15 @@ def test_inductor_keeps_what_is_listed() -> None:
 def document() -> None:
     """The table of docs/measurements/experts.md."""
     print("# Experts under every layout against one process\n")
-    print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(EXPERTS)}`: no dimension of attention divides evenly.")
-    print("Initial weights, the loads of all experts and the biases of five steps are equal to the last bit, in every row.")
-    print(f"No routing decision of the reference is nearer than {NEAR:g}. `python -m tests.dist.test_experts` makes this table.\n")
+    print(
+        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(EXPERTS)}`: no dimension of attention divides evenly."
+    )
+    print(
+        "Initial weights, the loads of all experts and the biases of five steps are equal to the last bit, in every row."
+    )
+    print(
+        f"No routing decision of the reference is nearer than {NEAR:g}. `python -m tests.dist.test_experts` makes this table.\n"
+    )
     print(
         "Largest relative difference: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
     )

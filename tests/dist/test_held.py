@@ -21,7 +21,9 @@ from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 
 EXPERTS = "model=moe_tiny model.experts.ffn_dim=24 model.experts.shared_ffn_dim=20"
-PREDICTIONS = "model=hybrid_tiny model.pattern=*- model.mamba=null model.experts=null model.head_dim=8 model.mtp.depth=2"
+PREDICTIONS = (
+    "model=hybrid_tiny model.pattern=*- model.mamba=null model.experts=null model.head_dim=8 model.mtp.depth=2"
+)
 FREEZE = "model.freeze=[tok_embeddings.*,layers.1.*]"
 LAYOUTS = [
     (1, "parallelism=single"),
@@ -34,7 +36,10 @@ LAYOUTS = [
     (4, "parallelism=fsdp2_tp micro_batch=3"),
     (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=6"),
     (3, "parallelism=fsdp1"),
-    (3, "parallelism=fsdp1 model.dim=30 model.n_heads=5 model.n_kv_heads=5"),  # parameters between which FSDP1 leaves gaps
+    (
+        3,
+        "parallelism=fsdp1 model.dim=30 model.n_heads=5 model.n_kv_heads=5",
+    ),  # parameters between which FSDP1 leaves gaps
     (2, f"parallelism=fsdp1 {FREEZE}"),
     (4, "parallelism=hsdp1"),
     (4, "parallelism=fsdp1_tp micro_batch=6"),
@@ -80,7 +85,9 @@ def expected(overrides: tuple[str, ...], world: int) -> tuple[int, int, int]:
     recipe = experiment(*overrides)
     degrees = recipe.parallelism.degrees(1, world)
     network = recipe.model.on_meta(recipe.seq_len)
-    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert).values()
+    units = local_parameters(
+        network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert
+    ).values()
     held = [recipe.parallelism.held(unit, recipe.precision, degrees) for unit in units]
     tensors = sum(parameter.trained for unit in units for parameter in unit.parameters)
     state = recipe.optimizer.state_bytes(sum(unit.trained for unit in held), tensors)
@@ -130,7 +137,9 @@ def test_what_accumulates_between_micro_batches(kind: str, precision: str, accum
     overrides += (f"parallelism.accumulate={accumulate}",)
     recipe = experiment(*overrides)
     degrees, network = recipe.parallelism.degrees(1, 2), recipe.model.on_meta(recipe.seq_len)
-    units = local_parameters(network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert).values()
+    units = local_parameters(
+        network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert
+    ).values()
     if accumulate == "hold":
         whole = sum(recipe.parallelism.accumulated(unit, recipe.precision, degrees) for unit in units)
         assert [rank[0] for rank in on_ranks(2, accumulated, overrides)] == [whole] * 2

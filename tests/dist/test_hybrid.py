@@ -136,7 +136,9 @@ def document() -> None:
     """The table of docs/measurements/hybrid.md."""
     print("# A hybrid model with multi-token prediction under every layout against one process\n")
     print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(HYBRID)}`.")
-    print("As of docs/measurements/experts.md; the loss of the further tokens agrees to 1e-5 in every step of every row.\n")
+    print(
+        "As of docs/measurements/experts.md; the loss of the further tokens agrees to 1e-5 in every step of every row.\n"
+    )
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout, HYBRID)

@@ -17,10 +17,10 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from meshrunner.recipes.grad_norm import global_norm
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.grad_norm import global_norm
 from meshrunner.recipes.init_weights import clean_name
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
@@ -275,7 +275,8 @@ WRAPS = [
     "wrap=blocks",
     "wrap=root_only",
     "wrap=size wrap.min_parameters=10000",
-    "wrap=rules wrap.rules=[{match:layers.0,reshard_after_forward:never},{match:Block},{match:layers.*.feed_forward},{match:output}]",
+    "wrap=rules "
+    "wrap.rules=[{match:layers.0,reshard_after_forward:never},{match:Block},{match:layers.*.feed_forward},{match:output}]",
 ]
 
 

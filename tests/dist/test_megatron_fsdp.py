@@ -110,10 +110,7 @@ def observed(world: int, base: tuple[str, ...]) -> dict[str, list[dict[str, Any]
 
 @pytest.mark.parametrize(
     ("world", "base", "layout"),
-    [
-        pytest.param(*each, id=f"{each[0]}x {'hybrid ' if each[1] is HYBRID else ''}{each[2]}")
-        for each in CASES
-    ],
+    [pytest.param(*each, id=f"{each[0]}x {'hybrid ' if each[1] is HYBRID else ''}{each[2]}") for each in CASES],
 )
 def test_it_equals_one_process(world: int, base: tuple[str, ...], layout: str) -> None:
     """Four steps; experts choose alike, to the last token."""
@@ -216,7 +213,14 @@ EVEN = (
 """Megatron-FSDP rounds nothing up here: all rows are 64 long, and an even number in every bucket. All units are freed."""
 PREDICTIONS = (
     *(word for word in EVEN if not word.startswith(("model.n_layers", "model.freeze", "wrap"))),
-    *("model=hybrid_tiny", "model.pattern=*-", "model.mamba=null", "model.experts=null", "model.head_dim=16", "model.mtp.depth=2"),
+    *(
+        "model=hybrid_tiny",
+        "model.pattern=*-",
+        "model.mamba=null",
+        "model.experts=null",
+        "model.head_dim=16",
+        "model.mtp.depth=2",
+    ),
 )
 
 
@@ -230,14 +234,18 @@ def held_and_moved(cases: list[tuple[str, ...]]) -> list[dict[str, int]]:
         with on_cpu():
             model: Any
             model, trained, _ = assemble(recipe, build_mesh("cpu", degrees), CPU)
-            optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
+            optimizer = recipe.parallelism.optimizer(
+                model, recipe.optimizer.build([each.parameter for each in trained])
+            )
             for _ in range(2):
                 with Communicated() as seen:
                     backward(recipe, model, [(tokens, tokens)] * recipe.accumulation(degrees.data)[1])
                 optimizer.step()
                 optimizer.zero_grad()
         groups = model.param_and_grad_buffer.parameter_groups
-        weights = [buffer for group in groups for buffer in (group.model_weight_buffer, group.main_weight_buffer) if buffer]
+        weights = [
+            buffer for group in groups for buffer in (group.model_weight_buffer, group.main_weight_buffer) if buffer
+        ]
         bare = [parameter for group in groups if not group.model_weight_buffer for parameter in group.params]
         gradients = [group.main_grad_buffer for group in groups if group.main_grad_buffer]
         found.append(

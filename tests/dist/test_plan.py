@@ -12,8 +12,8 @@ import torch.distributed as dist
 from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import assemble, update
-from meshrunner.runner.profiler.account import Account, Peak
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.profiler.account import Account, Peak
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 

@@ -38,7 +38,8 @@ SLOW = {name: [pytest.mark.slow] for name in IDS if "tp" in name}
 
 @pytest.mark.parametrize("option", EAGER)
 @pytest.mark.parametrize(
-    ("world", "layout"), [pytest.param(*each, id=name, marks=SLOW.get(name, [])) for each, name in zip(LAYOUTS, IDS, strict=True)]
+    ("world", "layout"),
+    [pytest.param(*each, id=name, marks=SLOW.get(name, [])) for each, name in zip(LAYOUTS, IDS, strict=True)],
 )
 def test_eager_equals_one_process(world: int, layout: str, option: str) -> None:
     found = compare(world, f"{layout} activation_checkpoint={option}")
@@ -124,7 +125,9 @@ def effects(world: int, layout: str, compilation: str) -> dict[str, int]:
     kept = {name: seen(world, layout, compilation, option).kept for name, option in options.items()}
     assert kept["none"] > kept["op"] > kept["full"], kept
     assert kept["none"] > kept["every third"] > kept["every second"] > kept["every"], kept
-    assert kept["every"] == pytest.approx(kept["full"], rel=0.1), kept  # the same, but for what gloo's threads held last
+    assert kept["every"] == pytest.approx(kept["full"], rel=0.1), (
+        kept
+    )  # the same, but for what gloo's threads held last
     if "op, no product" in kept:
         assert kept["none"] > kept["op, every product"] > kept["op"] > kept["op, no product"] >= kept["full"], kept
     return kept
@@ -139,7 +142,7 @@ def test_what_is_refused_under_tensor_parallelism_fails_there(option: str) -> No
     words = f"parallelism=fsdp2_tp compile=per_block activation_checkpoint={option}"
     recipe = experiment(*SMALL, *words.split())
     assert len(problems(recipe, recipe.parallelism.degrees(1, 4))) == 1
-    with pytest.raises(RankError, match="device_mesh|ScriptObject"):
+    with pytest.raises(RankError, match=r"device_mesh|ScriptObject"):
         seen(4, words)
 
 
