@@ -13,9 +13,16 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
-MORE = "".join((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("experts", "hybrid", "buffers", "plan"))
-BLOCKS = re.findall(r"```bash\n(.*?)```", README + MORE, re.DOTALL)
-COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines()]
+CHAPTERS = ("experts", "hybrid", "buffers", "plan")
+
+
+def commands(text: str) -> list[str]:
+    """Of a document in Markdown."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+COMMANDS = commands(README)
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
@@ -62,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SLOW = ("compile=", "profiler=", "moe_layouts", "buffers_hybrid")
+SLOW = ("compile=", "profiler=", "sweep.repeat=3")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +77,24 @@ SLOW = ("compile=", "profiler=", "moe_layouts", "buffers_hybrid")
     [pytest.param(each, marks=[pytest.mark.slow] * any(word in each for word in SLOW)) for each in COMMANDS[3:]],
 )
 def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
+    works(command, folder)
+
+
+def works(command: str, folder: Path) -> None:
     program, *arguments = command.split()
     assert program == "meshrunner"
     done = meshrunner(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_commands_of_a_chapter_work(chapter: str, tmp_path: Path) -> None:
+    """One after the other: some need what those before them have made."""
+    found = commands((REPOSITORY / "docs" / f"{chapter}.md").read_text())
+    assert found
+    for command in found:
+        works(command, tmp_path)
 
 
 def test_the_python_of_the_readme_works(folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_active_alone_is_the_same_peak(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_largest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--active", "hardware=h100_80gb", *SMALL[:-2], "seq_len=8192")
+    arguments = ("--active", "hardware=h100_80gb", *SMALL[:-2], "seq_len=262144")
     found = answered(capsys, *arguments, "--max", "micro_batch")
     value = found["max"]["micro_batch"]
     assert found["verdict"] == "fits" and value > 1
