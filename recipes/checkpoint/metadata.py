@@ -25,7 +25,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
         "BytesStorageMetadata", "_MEM_FORMAT_ENCODING",
     )
 }  # fmt: skip
-"""(module, name) -> what torch writes into the file, besides dtypes."""
+"""(module, name) -> what torch writes into the file, besides dtypes and `builtins.getattr`."""
 
 
 def check_metadata(folder: Path) -> None:
@@ -47,8 +47,17 @@ def check_metadata(folder: Path) -> None:
         raise ConfigError(f"{path} names something else than tensors")
 
 
+def _memory_format(kind: Any, name: Any) -> Any:
+    """In place of `getattr`, with which Python 3.11 up to 3.11.3 writes a member of an enumeration; for nothing else."""
+    if kind is not metadata._MEM_FORMAT_ENCODING or name not in kind.__members__:
+        raise pickle.UnpicklingError("it refers to builtins.getattr")
+    return kind[name]
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         found = ALLOWED.get((module, name))
         if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             found = getattr(torch, name)

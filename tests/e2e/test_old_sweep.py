@@ -27,7 +27,8 @@ STEPS = 30
 def folder(tmp_path: Path) -> Path:
     """A current directory with the sweep in it."""
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python up to 3.11.3 has none
+        archive.extractall(tmp_path)
     return tmp_path
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemWriter, save
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, Metadata
 
 from meshrunner.recipes.checkpoint.metadata import check_metadata
 from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
@@ -19,7 +19,12 @@ from meshrunner.recipes.errors import ConfigError
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_what_torch_writes_is_accepted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old_python", [False, True])
+def test_what_torch_writes_is_accepted(old_python: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if old_python:  # 3.11.2, which Debian 12 has: a member of an enumeration is written as an attribute of it
+        monkeypatch.setattr(
+            _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name))
+        )
     state = {
         "model": {
             f"w{i}": torch.ones(3, 2, dtype=each) for i, each in enumerate((torch.float32, torch.bfloat16, torch.int64))
@@ -37,6 +42,24 @@ class Forged:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, (f"touch {self.marker}",)
+
+
+class Attribute:
+    """Is pickled as `getattr` of something."""
+
+    def __init__(self, *of: Any) -> None:
+        self.of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.of
+
+
+@pytest.mark.parametrize("of", [(_MEM_FORMAT_ENCODING, "__init__"), (Metadata, "__init__")])
+def test_of_nothing_else_is_an_attribute_read(of: tuple[Any, ...], tmp_path: Path) -> None:
+    content: Any = Attribute(*of)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}, planner_data=content)))
+    with pytest.raises(ConfigError, match=r"it refers to builtins\.getattr"):
+        check_metadata(tmp_path)
 
 
 @pytest.mark.parametrize("inside", [False, True])
