@@ -1,8 +1,10 @@
 """
-The network and loss of torchtitan in March 2024, when pull request #165 measured FSDP1 against FSDP2, as a user's own classes.
+The network and loss of torchtitan in 2024 as a user's own classes: in March pull request #165 measured FSDP1 against FSDP2, in
+December its team measured Llama 3.
 
 What memory and time see of the difference to Llama here: the norm is written out in fp32, rotary embeddings are complex, and the
-logits are made fp32 by the model, whose caller keeps them through backward and computes the loss of them.
+keys and values are repeated for grouped heads, and the logits are made fp32 by the model, whose caller computes the loss of
+them; in March it kept them through backward.
 """
 
 from __future__ import annotations
@@ -45,10 +47,15 @@ class Titan2024(Llama):
             turned = pairs * angles.unsqueeze(0).unsqueeze(2)
             return torch.view_as_real(turned).flatten(3).type_as(x)
 
+        def repeated(x: Tensor) -> Tensor:
+            times = self.n_heads // self.n_kv_heads
+            return x if times == 1 else x[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3)
+
         class Attention(transformer.Attention):
             def forward(self, x: Tensor, table: Tensor) -> Tensor:
                 q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
-                q, k, v = (t.transpose(1, 2) for t in (rotated(q, table), rotated(k, table), v))
+                q, k, v = rotated(q, table), repeated(rotated(k, table)), repeated(v)
+                q, k, v = (t.transpose(1, 2) for t in (q, k, v))
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
                 return self.wo(out.transpose(1, 2).contiguous().flatten(2))
 
@@ -70,10 +77,13 @@ class Logits(Loss):
 
 class LossOutside(Parallelism):
     """
-    The caller computes the cross entropy of what the wrapped network returns, and still has the logits when backward runs.
+    The caller computes the cross entropy of what the wrapped network returns.
 
     So FSDP's backward begins with the gradient of the logits; until then FSDP1's host gathers nothing and waits for nothing.
     """
+
+    keeps_logits: ClassVar[bool] = True
+    """Whether the caller still has them when backward runs."""
 
     def apply(self, *arguments: Any, **more: Any) -> nn.Module:
         import torch.nn.functional as F
@@ -81,7 +91,8 @@ class LossOutside(Parallelism):
         held: dict[str, Tensor] = {}
 
         def loss(_: nn.Module, batch: tuple[Tensor, Tensor], logits: Tensor) -> Tensor:
-            held["logits"] = logits
+            if self.keeps_logits:
+                held["logits"] = logits
             return F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
 
         model = super().apply(*arguments, **more)
@@ -95,6 +106,12 @@ class FSDP1Then(LossOutside, FSDP1):
 
 class FSDP2Then(LossOutside, FSDP2):
     """FSDP2 with the loss outside."""
+
+
+class FSDP2InDecember(FSDP2Then):
+    """As it was measured with Llama 3."""
+
+    keeps_logits: ClassVar[bool] = False
 
 
 class FullInside(Full):

@@ -135,7 +135,9 @@ def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[No
         return active[-1].dtype if active and not active[-1].suspended else None
 
     def is_enabled(device: str | None = None) -> bool:
-        return present_dtype() is not None if device == "meta" else enabled_before(*([device] if device else []))
+        if device == "meta" or (device is None and device_type == "cuda"):  # which torch takes for meant
+            return present_dtype() is not None
+        return enabled_before(*([device] if device else []))
 
     def dtype_of(device: str) -> torch.dtype:
         return present_dtype() or torch.float32 if device == "meta" else dtype_before(device)

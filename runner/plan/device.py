@@ -118,13 +118,14 @@ def in_place_of(device_type: str, recorder: Recorder, *, compiles: bool = False)
         device_type: `cpu` or `cuda`.
         compiles: whether any of the recipe is compiled.
     """
+    if compiles:
+        # Importing the compiler takes seconds; first, since while it is imported it collects functions that are replaced here.
+        from meshrunner.runner.plan import compiled
     with Replacements() as torch_own:
         for stand_in in STAND_INS:
             stand_in(torch_own, recorder)
         torch_own.enter_context(rehearsed_autocast(torch_own, device_type))
         torch_own.enter_context(kernels.installed(device_type, compiles=compiles))
         if compiles:
-            from meshrunner.runner.plan import compiled  # importing the compiler takes seconds
-
             compiled.installed(torch_own, recorder)
         yield

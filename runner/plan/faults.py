@@ -7,8 +7,11 @@ import re
 from meshrunner.runner.console import one_line
 from meshrunner.runner.own_code import innermost
 
-WITHOUT_MEMORY = re.compile(r"meta\b|fake impl", re.IGNORECASE)
-"""What torch says where an operator has no kernel for tensors on meta, or a value of one is asked for."""
+WITHOUT_MEMORY = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
+"""
+What torch says where an operator has no kernel for tensors on meta, or a value of one is asked for. The compiler's messages end
+with an address that has `meta-pytorch` in it, whatever they are about.
+"""
 
 
 def needs_memory(error: Exception) -> bool:

@@ -43,7 +43,7 @@ def _made_in_forward(rehearsal: Rehearsal) -> tuple[dict[int, list[Life]], int]:
         step, part, block = life.phase
         if (step, part) != (last, "forward") or block is None or life.born > backward:
             continue
-        # What a function with a backward of its own makes counts as temporary: autograd does not record inside.
+        # Not yet freed, what a function with a backward of its own makes is temporary: see `Account`.
         if life.category in UNKNOWN and life.nbytes:
             made[block].append(life)
     return made, backward

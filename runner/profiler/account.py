@@ -77,7 +77,8 @@ class Account(TorchDispatchMode):
     - *unsharded*: FSDP's all-gathered parameters, which it frees by resizing.
     - *communication*: outputs of FSDP's all-gathers and inputs of its reductions.
     - *logits*: created in the loss.
-    - *activations*: created while autograd records, in forward and in recomputation, and not yet freed.
+    - *activations*: created while autograd records, in forward and in recomputation, and not yet freed; and what a function with
+      a backward of its own, inside which autograd does not record, makes in forward and backward frees.
     - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer.
 
     Not tracked: memory allocated inside an operator or a collective (gloo copies its input and frees the copy some time after the
@@ -245,6 +246,8 @@ class Account(TorchDispatchMode):
         return life
 
     def _end(self, life: Life) -> None:
+        if life.category == "temporary" and life.phase.part == "forward" and self.phases.now.part == "backward":
+            life.category = "activations"
         self.now += 1
         life.died = self.now
         if life.nbytes:

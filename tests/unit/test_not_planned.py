@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshrunner.runner import cli
+from meshrunner.runner.plan.faults import needs_memory, why
 from meshrunner.runner.plan.verdict import NOT_PLANNED
 
 SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
@@ -61,3 +62,10 @@ def test_what_torch_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     found = json.loads(said(capsys, "plan", *SMALL, "--active", "--json"))
     assert found["verdict"] == NOT_PLANNED
     assert found["reason"].startswith("it cannot be rehearsed: RuntimeError: torch does not do that (")
+
+
+def test_what_the_compiler_refuses_is_not_taken_for_a_lack_of_values() -> None:
+    """Its messages end with an address that has `meta` in it."""
+    about = "https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0208.html"
+    error = RuntimeError(f"torch.* op returned non-Tensor\nFor more details visit: {about}")
+    assert not needs_memory(error) and why(error) == "RuntimeError: torch.* op returned non-Tensor"
