@@ -32,7 +32,7 @@ from meshrunner.runner.rundir.owner import owner_is_alive
 from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
 from meshrunner.runner.rundir.run import Overrides, key_of, load_config, load_overrides
 from meshrunner.runner.rundir.states import read_status
-from meshrunner.runner.rundir.summary import only_of_completed, summarise
+from meshrunner.runner.rundir.summary import only_of_completed, predicted, summarise
 from meshrunner.runner.rundir.sweep import run_names, sweep_damage
 
 LONGEST_REASON = 2000
@@ -77,7 +77,7 @@ class Run:
         return only_of_completed(self._recorded_or_computed(), self.state)
 
     def _recorded_or_computed(self) -> dict[str, Any]:
-        found = _object(self.path / SUMMARY)
+        found = _predicted(self.path) | _object(self.path / SUMMARY)
         if "perf/wps_median" in found or not self.events:
             return found
         status, after = _object(self.path / STATUS), self.config.get("measure_after")
@@ -216,6 +216,14 @@ def _state(path: Path) -> tuple[str, str]:
 def _short(text: str) -> str:
     line = one_line(text)
     return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
+
+
+def _predicted(path: Path) -> dict[str, Any]:
+    """What was predicted of a run, which one that never began has no summary to say in."""
+    try:
+        return predicted(path)
+    except OSError:
+        return {}
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -54,15 +54,17 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 class _Autocast(TorchFunctionMode):
     """As torch.autocast: a parameter is cast once until the context ends."""
 
-    def __init__(self, dtype: torch.dtype, fp32: set[Any]) -> None:
+    def __init__(self, dtype: torch.dtype, *, on_cuda: bool) -> None:
         super().__init__()
-        self.dtype, self.fp32, self.suspended = dtype, fp32, False
+        self.dtype, self.on_cuda, self.suspended = dtype, on_cuda, False
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.suspended:
+        compiling = torch.compiler.is_compiling()
+        if self.suspended or (compiling and not torch.is_autocast_enabled("cpu")):
             return func(*args, **(kwargs or {}))
-        dtype = self.dtype if func in LOWER else torch.float32 if func in self.fp32 else None
+        fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU
+        dtype = self.dtype if func in LOWER else torch.float32 if func in fp32 else None
         if dtype is None:
             return func(*args, **(kwargs or {}))
         return func(
@@ -79,6 +81,8 @@ class _Autocast(TorchFunctionMode):
             return value
         if not (value.is_leaf and value.requires_grad and dtype == self.dtype and value.dtype == torch.float32):
             return value.to(dtype)
+        if torch.compiler.is_compiling():
+            return value.to(dtype)
         if id(value) not in self.casts:
             self.casts[id(value)] = value, value.to(dtype)
         return self.casts[id(value)][1]
@@ -91,7 +95,7 @@ class _Autocast(TorchFunctionMode):
 @contextmanager
 def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[None]:
     """Have `torch.autocast("meta", dtype)` do as on the device, and recomputation do as the forward that it repeats."""
-    before, fp32 = torch.autocast, FP32_ON_CUDA if device_type == "cuda" else FP32_ON_CPU
+    before = torch.autocast
     active: list[_Autocast] = []
 
     class Followed(_Autocast):
@@ -120,7 +124,7 @@ def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[No
             return before(device, dtype, enabled=enabled, **kwargs)
         if torch.compiler.is_compiling():  # it is traced on the CPU
             return before("cpu", dtype, enabled=enabled)
-        return Followed(dtype or torch.bfloat16, fp32) if enabled else suspended()
+        return Followed(dtype or torch.bfloat16, on_cuda=device_type == "cuda") if enabled else suspended()
 
     def autocast_again(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
         if active_then := kwargs.pop("rehearsed", None):
@@ -137,7 +141,7 @@ def rehearsed_autocast(torch_own: Replacements, device_type: str) -> Iterator[No
     def is_enabled(device: str | None = None) -> bool:
         if device == "meta" or (device is None and device_type == "cuda"):  # which torch takes for meant
             return present_dtype() is not None
-        return enabled_before(*([device] if device else []))
+        return bool(enabled_before(*([device] if device else [])))
 
     def dtype_of(device: str) -> torch.dtype:
         return present_dtype() or torch.float32 if device == "meta" else dtype_before(device)

@@ -17,14 +17,12 @@ import torch._functorch.config
 import torch._inductor.config
 from torch import Tensor, fx
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.utils import clear_torch_function_mode_stack, set_torch_function_mode_stack
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
 from meshrunner.recipes.errors import ConfigError
@@ -34,7 +32,6 @@ from meshrunner.runner.plan.record import Recorder
 from meshrunner.runner.plan.replace import Replacements
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-AUTOCAST_BEGINS, AUTOCAST_ENDS = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
 
 def installed(torch_own: Replacements, recorder: Recorder) -> None:
@@ -60,7 +57,7 @@ def installed(torch_own: Replacements, recorder: Recorder) -> None:
             )
         own = backends[backend]
         found: Callable[..., Any] = compile_before(function, backend=own, **arguments)
-        return own.without_modes(found) if isinstance(own, _Backend) else found
+        return _traced_under_autocast(found)
 
     torch_own.replace(torch, "compile", compiled)
 
@@ -84,6 +81,22 @@ def _unseen_while_compiling(recorder: Recorder) -> Iterator[None]:
         callback_handler.remove_end_callback(ends)
 
 
+def _traced_under_autocast(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    dynamo traces the mode of functions that autocast is on meta, so its graph has the casts. Where the code turns autocast off
+    the mode sees by that of the CPU, which does nothing to tensors on meta.
+    """
+    cpu_autocast = torch.amp.autocast_mode.autocast
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_autocast_enabled("meta"):
+            return compiled(*args, **kwargs)
+        with cpu_autocast("cpu", torch.get_autocast_dtype("meta")):
+            return compiled(*args, **kwargs)
+
+    return called
+
+
 class _Backend:
     """A backend of torch.compile. dynamo compares them: one for all blocks has equal blocks compiled once."""
 
@@ -95,34 +108,15 @@ class _Backend:
         """
         self.recorder, self.partitions, self.fuses = recorder, partitions, fuses
         self.__name__ = "rehearsed"
-        self._modes: list[TorchFunctionMode] = []
-
-    def without_modes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Autocast on meta is a mode of functions, which dynamo would trace. Its graph computes under it instead."""
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-            if not modes:
-                return compiled(*args, **kwargs)
-            self._modes = modes
-            clear_torch_function_mode_stack()
-            try:
-                return compiled(*args, **kwargs)
-            finally:
-                set_torch_function_mode_stack(modes)
-                self._modes = []
-
-        return called
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         for module in graph.modules():
             if isinstance(module, fx.GraphModule):
                 made_on(CPU, module)
-                _compute_under(self._modes, module)
         # On meta, autograd loses the gradient of some operators, such as cross entropy, without a sign.
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         inductor = partial(min_cut_rematerialization_partition, compiler="inductor")
-        with tracing(TracingContext(fake)):
+        with tracing(TracingContext(fake)), torch.amp.autocast_mode.autocast("cpu", enabled=False):
             found: Callable[..., Any] = aot_module_simplified(
                 graph,
                 [_on_cpu(each, fake) for each in inputs],
@@ -151,36 +145,6 @@ class _Backend:
 
         run._boxed_call = True  # type: ignore[attr-defined]  # it may free its arguments
         return run
-
-
-def _compute_under(modes: list[TorchFunctionMode], graph: fx.GraphModule) -> None:
-    """Have the functions of dynamo's graph called under modes, except where the graph itself turns autocast off."""
-    if not modes:
-        return
-    off = 0
-    for node in graph.graph.nodes:
-        if node.target is AUTOCAST_BEGINS:
-            off += 1
-        elif node.target is AUTOCAST_ENDS:
-            off -= 1
-        elif off or isinstance(node.target, torch._ops.HigherOrderOperator):
-            continue
-        elif node.op == "call_function":
-            node.target = _under(modes, node.target)
-        elif node.op == "call_method":
-            node.op, node.target = "call_function", _under(modes, getattr(Tensor, node.target))
-
-
-def _under(modes: list[TorchFunctionMode], function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*args: Any, **kwargs: Any) -> Any:
-        before = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        set_torch_function_mode_stack([*before, *modes])
-        try:
-            return function(*args, **kwargs)
-        finally:
-            set_torch_function_mode_stack(before)
-
-    return called
 
 
 def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:

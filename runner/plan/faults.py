@@ -14,6 +14,12 @@ with an address that has `meta-pytorch` in it, whatever they are about.
 """
 
 
+def cause(error: Exception) -> Exception:
+    """What really happened, where the compiler wraps it."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, Exception) else error
+
+
 def needs_memory(error: Exception) -> bool:
     """Whether something cannot be done with tensors that have shapes alone, and would have worked on a device."""
     return bool(WITHOUT_MEMORY.search(str(error)))
@@ -21,6 +27,7 @@ def needs_memory(error: Exception) -> bool:
 
 def why(error: Exception) -> str:
     """What happened, and the innermost line of the user's own files that it came through, if there is one."""
+    error = cause(error)
     first = one_line(next(iter(str(error).splitlines()), ""))
     kind, line = type(error).__name__, innermost(error)
     where = f" ({line})" if line else ""

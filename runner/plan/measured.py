@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ def _enough(combinations: int, left_out: dict[str, str]) -> None:
 def _ran(name: str, row: Row) -> _Ran:
     """Raises ConfigError where a combination says nothing about a device."""
     wps = row.figures.get(WPS.summary_keys[0]) if row.completed else None
-    if not wps:
+    if not wps or wps < 0:
         raise ConfigError(row.reason or f"no speed was measured: {row.state}")
     run = row.completed[0]
     environment, summary = run.environment, run.summary
@@ -132,7 +133,7 @@ def _ran(name: str, row: Row) -> _Ran:
 def _cpu(experiment: Experiment, summary: dict[str, Any]) -> CPU:
     """A processor whose products reach what the run has measured in its dtype."""
     tflops, rate = summary.get("peak_tflops"), summary.get("peak_rate")
-    if not isinstance(tflops, float) or rate not in ("fp32", "bf16"):
+    if not isinstance(tflops, float) or not 0 < tflops < math.inf or rate not in ("fp32", "bf16"):
         raise ConfigError("its processor's rate of matrix products was not measured")
     speed = {"fp32_tflops": None, "bf16_tflops": None, f"{rate}_tflops": ROUGH * tflops, **SPEED_OF_CPU}
     return CPU(kind="cpu", speed=CPUSpeed.model_validate(speed))

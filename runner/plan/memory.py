@@ -16,25 +16,13 @@ from meshrunner.runner.plan.peaks import Change, Replayed
 from meshrunner.runner.plan.rehearse import Rehearsal
 from meshrunner.runner.plan.replay import replay
 from meshrunner.runner.plan.speed import Rehearsed
-from meshrunner.runner.plan.verdict import GIB, Verdict, answer, reason
+from meshrunner.runner.plan.verdict import GIB, MEMORY, Verdict, answer, reason
 from meshrunner.runner.profiler.account import Peak
 
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
 """Not exceeded by any difference from published measurements, docs/measurements/plan.md."""
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-MEMORY = (
-    "memory/peak_active_gib",
-    "memory/peak_active_pct",
-    "memory/peak_reserved_gib",
-    "memory/peak_reserved_pct",
-    "memory/alloc_retries",
-    "memory/startup_gib",
-    "memory/phase",
-    "memory/by_category_gib",
-    "memory/block_gib",
-    "memory/error_pct",
-)
 
 
 def of_log(device: Described, capacity: int, full: Rehearsal) -> tuple[Verdict, dict[str, Any]]:
@@ -62,15 +50,21 @@ def _verdict_on_active(
 
 
 def of_replay(
-    run: Rehearsed, device: Described, capacity: int, changes: list[Change] | None, full: Rehearsal
+    run: Rehearsed,
+    device: Described,
+    capacity: int,
+    settings: Settings,
+    changes: list[Change] | None,
+    full: Rehearsal,
 ) -> tuple[Verdict, dict[str, Any], Timed | None]:
     """
     Through the model of the allocator; the time, too, which the replay finds on its way.
 
     Args:
+        device: without `hardware` where a rate of it that the run needs is not known.
+        settings: the allocator's.
         changes: as of `replay`, where nothing limits the memory.
     """
-    settings = _settings(run.experiment)
 
     def replay_in(nbytes: int | None, changes: list[Change] | None = None) -> tuple[Replayed, Timed | None]:
         if device.hardware is None:
@@ -84,14 +78,14 @@ def of_replay(
     peak = Peak(replayed.peak_active.nbytes, replayed.by_category, replayed.peak_active.phase)
     verdict = Verdict(
         answer(needed, capacity, error / 100, lambda nbytes: replay_in(nbytes)[0].failed is None),
-        reason("reserved", needed, capacity, device.name, peak.by_category),
+        reason("reserved", needed, capacity, device.name, peak.by_category, None if capped.failed else capped.retries),
     )
     memory = _memory(device, peak, replayed, capped.retries, replayed.startup_active, most_added(full), error)
     return verdict, memory, timed
 
 
-def _settings(experiment: Experiment) -> Settings:
-    """The allocator's."""
+def allocator_settings(experiment: Experiment) -> Settings:
+    """Those that `launch.env` has; raises ConfigError for what torch would refuse."""
     env = experiment.launch.env
     try:
         return Settings.parse(next((env[name] for name in ALLOCATOR_SETTINGS if name in env), ""))

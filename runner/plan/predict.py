@@ -11,27 +11,31 @@ from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.own_code import fault
+from meshrunner.runner.plan.alloc_conf import Settings
 from meshrunner.runner.plan.depth import Depths, rehearse_shallow, shallow_depths
 from meshrunner.runner.plan.faults import needs_memory, why
-from meshrunner.runner.plan.memory import MEMORY, of_log, of_replay, of_shallow_logs
+from meshrunner.runner.plan.memory import allocator_settings, of_log, of_replay, of_shallow_logs
 from meshrunner.runner.plan.peaks import Change
 from meshrunner.runner.plan.rehearse import Rehearsal, rehearse
-from meshrunner.runner.plan.speed import SPEED, Rehearsed, figures
+from meshrunner.runner.plan.speed import Rehearsed, figures
 from meshrunner.runner.plan.timeline import Timeline, changes_of, timeline
-from meshrunner.runner.plan.verdict import GIB, NOT_PLANNED, Verdict
+from meshrunner.runner.plan.verdict import GIB, NOT_PLANNED, Verdict, as_json
 
 
 class Prediction(NamedTuple):
-    """The answer, and its figures by their keys in JSON: of MEMORY and SPEED, None where they are not known."""
+    """The answer, and its figures by their keys in JSON: of MEMORY and SPEED."""
 
     verdict: Verdict
-    figures: dict[str, Any]
+    figures: dict[str, Any] | None
+    """None: none is known."""
+    remarks: tuple[str, ...] = ()
+    """What was left out of account, and why a figure is not known."""
     over_time: Timeline | None = None
     """Memory over the last step, where it was asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """One object."""
-        return {"verdict": self.verdict.answer, "reason": self.verdict.reason, "rank": 0, **self.figures}
+        return as_json(self.verdict, self.figures, self.remarks)
 
 
 def predict(
@@ -51,6 +55,8 @@ def predict(
     experiment = experiment.on(device.type)
     if lacking := not_planned(experiment):
         return _unplanned(lacking)
+    settings = allocator_settings(experiment) if device.type == "cuda" else Settings()
+    remarks = [f"launch.env: {each} is not modelled" for each in settings.ignored]
     try:
         depths, rehearsals = _rehearsals(experiment, device, shallow=active_only and not over_time, operators=over_time)
     except ConfigError:
@@ -60,14 +66,18 @@ def predict(
             raise
         return _unplanned(f"it cannot be rehearsed: {why(error)}")
     run = _rehearsed(experiment, device, depths, rehearsals)
+    elsewhere = device.hardware.reserved_elsewhere_gib if isinstance(device.hardware, GPU) else 0.0
+    capacity = max(0, round((device.memory_gib - elsewhere) * GIB))
+    if device.hardware is not None and (unknown := run.unknown_rate(device.hardware)):
+        remarks.append(unknown)
+        device = device._replace(hardware=None)
     hardware = device.hardware
-    capacity = round((device.memory_gib - (hardware.reserved_elsewhere_gib if isinstance(hardware, GPU) else 0)) * GIB)
     changes: list[Change] | None = [] if over_time else None
     timed = None
     if depths is not None:
         verdict, memory = of_shallow_logs(device, capacity, depths, *rehearsals)
     elif device.type == "cuda" and not active_only:
-        verdict, memory, timed = of_replay(run, device, capacity, changes, *rehearsals)
+        verdict, memory, timed = of_replay(run, device, capacity, settings, changes, *rehearsals)
     else:
         verdict, memory = of_log(device, capacity, *rehearsals)
     if timed is None and hardware is not None:
@@ -76,11 +86,11 @@ def predict(
     if changes is not None:
         (full,) = rehearsals
         drawn = timeline(changes or changes_of(full.log), full.last_step, capacity, round(device.memory_gib * GIB))
-    return Prediction(verdict, memory | figures(run, hardware, timed), drawn)
+    return Prediction(verdict, memory | figures(run, hardware, timed), tuple(remarks), drawn)
 
 
 def _unplanned(reason: str) -> Prediction:
-    return Prediction(Verdict(NOT_PLANNED, reason), dict.fromkeys((*MEMORY, *SPEED)))
+    return Prediction(Verdict(NOT_PLANNED, reason), None)
 
 
 def speed_of(experiment: Experiment, device: Described) -> Rehearsed:

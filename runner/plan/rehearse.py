@@ -144,9 +144,9 @@ def _fake_group(rank: int, world: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch warns of is that a device is called meta, or for whoever trains."""
+    """What torch warns of is that a device is called meta, or for whoever trains; what it logs as an error it raises, too."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -11,8 +11,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import cores, described
 from meshrunner.runner.config.experiment import check
+from meshrunner.runner.console import one_line
 from meshrunner.runner.plan.faults import why
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.temporary import temporary_folder
@@ -110,5 +112,7 @@ def _predicted(config: dict[str, Any], active_only: bool) -> Predicted:
     try:
         experiment = check(config)
         return Predicted(predict(experiment, described(experiment), active_only=active_only).as_json())
+    except ConfigError as error:
+        return Predicted(None, one_line(str(error)))
     except Exception as error:  # a user's model may raise anything
         return Predicted(None, why(error))

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.plan.clock import StepClock, Timed
 from meshrunner.runner.plan.depth import Depths
-from meshrunner.runner.plan.log import Log
+from meshrunner.runner.plan.log import Log, Operator
 from meshrunner.runner.plan.rates import Rate, rates
+from meshrunner.runner.plan.verdict import SPEED
 
-SPEED = (
-    "perf/wps",
-    "perf/mfu",
-    "perf/step_time_s",
-    "perf/seconds_by_part",
-    "perf/exposed_communication_s",
-    "perf/calibrated",
-    "perf/error_pct",
-)
 ERROR_PCT = 7.0
 """
 Largest difference from published words per second, docs/measurements/plan.md, with shares of the peak rates that were fitted
@@ -42,6 +35,18 @@ class Rehearsed(NamedTuple):
         """The time of a step; raises ConfigError where a rate of the device that it needs is not known."""
         each = [_timed(log, self.clock(hardware)) for log in self.logs]
         return each[0] if self.depths is None else _deep(self.depths, *each)
+
+    def unknown_rate(self, hardware: GPU | CPU) -> str:
+        """Which rate of the device, needed here, is not known, in a sentence; empty: none."""
+        known = rates(hardware, self.rate_of_fp32())
+        entries = (entry for log in self.logs for entry in log if isinstance(entry, Operator))
+        for kind, dtype in dict.fromkeys((each.kind, each.dtype) for each in entries if each.flops):
+            try:
+                if kind != "memory":
+                    known.flops_per_second(kind, dtype)
+            except ConfigError as error:
+                return str(error)
+        return ""
 
     def clock(self, hardware: GPU | CPU) -> StepClock:
         """One that has taken nothing yet."""

@@ -32,7 +32,7 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
     new = [job for job in jobs if not plans[id(job)]]
     found = foretold([job.runs[0].composed.config for job in new], [target.workers(job.experiment) for job in new])
     plans |= {id(job): plan for job, plan in zip(new, found, strict=True)}
-    _warn([job for job in jobs if misfit(plans[id(job)]) and job.experiment.sweep.preflight == "warn"], plans)
+    _warn([job for job in jobs if misfit(plans[id(job)])], plans)
     combinations = [_planned(job, plans.get(id(job), {})) for job in batch.combinations]
     return replace(batch, combinations=combinations)
 
@@ -60,5 +60,8 @@ def _warn(misfits: list[Combination], plans: dict[int, dict[str, Any]]) -> None:
         warn(f"{job.runs[0].run_dir.name}: {misfit(plans[id(job)])}")
     if len(misfits) > MAX_LISTED:
         warn(f"{len(misfits) - MAX_LISTED:,} more combinations are predicted not to fit")
-    if misfits:
+    left_out = sum(job.experiment.sweep.preflight == "skip" for job in misfits)
+    if left_out:
+        warn(f"{'they' if left_out == len(misfits) else f'{left_out:,} of them'} are left out (sweep.preflight=skip)")
+    if left_out < len(misfits):
         warn("they begin all the same; sweep.preflight=skip leaves them out")

@@ -11,7 +11,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.overrides import as_typed
 from meshrunner.runner.console import naming
 from meshrunner.runner.plan.several import predict_all
-from meshrunner.runner.plan.verdict import BORDERLINE, FITS, MISFIT, NOT_PLANNED
+from meshrunner.runner.plan.verdict import BORDERLINE, FITS, MISFIT, NOT_PLANNED, Verdict, as_json
 from meshrunner.runner.sweep.combinations import ConfiguredTarget, check_batch
 
 SKIPPED = "skipped"
@@ -26,7 +26,7 @@ class Ranked(NamedTuple):
     varying: list[str]
     """The overrides that not all combinations have."""
     found: dict[str, Any]
-    """As `plan --json`; of what cannot run or be predicted only verdict and reason."""
+    """As `plan --json`."""
 
     def as_json(self) -> dict[str, Any]:
         """One object."""
@@ -53,10 +53,10 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     ranked = []
     for job in jobs:
         if reason := job.runs[0].reason:
-            found: dict[str, Any] = {"verdict": SKIPPED, "reason": reason}
+            found = as_json(Verdict(SKIPPED, reason))
         else:
             answer = next(predicted)
-            found = answer.found or {"verdict": NOT_PLANNED, "reason": answer.fault}
+            found = answer.found or as_json(Verdict(NOT_PLANNED, answer.fault))
         overrides = as_typed(job.overrides)
         varying = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw not in shared]
         ranked.append(Ranked(overrides, varying, found))

@@ -149,6 +149,8 @@ def _write(file: Path, content: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content.encode())
+    except FileExistsError:
+        raise ConfigError(f"--out: {file} cannot be written: {file.parent} is no folder") from None
     except OSError as error:
         raise ConfigError(f"--out: {file} cannot be written: {error.strerror}") from None
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.compose import Composed, Composer, parse
-from meshrunner.runner.config.devices import described, described_type
-from meshrunner.runner.config.experiment import check, fit
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.console import console, one_line, say
-from meshrunner.runner.plan.verdict import FITS, MISFIT
+from meshrunner.runner.plan.largest import A_WHOLE_NUMBER, MOST, largest_that_fits
+from meshrunner.runner.plan.single import predicted
+from meshrunner.runner.plan.verdict import BORDERLINE
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.verbs.help import answered
@@ -30,7 +30,7 @@ JSON, ACTIVE, MAX, HTML = "--json", "--active", "--max", "--html"
 that fits; --html FILE: also a page with memory over a step, of a model that is rehearsed at full depth, with --active, too.
 """
 VALUES = {
-    MAX: "a key whose value is a whole number, such as --max micro_batch",
+    MAX: A_WHOLE_NUMBER,
     HTML: "a file, such as --html plan.html",
 }
 """Of flags that take one."""
@@ -62,9 +62,9 @@ def _plan(arguments: list[str]) -> int:
         return 0
     drawn = file is not None
     if key is None:
-        found, over_time = _predicted(composed, active_only, over_time=drawn)
+        found, over_time = predicted(composed.config, active_only=active_only, over_time=drawn)
     else:
-        found, over_time = _largest(overrides, key, active_only, over_time=drawn)
+        found, over_time = largest_that_fits(overrides, key, active_only=active_only, over_time=drawn)
     if JSON in flags:
         print(json.dumps(found, indent=2))
     else:
@@ -106,47 +106,6 @@ def _without(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
     return rest, found
 
 
-def _predicted(
-    composed: Composed, active_only: bool, *, over_time: bool = False
-) -> tuple[dict[str, Any], Timeline | None]:
-    """The prediction as JSON, and memory over its step where that is wanted and there is any."""
-    as_configured = check(composed.config)
-    experiment = as_configured.on(described_type(as_configured.hardware))
-    device = described(experiment)
-    fit(experiment, device.workers)
-    from meshrunner.runner.plan.predict import predict
-
-    prediction = predict(experiment, device, active_only=active_only, over_time=over_time)
-    return prediction.as_json(), prediction.over_time
-
-
-def _largest(
-    overrides: list[str], key: str, active_only: bool, *, over_time: bool
-) -> tuple[dict[str, Any], Timeline | None]:
-    """The prediction with the largest value of a key that fits, and that value; memory over time as `_predicted`."""
-    from meshrunner.runner.plan.largest import largest
-
-    found: dict[int, dict[str, Any]] = {}
-
-    def predicted(value: int, *, over_time: bool = False) -> tuple[dict[str, Any], Timeline | None]:
-        composed = Composer(parse("plan", [*overrides, f"{key}={value}"])).single_run()
-        assert composed is not None
-        return _predicted(composed, active_only, over_time=over_time)
-
-    def fits(value: int) -> bool:
-        try:
-            found[value], _ = predicted(value)
-        except Incompatible as error:
-            if value == 1:
-                raise
-            found[value] = {"verdict": MISFIT, "reason": str(error)}
-        return bool(found[value]["verdict"] == FITS)
-
-    value = largest(fits)
-    drawn = predicted(value or 1, over_time=True)[1] if over_time else None
-    return {"max": {key: value}, **found[value or 1]}, drawn
-
-
 def _show(found: dict[str, Any]) -> None:
     """The verdict first, then what it rests on."""
     screen = console()
@@ -176,13 +135,23 @@ def _write_page(file: Path, found: dict[str, Any], over_time: Timeline | None, a
 
 def _searched(found: dict[str, Any]) -> list[str]:
     """What was found of the key of --max."""
-    return [
-        f"{key}={value} is the largest that fits" if value else f"not even {key}=1 fits"
-        for key, value in found.get("max", {}).items()
-    ]
+    said = []
+    for key, value in found.get("max", {}).items():
+        if value == MOST:
+            said.append(f"{key}={value} fits, and the search ends there")
+        elif value:
+            said.append(f"{key}={value} is the largest that fits")
+        else:
+            certain = " for certain" if found["verdict"] == BORDERLINE else ""
+            said.append(f"not even {key}={found['tried'][0]} fits{certain}")
+    return said
 
 
 def _remarks(found: dict[str, Any]) -> list[str]:
+    return [*_on_speed(found), *found["remarks"]]
+
+
+def _on_speed(found: dict[str, Any]) -> list[str]:
     if found["perf/wps"] is None:
         return []
     error = f"{found['perf/error_pct']:g}%"
@@ -207,9 +176,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("start-up", f"{found['memory/startup_gib']:.2f} GiB"),
     ]
     if found["memory/peak_reserved_gib"] is not None:
-        retries = found["memory/alloc_retries"]
-        again = f", the cache is given up {retries} times" if retries else ""
-        rows.insert(2, ("peak reserved", memory("memory/peak_reserved") + again))
+        rows.insert(2, ("peak reserved", memory("memory/peak_reserved")))
     if (block := found["memory/block_gib"]) is not None:
         rows.insert(-1, ("a block adds", f"{1024 * block:,.2f} MiB of activations, from its forward to its backward"))
     if found["perf/wps"] is not None:

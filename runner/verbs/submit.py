@@ -59,10 +59,10 @@ def submit_one(composed: Composed) -> int:
     composed = settings.apply_to(composed)
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
+    plan = of_single_run(composed.config, experiment, settings.workers(experiment), here=False)
     if settings.dry_run:
         say(script.for_run(composed.run_dir, settings, settings.asked(experiment)), end="")
         return 0
-    plan = of_single_run(composed.config, experiment, settings.workers(experiment), here=False)
     place_run(composed.config, composed.run_dir, composed.overrides, plan)
     submit_run(composed.run_dir, settings)
     return _wait_for_one(composed.run_dir) if settings.wait else 0

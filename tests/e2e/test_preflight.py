@@ -52,6 +52,24 @@ def test_runs_on_named_hardware_are_warned_of(folder: Path) -> None:
         assert status(each)["state"] == "pending" and read(each / "plan.json")["perf/wps"], each
 
 
+def test_what_is_left_out_of_jobs_is_said(folder: Path) -> None:
+    gpu = ("hardware=h100_96gb", "seq_len=4096", "sweep.preflight=skip")
+    ended = meshrunner("submit", "--dry-run", "-m", *TINY, *gpu, "micro_batch=32768,65536", cwd=folder)
+    assert ended.code == 0 and ended.out == "", ended
+    assert ended.err.count(": predicted not to fit: ") == 2
+    assert "they are left out (sweep.preflight=skip)" in ended.err
+    ended = meshrunner("submit", "--dry-run", *TINY, *gpu, "micro_batch=65536", cwd=folder)
+    assert ended.code == 0 and ended.out.startswith("#!"), ended
+    assert "meshrunner: predicted not to fit: " in ended.err
+
+
+def test_a_command_of_its_own_plans_float8_in_compiled_code(folder: Path) -> None:
+    """In a process that has not imported the compiler when the rehearsal begins."""
+    wide = ("model.dim=64", "model.ffn_dim=128", "hardware=h100_80gb", "precision=float8", "compile=per_block")
+    ended = meshrunner("plan", *TINY, *wide, "--active", cwd=folder)
+    assert ended.code == 0 and ended.out.startswith("fits: "), ended
+
+
 def test_a_placed_run_on_named_hardware_is_predicted(folder: Path) -> None:
     ended = meshrunner("place", *TINY, "hardware=h100_96gb", "hydra.run.dir=out", cwd=folder)
     assert ended.code == 0, ended
@@ -65,5 +83,6 @@ def test_a_grid_is_ranked(folder: Path) -> None:
     ranked = json.loads(ended.out)
     assert [each["verdict"] for each in ranked] == ["fits", "does not fit", "skipped", "skipped"]
     assert {f"micro_batch={LARGE}", "hardware=cpu"} < set(ranked[1]["overrides"])
+    assert list(ranked[2]) == list(ranked[0]) and ranked[2]["memory/peak_active_gib"] is None
     assert "tensor(3)" in ranked[2]["reason"] and ranked[0]["memory/peak_active_gib"] < 0.5
     assert sorted(each.name for each in folder.iterdir() if not each.name.startswith(".")) == ["faulty.py"]

@@ -201,8 +201,25 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     unknown = run_of(tmp_path / "unknown", "narrow")
     write(unknown / "environment.json", {})
     assert "does not say on what devices it ran" in calibrated(capsys, unknown, code=2)
+    for damage, why in (({"perf/wps_median": -5.0}, "no speed was measured"),):
+        damaged = run_of(tmp_path / "damaged", "narrow", **damage)
+        assert why in calibrated(capsys, damaged, code=2)
+    (tmp_path / "a_file").write_text("")
+    below = calibrated(capsys, tmp_path / "alike", "--force", "--out", tmp_path / "a_file" / "x.yaml", code=2)
+    assert below.endswith(f"cannot be written: {tmp_path / 'a_file'} is no folder\n")
     assert "--out: /proc/no/file cannot be written" in calibrated(
         capsys, tmp_path / "alike", "--force", "--out", "/proc/no/file", code=2
     )
     assert "neither a run nor a sweep" in calibrated(capsys, tmp_path, code=2)
     assert "unrecognized arguments: --frce" in calibrated(capsys, wide, "--frce", code=2)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), None])
+def test_a_processor_without_a_rate_is_left_out(
+    rate: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path, "narrow", device="a processor", peak_tflops=rate, peak_rate="fp32")
+    write(run / "environment.json", {"device_type": "cpu", "workers": 8, "threads": 1})
+    write(run / "config.yaml", config("hardware=cpu", *SETUP[1:], *NARROW))
+    said = calibrated(capsys, run, code=2)
+    assert "its processor's rate of matrix products was not measured" in said and "Traceback" not in said

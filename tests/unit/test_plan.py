@@ -11,9 +11,7 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.plan.largest import MOST, largest
-from meshrunner.runner.plan.memory import MEMORY
-from meshrunner.runner.plan.speed import SPEED
-from meshrunner.runner.plan.verdict import GIB, answer, reason
+from meshrunner.runner.plan.verdict import GIB, MEMORY, SPEED, answer, reason
 from meshrunner.runner.profiler.base import CATEGORIES
 
 SMALL = ("model.n_layers=2", "model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1")
@@ -32,7 +30,7 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 
 def test_a_run_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     found = answered(capsys, "hardware=h100_80gb", *SMALL)
-    assert list(found) == ["verdict", "reason", "rank", *MEMORY, *SPEED]
+    assert list(found) == ["verdict", "reason", "rank", *MEMORY, *SPEED, "remarks"]
     assert found["verdict"] == "fits" and found["memory/alloc_retries"] == 0
     assert 0 < found["memory/peak_active_gib"] < found["memory/peak_reserved_gib"] < 1
     assert found["memory/peak_active_pct"] == pytest.approx(100 * found["memory/peak_active_gib"] / 79.11, rel=1e-3)
@@ -136,11 +134,70 @@ def test_a_page_that_cannot_be_written_is_said_after_the_verdict(
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 1000])
 def test_the_search(limit: int) -> None:
     assert largest(lambda value: value <= limit) == (limit or None)
-    assert largest(lambda value: value <= limit, least=2) == (limit if limit >= 2 else None)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5, 11, 12, 37, 1000])
+@pytest.mark.parametrize("number", [1, 12, 37, 96, 1001])
+def test_what_is_not_allowed_is_passed_over(number: int, limit: int) -> None:
+    """Divisors of a number, such as micro batches of a global one: 37 has none between 1 and itself."""
+    divisors = [value for value in range(1, number + 1) if number % value == 0]
+    asked: list[int] = []
+
+    def fits(value: int) -> bool:
+        asked.append(value)
+        return value <= limit
+
+    found = largest(fits, lambda value: number % value == 0)
+    assert found == max((value for value in divisors if value <= limit), default=None)
+    assert set(asked) <= set(divisors) and len(set(asked)) == len(asked), "each is predicted once"
 
 
 def test_the_search_ends() -> None:
     assert largest(lambda value: True) == MOST
+    assert largest(lambda value: True, lambda value: value % 3 == 0) == MOST - 1
+    assert largest(lambda value: True, lambda value: False) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["global_batch=48"], "micro_batch", 6),  # 4 does not divide the 6 of a device
+        ([], "model.n_kv_heads", 8),  # of 8 heads
+        (["micro_batch=2", "launch.workers=2", "parallelism.shard=2"], "parallelism.replicate", 1),
+    ],
+)
+def test_the_largest_that_can_be_configured(
+    capsys: pytest.CaptureFixture[str], overrides: list[str], key: str, value: int
+) -> None:
+    found = answered(capsys, "--active", "hardware=h100_80gb", *SMALL, *overrides, "--max", key)
+    assert found["max"] == {key: value} and found["verdict"] == "fits" and value in found["tried"]
+
+
+def test_a_search_without_an_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    on_cpu = ("hardware=cpu", "launch.workers=2", *SMALL)
+    text = planned(capsys, *on_cpu, "launch.host_memory_gib=1e-6", "--max", "micro_batch")
+    assert text.startswith("not even micro_batch=1 fits\ndoes not fit: ")
+    text = planned(capsys, *on_cpu, "--max", "seed")
+    assert text.startswith(f"seed={MOST} fits, and the search ends there\nfits: ")
+    text = planned(capsys, "hardware=h100_80gb", *SMALL, "parallelism=megatron_fsdp", "--max", "micro_batch")
+    assert text.startswith("not planned: megatron_fsdp")
+
+
+def test_a_rate_that_is_not_known_costs_the_speed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """FSDP1's memory depends on time, too; then all that is freed is free at once."""
+    for flags in ((), ("--active",)):
+        arguments = ("hardware=h100_80gb", "parallelism=fsdp1", *SMALL, *flags)
+        known, unknown = answered(capsys, *arguments), answered(capsys, *arguments, "hardware.peak.bf16=null")
+        assert unknown["verdict"] == "fits" and unknown["perf/wps"] is unknown["perf/step_time_s"] is None
+        assert 0 < unknown["memory/peak_active_gib"] <= known["memory/peak_active_gib"]
+        assert ["hardware.peak.bf16 of H100 80GB is not known" in each for each in unknown["remarks"]] == [True]
+        assert known["remarks"] == [] and list(known) == list(unknown)
+
+
+def test_settings_of_the_allocator_that_are_not_modelled_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    setting = "launch.env.PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8"
+    text = planned(capsys, "hardware=h100_80gb", *SMALL, "--active", setting)
+    assert text.endswith("\nlaunch.env: garbage_collection_threshold:0.8 is not modelled\n")
 
 
 @pytest.mark.parametrize(
@@ -162,12 +219,21 @@ def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], over
         (["--html"], "--html needs a file"),
         (["--html="], "--html needs a file"),
         (["--html", "--json"], "--html needs a file"),
+        (["hardware=cpu", "--max", "optimizer.lr"], "optimizer.lr is 0.001"),
+        (["hardware=cpu", "--max", "launch.env.FOO"], "launch.env.FOO is not set"),
+        (["hardware=cpu", "--max", "mcro_batch"], "Did you mean 'micro_batch'?"),
+        (["hardware=cpu", "launch.workers=2", "--max", "micro_batch", "global_batch=3"], "global_batch(3)"),
         (["-m", "micro_batch=1,2", "--html", "page.html"], "--html is of one run"),
         (["-m", "micro_batch=1,2", "--max", "seq_len"], "--max is of one run"),
         (["model=lama"], "lama"),
         (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
         (
-            ["hardware=h100_80gb", *SMALL, "launch.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:perhaps"],
+            [
+                "--active",
+                "hardware=h100_80gb",
+                *SMALL,
+                "launch.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:perhaps",
+            ],
             "expandable",
         ),
     ],
@@ -187,3 +253,6 @@ def test_verdicts() -> None:
         said
         == "3.00 GiB active of the 2.00 GiB that torch can have on a GPU: 1.00 GiB too much; most are optimizer, 2.00 GiB"
     )
+    said = reason("reserved", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB}, retries=1)
+    assert "1.00 GiB too much, but it runs, and gives up its cache 1 time; most" in said
+    assert "gives up" not in reason("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, retries=0)

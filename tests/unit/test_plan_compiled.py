@@ -19,6 +19,7 @@ from tests.composed import SMALL, experiment
 
 META = torch.device("meta")
 COMPILED = "compile=per_block"
+HYBRID = "model=hybrid_tiny launch.workers=2 parallelism=ddp"
 
 
 def on_meta(function: Any, *shapes: tuple[int, ...]) -> tuple[fx.GraphModule, list[Tensor], Recorder]:
@@ -122,7 +123,7 @@ def rehearsed(overrides: list[str]) -> list[Found]:
     found = []
     for line in overrides:
         counted.update(without=0, graphs=0)
-        recipe = experiment(*SMALL, *line.split()).on("cuda")
+        recipe = experiment(*(() if HYBRID in line else SMALL), *line.split()).on("cuda")
         result = rehearse(recipe, nodes=1, workers=recipe.launch.workers, device_type="cuda")
         account, last = result.account, result.last_step
         first = next(each for each in account.lives if (each.phase.step, each.phase.part) == (last, "backward"))
@@ -147,7 +148,7 @@ def in_a_process(*overrides: str) -> list[Found]:
 
 def test_compiled_blocks() -> None:
     layout = "launch.workers=2 micro_batch=2 global_batch=4 model.n_layers=2 parallelism"
-    eager, compiled, selective, products, little, ddp = in_a_process(
+    eager, compiled, selective, products, little, ddp, hybrid = in_a_process(
         f"{layout}=fsdp2 activation_checkpoint=none",
         f"{layout}=fsdp2 activation_checkpoint=none {COMPILED}",
         f"{layout}=fsdp2 activation_checkpoint=selective_op {COMPILED}",
@@ -155,11 +156,15 @@ def test_compiled_blocks() -> None:
         f"{layout}=fsdp2 activation_checkpoint=selective_op activation_checkpoint.save=[{{op:aten.mm,every:2}}] {COMPILED}",
         f"{layout}=fsdp2 activation_checkpoint=memory_budget activation_checkpoint.budget=0 {COMPILED}",
         f"{layout}=ddp activation_checkpoint=full {COMPILED}",
+        # Turns autocast off inside, and converts to the dtype of what autocast has made.
+        f"{HYBRID} {COMPILED}",
     )
     assert eager.saved > compiled.saved > selective.saved > products.saved > little.saved > 0
-    assert [each.without_gradient for each in (eager, compiled, selective, products, little, ddp)] == [0] * 6
+    all_found = (eager, compiled, selective, products, little, ddp, hybrid)
+    assert [each.without_gradient for each in all_found] == [0] * 7
     # All blocks are one graph, the loss another.
     assert [each.graphs for each in (eager, compiled, selective, products, little, ddp)] == [0, 2, 2, 2, 2, 2]
     assert compiled.blocks == eager.blocks >= {0, 1}
     # Parameters are in fp32 with ddp: autocast reaches into compiled code.
     assert compiled.dtypes == ddp.dtypes == {"bfloat16"}
+    assert hybrid.dtypes == {"bfloat16", "float32"}, "routers and decays"

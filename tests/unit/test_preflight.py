@@ -108,6 +108,11 @@ def test_a_comparison_shows_the_error_of_what_was_predicted(tmp_path: Path) -> N
     assert (first["plan/verdict"], first["plan/perf/wps"]) == ("fits", 90.0)
     assert second["plan/verdict"] is second["plan/perf/wps"] is None
     assert as_csv(comparison).splitlines()[0].count("plan/") == 3
+    skipped = make_run(tmp_path / "3", "seq_len=3", state="skipped")
+    (skipped / "summary.json").unlink(missing_ok=True)
+    (skipped / "plan.json").write_text(json.dumps({"verdict": "does not fit", "memory/peak_active_gib": 99.0}))
+    last = json.loads(as_json(compare_runs(read_runs([tmp_path]))))[-1]
+    assert (last["plan/verdict"], last["plan/memory/peak_active_gib"]) == ("does not fit", 99.0), "it never began"
     without = compare_runs(read_runs([tmp_path / "2"]))
     assert not [column.title for column in table(without) if "predicted" in column.title]
     assert "plan/verdict" not in as_json(without)
