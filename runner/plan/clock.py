@@ -50,6 +50,23 @@ class _Group:
         """Of its collectives by name and bytes."""
 
 
+class _Sums(NamedTuple):
+    """Of a step so far."""
+
+    seconds: float
+    computing: float
+    """Seconds in which the stream of compute has something to do."""
+    by_part: dict[str, float]
+
+    def and_again(self, times: int, before: _Sums, after: _Sums) -> _Sums:
+        """With what came between two moments so many times more."""
+        return _Sums(
+            self.seconds + times * (after.seconds - before.seconds),
+            self.computing + times * (after.computing - before.computing),
+            {part: sum_ + times * (after.by_part[part] - before.by_part[part]) for part, sum_ in self.by_part.items()},
+        )
+
+
 class Clock:
     """Takes the entries of a log in their order."""
 
@@ -96,16 +113,30 @@ class Clock:
         self._began = self._everything()
         self._by_part = dict.fromkeys(PARTS, 0.0)
         self._computing = 0.0
+        self._micro_batches: list[_Sums] = []
+        """When each began but the first, as `StepClock` sees it."""
         self._since_collective = 0.0
 
-    def step_ends(self) -> Timed:
-        """The step that began last, up to now."""
-        seconds = self._everything() - self._began
-        communication = self._by_part["communication"]
+    def step_ends(self, left_out: int = 0) -> Timed:
+        """
+        The step that began last, up to now.
+
+        Args:
+            left_out: micro batches like the last but one that the step has besides.
+        """
+        sums = self._sums()
+        if left_out:
+            before, after = self._micro_batches[-2:]
+            sums = sums.and_again(left_out, before, after)
+        seconds, computing, by_part = sums
+        communication = by_part["communication"]
         # Where the host is too slow nothing may run at all, which is no communication.
-        exposed = min(max(seconds - self._computing, 0.0), communication)
+        exposed = min(max(seconds - computing, 0.0), communication)
         seconds += self.rates.contention * (communication - exposed)
-        return Timed(seconds, dict(self._by_part), exposed)
+        return Timed(seconds, by_part, exposed)
+
+    def _sums(self) -> _Sums:
+        return _Sums(self._everything() - self._began, self._computing, dict(self._by_part))
 
     def _everything(self) -> float:
         return max(self.host, *self._streams.values())
@@ -146,12 +177,18 @@ class Clock:
 
 
 class StepClock(Clock):
-    """A clock that sees by the phases where a step begins."""
+    """A clock that sees by the phases where a step begins, and each of its micro batches."""
 
     _step: int | None = None
+    _part = ""
 
     def take(self, entry: Entry) -> None:
-        if isinstance(entry, Operator | Collective) and entry.phase.step != self._step:
-            self._step = entry.phase.step
-            self.step_begins()
+        if isinstance(entry, Operator | Collective):
+            step, part, _ = entry.phase
+            if step != self._step:
+                self._step = step
+                self.step_begins()
+            elif part == "forward" and self._part not in ("forward", "loss"):
+                self._micro_batches.append(self._sums())
+            self._part = part
         super().take(entry)

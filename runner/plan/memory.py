@@ -70,7 +70,7 @@ def of_replay(
         if device.hardware is None:
             return replay(full.log, _NoClock(), Allocator(nbytes, settings), changes), None
         clock = run.clock(device.hardware)
-        return replay(full.log, clock, Allocator(nbytes, settings), changes), clock.step_ends()
+        return replay(full.log, clock, Allocator(nbytes, settings), changes), clock.step_ends(run.left_out)
 
     replayed, timed = replay_in(None, changes)
     needed, error = replayed.peak_reserved.nbytes, RESERVED_ERROR_PCT

@@ -130,7 +130,7 @@ def _rehearsed(
 ) -> Rehearsed:
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
     tokens = rehearsals[0].tokens // degrees.tensor
-    return Rehearsed(experiment, tokens, tuple(each.log for each in rehearsals), depths)
+    return Rehearsed(experiment, tokens, rehearsals[0].left_out, tuple(each.log for each in rehearsals), depths)
 
 
 def not_planned(experiment: Experiment) -> str | None:

@@ -30,6 +30,11 @@ from meshrunner.runner.profiler.phases import START, Phases
 
 STEPS = 2
 """The first makes the optimizer's state; the second is like all that follow."""
+MICRO_BATCHES = 4
+"""
+Of a step, at most: the first finds no gradients, the last hands them over to be reduced, the third is like all that are left
+out: it follows one of its kind, and so does what follows it.
+"""
 CUDA_ROUNDS_TO = 512
 """Bytes of the smallest block of the caching allocator, which all are multiples of."""
 
@@ -44,6 +49,8 @@ class Rehearsal(NamedTuple):
     """Number of the step that is like all that follow."""
     tokens: int
     """Of a step, of one data-parallel rank."""
+    left_out: int
+    """Micro batches of a step that were not rehearsed, though their tokens were in memory."""
     parameters: int
     """Of the full model."""
 
@@ -85,9 +92,10 @@ def rehearse(
         for _ in range(STEPS):
             phases.begin_step()
             batches = _batches(micro, recipe.micro_batch, recipe.seq_len)
-            pretrain.update(recipe, model, trained, optimizer, batches, recipe.optimizer.lr)
+            pretrain.update(recipe, model, trained, optimizer, batches[:MICRO_BATCHES], recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len
-        return Rehearsal(recorder, recorder.log[:], phases.step, tokens, parameters)
+        left_out = max(0, micro - MICRO_BATCHES)
+        return Rehearsal(recorder, recorder.log[:], phases.step, tokens, left_out, parameters)
 
 
 def _batches(micro: int, micro_batch: int, seq_len: int) -> list[tuple[Tensor, Tensor]]:

@@ -26,6 +26,8 @@ class Rehearsed(NamedTuple):
     experiment: Experiment
     tokens: int
     """Of a step, of one device."""
+    left_out: int
+    """Micro batches of a step that the logs have not."""
     logs: tuple[Log, ...]
     """Of the whole run; or of the two shallow ones that tell of its depth."""
     depths: Depths | None
@@ -33,7 +35,7 @@ class Rehearsed(NamedTuple):
 
     def timed(self, hardware: GPU | CPU) -> Timed:
         """The time of a step; raises ConfigError where a rate of the device that it needs is not known."""
-        each = [_timed(log, self.clock(hardware)) for log in self.logs]
+        each = [_timed(log, self.clock(hardware), self.left_out) for log in self.logs]
         return each[0] if self.depths is None else _deep(self.depths, *each)
 
     def unknown_rate(self, hardware: GPU | CPU) -> str:
@@ -77,11 +79,11 @@ def figures(run: Rehearsed, hardware: GPU | CPU | None, timed: Timed | None) -> 
     return dict(zip(SPEED, values, strict=True))
 
 
-def _timed(log: Log, clock: StepClock) -> Timed:
+def _timed(log: Log, clock: StepClock, left_out: int) -> Timed:
     """The last step's."""
     for entry in log:
         clock.take(entry)
-    return clock.step_ends()
+    return clock.step_ends(left_out)
 
 
 def _deep(depths: Depths, shallow: Timed, deeper: Timed) -> Timed:
