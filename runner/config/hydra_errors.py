@@ -113,6 +113,9 @@ def _missing_option(error: MissingConfigException) -> str:
 def _missing_key(key: str, error: BaseException) -> str:
     cause: Any = error.__cause__
     parent, _, name = key.rpartition(".")
+    within = re.match(r"Key '([^']+)' is not in struct", str(cause or ""))
+    if within and within[1] != name:  # the value was a mapping
+        return f"{key}: what is in it is set one by one: {key}.{within[1]}=VALUE"
     node = getattr(cause, "parent_node", None) if isinstance(cause, OmegaConfBaseException) else None
     known = [str(k) for k in node] if isinstance(node, DictConfig) and not OmegaConf.is_missing(node, "") else []
     reason = f"{key}: unknown key.{_nearest(name, known, node)}"

@@ -6,6 +6,7 @@ import pytest
 
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import cli
 from meshrunner.runner.config import devices
 from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.launch.environment import ALLOCATOR, apply_allocator_settings, environment, worker_environment
@@ -44,6 +45,11 @@ def test_the_number_of_threads_may_come_from_it(monkeypatch: pytest.MonkeyPatch)
         experiment("++launch.env.OMP_NUM_THREADS=3", "launch.threads=4")
     with pytest.raises(ConfigError, match="expected a whole number of at least 1 for OMP_NUM_THREADS, got '4,2'"):
         experiment("++launch.env={OMP_NUM_THREADS:'4,2'}")
+
+
+def test_a_mapping_is_set_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._dispatch(["show", "launch.env={NCCL_DEBUG: INFO}"]) == 2
+    assert capsys.readouterr().err == "launch.env: what is in it is set one by one: launch.env.NCCL_DEBUG=VALUE\n"
 
 
 def test_launch_env_wins_over_what_was_exported_and_that_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
