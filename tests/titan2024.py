@@ -2,7 +2,7 @@
 The network and loss of torchtitan in 2024 as a user's own classes: in March pull request #165 measured FSDP1 against FSDP2, in
 December its team measured Llama 3.
 
-What memory and time see of the difference to Llama here: the norm is written out in fp32, rotary embeddings are complex, and the
+What memory and time see of the difference to Llama here: the norm is written out in fp32, rotary embeddings are complex,
 keys and values are repeated for grouped heads, and the logits are made fp32 by the model, whose caller computes the loss of
 them; in March it kept them through backward.
 """
