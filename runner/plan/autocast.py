@@ -60,8 +60,7 @@ class _Autocast(TorchFunctionMode):
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        compiling = torch.compiler.is_compiling()
-        if self.suspended or (compiling and not torch.is_autocast_enabled("cpu")):
+        if self.suspended or (torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")):
             return func(*args, **(kwargs or {}))
         fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU
         dtype = self.dtype if func in LOWER else torch.float32 if func in fp32 else None
@@ -79,9 +78,8 @@ class _Autocast(TorchFunctionMode):
             return self._cast(value, dtype)
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype in (dtype, torch.float64):
             return value
-        if not (value.is_leaf and value.requires_grad and dtype == self.dtype and value.dtype == torch.float32):
-            return value.to(dtype)
-        if torch.compiler.is_compiling():
+        is_weight = value.is_leaf and value.requires_grad and dtype == self.dtype and value.dtype == torch.float32
+        if torch.compiler.is_compiling() or not is_weight:
             return value.to(dtype)
         if id(value) not in self.casts:
             self.casts[id(value)] = value, value.to(dtype)
