@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, ClassVar
 
 from meshrunner.recipes.model.llama import Llama
@@ -64,3 +65,12 @@ class OfSizeByValues(Beyond):
 
 class Wrong(Beyond):
     made = staticmethod(wrong)
+
+
+class Killed(Llama):
+    """Ends its process, as when the system is out of memory, but where sequences are of 16 tokens."""
+
+    def network(self, seq_len: int) -> Transformer:
+        if seq_len != 16:
+            os._exit(137)
+        return super().network(seq_len)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -63,9 +64,10 @@ def predict_all(
                 number = busy.pop(connection)
                 try:
                     found[number] = connection.recv()
-                    _hand_over(connection, configs, numbers, busy)
                 except (EOFError, OSError):
                     found[number] = _ended(children[connection])
+                    connection, children[connection] = _start(number, active_only)
+                _hand_over(connection, configs, numbers, busy)
     finally:
         for connection, process in children.items():
             process.kill()
@@ -91,7 +93,8 @@ def _hand_over(
     number = next(numbers, None)
     if number is not None:
         busy[connection] = number
-        connection.send(configs[number])
+        with suppress(OSError):  # that it has ended is noticed where its answer is waited for
+            connection.send(configs[number])
 
 
 def _ended(process: BaseProcess) -> Predicted:

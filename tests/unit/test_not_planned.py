@@ -9,6 +9,7 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.plan.faults import needs_memory, why
+from meshrunner.runner.plan.several import MOST
 from meshrunner.runner.plan.verdict import NOT_PLANNED
 
 SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
@@ -69,3 +70,14 @@ def test_what_the_compiler_refuses_is_not_taken_for_a_lack_of_values() -> None:
     about = "https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0208.html"
     error = RuntimeError(f"torch.* op returned non-Tensor\nFor more details visit: {about}")
     assert not needs_memory(error) and why(error) == "RuntimeError: torch.* op returned non-Tensor"
+
+
+def test_others_are_predicted_where_a_process_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    """More of them than there are processes at a time."""
+    lengths = [*range(32, 33 + MOST), 16]
+    sweep = (f"seq_len={','.join(map(str, lengths))}", "model.kind=tests.beyond_meta:Killed")
+    small = [each for each in SMALL if not each.startswith("seq_len")]
+    found = json.loads(said(capsys, "plan", "-m", "--active", *small, *sweep, "--json"))
+    assert [each["verdict"] for each in found].count("fits") == 1
+    others = [each["reason"] for each in found if each["verdict"] != "fits"]
+    assert len(others) == MOST + 1 and all("ended with exit status 137" in each for each in others), others
