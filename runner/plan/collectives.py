@@ -34,7 +34,7 @@ TREE = 0.7
 """Bandwidth of a tree as a share of a ring's."""
 
 
-def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU) -> float:
+def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU, workers: int) -> float:
     """
     Time of one collective; 0 for a group of one rank.
 
@@ -44,11 +44,12 @@ def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU) -> fl
         name: all_gather, reduce_scatter, all_reduce, all_to_all or broadcast.
         ranks: the group's, numbered node by node.
         nbytes: of the whole, as in `log.Collective`.
+        workers: on a node.
     """
     n = len(ranks)
     if n < 2:
         return 0.0
-    nodes = Counter(rank // hardware.devices_per_node for rank in ranks)
+    nodes = Counter(rank // workers for rank in ranks)
     latency = between(NODE_LATENCY, n)
     transfer = nbytes / (between(NODE_BANDWIDTH, n) * GB * hardware.link_bandwidth / LINK_BANDWIDTH)
     if len(nodes) > 1:

@@ -55,8 +55,7 @@ def predict(
     experiment = experiment.on(device.type)
     if lacking := not_planned(experiment):
         return _unplanned(lacking)
-    settings = allocator_settings(experiment) if device.type == "cuda" else Settings()
-    remarks = [f"launch.env: {each} is not modelled" for each in settings.ignored]
+    settings, remarks = allocator_settings(experiment) if device.type == "cuda" else (Settings(), [])
     try:
         depths, rehearsals = _rehearsals(experiment, device, shallow=active_only and not over_time, operators=over_time)
     except ConfigError:
@@ -130,7 +129,8 @@ def _rehearsed(
 ) -> Rehearsed:
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
     tokens = rehearsals[0].tokens // degrees.tensor
-    return Rehearsed(experiment, tokens, rehearsals[0].left_out, tuple(each.log for each in rehearsals), depths)
+    logs = tuple(each.log for each in rehearsals)
+    return Rehearsed(experiment, device.workers, tokens, rehearsals[0].left_out, logs, depths)
 
 
 def not_planned(experiment: Experiment) -> str | None:

@@ -47,9 +47,9 @@ class Rates(Protocol):
         """How long a collective waits for the slowest rank, if each has worked for so long since the last one."""
 
 
-def rates(hardware: GPU | CPU, matmul: Rate) -> Rates:
-    """Those of an option; of a CPU, one whose `speed` is known."""
-    return OfGPU(hardware, matmul) if isinstance(hardware, GPU) else OfCPU(hardware)
+def rates(hardware: GPU | CPU, matmul: Rate, workers: int) -> Rates:
+    """Those of an option, with so many workers on a node; of a CPU, one whose `speed` is known."""
+    return OfGPU(hardware, matmul, workers) if isinstance(hardware, GPU) else OfCPU(hardware)
 
 
 class OfGPU:
@@ -57,8 +57,8 @@ class OfGPU:
 
     overlaps = True
 
-    def __init__(self, hardware: GPU, matmul: Rate) -> None:
-        self._hardware, self._matmul = hardware, matmul
+    def __init__(self, hardware: GPU, matmul: Rate, workers: int) -> None:
+        self._hardware, self._matmul, self._workers = hardware, matmul, workers
         efficiency = hardware.efficiency
         self.bytes_per_second = hardware.memory_bandwidth * 1e9 * efficiency.memory
         self.kernel_s, self.host_s, self.contention = efficiency.kernel_s, efficiency.host_s, efficiency.contention
@@ -78,7 +78,7 @@ class OfGPU:
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
         """See `Rates`."""
-        return collectives.seconds(name, ranks, nbytes, self._hardware)
+        return collectives.seconds(name, ranks, nbytes, self._hardware, self._workers)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
         """None, so far as the shares were fitted to runs of several GPUs."""

@@ -10,7 +10,7 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.plan.clock import StepClock, Timed
 from meshrunner.runner.plan.depth import Depths
 from meshrunner.runner.plan.log import Log, Operator
-from meshrunner.runner.plan.rates import Rate, rates
+from meshrunner.runner.plan.rates import Rate, Rates, rates
 from meshrunner.runner.plan.verdict import SPEED
 
 ERROR_PCT = 7.0
@@ -24,6 +24,8 @@ class Rehearsed(NamedTuple):
     """What a run's speed on a device follows from."""
 
     experiment: Experiment
+    workers: int
+    """Of a node."""
     tokens: int
     """Of a step, of one device."""
     left_out: int
@@ -40,7 +42,7 @@ class Rehearsed(NamedTuple):
 
     def unknown_rate(self, hardware: GPU | CPU) -> str:
         """Which rate of the device, needed here, is not known, in a sentence; empty: none."""
-        known = rates(hardware, self.rate_of_fp32())
+        known = self._rates(hardware)
         entries = (entry for log in self.logs for entry in log if isinstance(entry, Operator))
         for kind, dtype in dict.fromkeys((each.kind, each.dtype) for each in entries if each.flops):
             try:
@@ -52,7 +54,10 @@ class Rehearsed(NamedTuple):
 
     def clock(self, hardware: GPU | CPU) -> StepClock:
         """One that has taken nothing yet."""
-        return StepClock(rates(hardware, self.rate_of_fp32()))
+        return StepClock(self._rates(hardware))
+
+    def _rates(self, hardware: GPU | CPU) -> Rates:
+        return rates(hardware, self.rate_of_fp32(), self.workers)
 
     def rate_of_fp32(self) -> Rate:
         """The field of `hardware.peak` that products of fp32 are multiplied at."""

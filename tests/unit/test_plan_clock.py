@@ -65,7 +65,7 @@ def gather(ms: float, stream: int = NETWORK, ranks: tuple[int, ...] = (0, 1)) ->
 
 
 def clock(*entries: Entry, **efficiency: float) -> Clock:
-    made = Clock(rates(gpu(**efficiency), "tf32"))
+    made = Clock(rates(gpu(**efficiency), "tf32", 8))
     for entry in entries:
         made.take(entry)
     return made
@@ -95,7 +95,7 @@ def test_an_operator_takes_its_arithmetic_or_its_traffic(operator: Operator, exp
 
 
 def test_fp32_is_multiplied_at_the_rate_that_is_given() -> None:
-    exact = Clock(rates(gpu(), "fp32"))
+    exact = Clock(rates(gpu(), "fp32", 8))
     exact.take(product(3, dtype="float32"))
     assert ms(exact.passed(0)) == 12
 
@@ -231,7 +231,7 @@ def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
     ranks = tuple(range(4096))
     block = [Born(life), product(1), Recorded(1, 0), Waited(COPY, 1), copy(1, COPY), Died(life)] * 100
     log: list[Entry] = ([*block, *[gather(1, ranks=ranks)] * 6]) * 165
-    run = Clock(rates(gpu(), "tf32"))
+    run = Clock(rates(gpu(), "tf32", 8))
     began = time.process_time()
     for entry in log:
         run.take(entry)
@@ -242,7 +242,7 @@ def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
 def test_a_collective_of_known_bytes_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 
-    def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU) -> float:
+    def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU, workers: int) -> float:
         computed.append(nbytes)
         return 1.0
 

@@ -8,11 +8,16 @@ from random import Random
 import pytest
 
 from meshrunner.runner.config.hardware import GPU, known_gpus
-from meshrunner.runner.plan.collectives import seconds
+from meshrunner.runner.plan import collectives
 
 H100 = next(gpu for gpu in known_gpus() if gpu.name == "H100 96GB")
 NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 GB = 10**9
+
+
+def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU) -> float:
+    """With as many workers on a node as it has devices."""
+    return collectives.seconds(name, ranks, nbytes, hardware, hardware.devices_per_node)
 
 
 def group(nodes: int, per_node: int, devices: int = 8) -> tuple[int, ...]:
@@ -128,3 +133,12 @@ def test_more_devices_never_gather_faster() -> None:
     times = [seconds("all_gather", tuple(range(n)), 400_000_000, H100) for n in (8, 16, 128, 1024, 4096)]
     assert all(a < b for a, b in pairwise(times))
     assert times[0] == pytest.approx(1.05e-3, rel=0.01) and times[-1] == pytest.approx(21e-3, rel=0.05)
+
+
+def test_nodes_have_as_many_ranks_as_workers() -> None:
+    """Whatever number of devices a node of that hardware has."""
+    on_eight, on_two, on_one = (
+        collectives.seconds("all_gather", tuple(range(8)), GB, H100, workers) for workers in (1, 4, 8)
+    )
+    assert on_one < on_two < on_eight / 2
+    assert on_one == collectives.seconds("all_gather", tuple(range(8)), GB, H100, 16)
