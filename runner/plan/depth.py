@@ -43,7 +43,7 @@ class Depths(NamedTuple):
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     """Two depths that tell all of `blocks`; None: only the full depth does."""
     model = recipe.model
-    if blocks_may_differ(recipe) or model.at_depth(blocks) is None:
+    if blocks_may_differ(recipe) or _blocks_are_joined(recipe) or model.at_depth(blocks) is None:
         return None
     recomputes = [recipe.activation_checkpoint.recomputes(block) for block in range(blocks)]
     period = next((p for p in range(1, LONGEST_PERIOD + 1) if recomputes[p:] == recomputes[:-p]), None)
@@ -65,6 +65,13 @@ def blocks_may_differ(recipe: Recipe) -> bool:
     layout = recipe.parallelism
     unknown = recipe.wrap.kind not in ANY_DEPTH or layout.kind not in layout.kinds
     return unknown or any(map(SINGLE.search, patterns))
+
+
+def _blocks_are_joined(recipe: Recipe) -> bool:
+    """Whether what spans blocks is no multiple of them: one graph, DDP's buckets, the padding of FSDP1's flat parameter."""
+    layout = recipe.parallelism.kind
+    joined = layout == "ddp" or (layout == "fsdp1" and recipe.wrap.kind in ("size", "root_only"))
+    return joined or recipe.compile.kind not in ("eager", "per_block")
 
 
 class Deep(NamedTuple):

@@ -10,6 +10,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+
+# Else it is imported from within the first operator that it takes part in, and the import's frames keep that one's tensors.
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore

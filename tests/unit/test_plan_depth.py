@@ -24,6 +24,8 @@ CASES = {
     "fsdp1": f"parallelism=fsdp1 {FULL} {TINY_BATCH}",
     "accumulation": "parallelism=hsdp2 micro_batch=1 global_batch=16",
     "rules": f"parallelism=fsdp2 {FULL} wrap=rules parallelism.reshard_after_forward=except_last",
+    "tied": "parallelism=fsdp2 model.tie_embeddings=true",
+    "one rank, tied": "parallelism=single launch.workers=1 model.tie_embeddings=true",
     "frozen": "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.*.attention.*]",
 }
 
@@ -31,7 +33,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")
-    rehearsal = partial(rehearse, nodes=1, workers=8, device_type="cuda", operators=False)
+    workers = recipe.launch.workers
+    assert isinstance(workers, int)
+    rehearsal = partial(rehearse, nodes=1, workers=workers, device_type="cuda", operators=False)
     blocks = recipe.model.n_layers  # type: ignore[attr-defined]
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
@@ -51,6 +55,9 @@ def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
         ["wrap=rules", "wrap.rules=[{match:layers.*},{match:layers.1.attention},{match:'*',wrap:false}]"],
         ["model.n_layers=40", "model.freeze=[layers.?.attention.*]"],
         ["model=hybrid_tiny"],
+        ["model.n_layers=40", "parallelism=ddp"],
+        ["model.n_layers=40", "parallelism=fsdp1", "wrap=root_only"],
+        ["model.n_layers=40", "parallelism=fsdp2", "compile=whole_model"],
         ["model.n_layers=4"],
         ["model.n_layers=40", "activation_checkpoint=selective_layer", "activation_checkpoint.every=9"],
     ],

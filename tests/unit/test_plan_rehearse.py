@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -97,6 +99,20 @@ def test_another_torch_is_an_error_that_names_what_is_missing() -> None:
         with pytest.raises(ConfigError, match=r"has no Owner\.gone, which a rehearsal stands in for"):
             own.replace(Owner, "gone", 3)
     assert Owner.present == 1
+
+
+def test_the_first_rehearsal_of_a_process_is_like_all_others() -> None:
+    """torch imports much of itself when an operator is first called, and an import's frames once kept tensors alive."""
+    code = (
+        "from tests.unit.test_plan_rehearse import *\n"
+        "for layout in ('single', 'fsdp1'):\n"
+        "    first, later = (found(rehearsed(f'parallelism={layout}', 'model.tie_embeddings=true', workers=1))\n"
+        "                    for _ in range(2))\n"
+        "    assert first == later, (layout, first, later)\n"
+    )
+    command = [sys.executable, "-c", code.replace("workers=1", "'global_batch=1', workers=1")]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_communication_overlaps_and_fsdp1_keeps_what_other_streams_use() -> None:
