@@ -76,7 +76,7 @@ class Launch(Section):
     """CPUs of a worker; auto: those in its GPU's NUMA domain, if they are enough; none: all of the node."""
     port: Annotated[int | None, whole(None, at_most=65535)]
     """TCP port of the rendezvous on the first node; null: one that is free."""
-    host_memory_gib: float | None = Field(gt=0)
+    host_memory_gib: float | None = Field(gt=0, le=1e6)
     """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
     start_timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
     """Minutes until the first step is done, compilation included; then the run ends in state `timeout`."""

@@ -101,15 +101,15 @@ class GPU(Hardware):
     """Name shown in tables."""
     match: str
     """Regular expression for the name that the driver reports."""
-    memory_gib: float = Field(gt=0)
+    memory_gib: float = Field(gt=0, le=1e6)
     """Device memory in GiB, as torch reports it or the data sheet's GB converted."""
     peak: PeakFlops
     """Dense matrix-product rates in TFLOP/s by dtype, without structured sparsity: what MFU is a percentage of."""
-    memory_bandwidth: float = Field(gt=0)
+    memory_bandwidth: float = Field(ge=1e-3)
     """Bandwidth of device memory in GB/s."""
-    link_bandwidth: float = Field(gt=0)
+    link_bandwidth: float = Field(ge=1e-3)
     """Bandwidth of a device to the others of its node in GB/s, all links together, one direction."""
-    network_bandwidth: float = Field(gt=0)
+    network_bandwidth: float = Field(ge=1e-3)
     """Bandwidth of a device to other nodes in GB/s, one direction."""
     devices_per_node: Count
     """Devices of a node: the workers that `submit` requests where launch.workers is auto."""

@@ -146,6 +146,8 @@ def _rounded(value: Any) -> Any:
 
 
 def _write(file: Path, content: str) -> None:
+    if not file.name:
+        raise ConfigError(f"--out: {file} is no file's name")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content.encode())

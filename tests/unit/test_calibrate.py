@@ -100,7 +100,7 @@ SPEED = CPUSpeed(
 
 
 def test_nothing_overlaps_on_a_processor() -> None:
-    clock = Clock(rates(CPU(kind="cpu", speed=SPEED), "fp32"))
+    clock = Clock(rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
     forward = Phase(0, "forward", 0)
     clock.take(Operator("aten::mm", "matmul", 0, forward, 10**9, "float32", 1000))  # 10 ms and 1
     clock.take(Recorded(0, 0))
@@ -116,12 +116,12 @@ def test_nothing_overlaps_on_a_processor() -> None:
 
 
 def test_ranks_wait_for_the_slowest() -> None:
-    of_cpu = rates(CPU(kind="cpu", speed=SPEED), "fp32")
+    of_cpu = rates(CPU(kind="cpu", speed=SPEED), "fp32", 2)
     assert of_cpu.waiting_s(1, 1.0) == 0
     assert of_cpu.waiting_s(2, 1.0) == pytest.approx(0.01 / math.pi**0.5, rel=0.05)
     assert of_cpu.waiting_s(4, 1.0) == pytest.approx(0.01 * 1.0294, rel=0.05)
     assert of_cpu.waiting_s(4, 4.0) == 2 * of_cpu.waiting_s(4, 1.0)
-    assert rates(hardware(), "tf32").waiting_s(4, 1.0) == 0
+    assert rates(hardware(), "tf32", 8).waiting_s(4, 1.0) == 0
 
 
 def test_what_is_nothing_stays_so() -> None:
@@ -210,6 +210,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--out: /proc/no/file cannot be written" in calibrated(
         capsys, tmp_path / "alike", "--force", "--out", "/proc/no/file", code=2
     )
+    nameless = calibrated(capsys, tmp_path / "alike", "--force", "--out", "", code=2)
+    assert nameless.endswith("--out: . is no file's name\n")
     assert "neither a run nor a sweep" in calibrated(capsys, tmp_path, code=2)
     assert "unrecognized arguments: --frce" in calibrated(capsys, wide, "--frce", code=2)
 
