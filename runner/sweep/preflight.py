@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import warn
 from meshrunner.runner.plan.preflight import foretold, misfit, wanted
 from meshrunner.runner.rundir.files import PLAN, read_json
@@ -42,6 +43,9 @@ def _has_results(job: Combination) -> bool:
 
 
 def _recorded(job: Combination) -> dict[str, Any]:
+    """Where the device is named: what is found on this machine need not be what an earlier start found."""
+    if not isinstance(job.experiment.hardware, GPU):
+        return {}
     try:
         return read_json(job.runs[0].run_dir / PLAN)
     except OSError:
