@@ -14,6 +14,7 @@ from meshrunner.recipes.cache_dir import cache_dir
 from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
+from meshrunner.runner.config import allocator
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 
@@ -32,20 +33,17 @@ PACKAGES = (
 )
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of environment variables that may affect measurements."""
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Names under which torch reads the settings of its allocator, today's first."""
 
 
 def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
     """The environment of the workers. What was exported wins over the defaults, and `launch.env` over both."""
     own = experiment.launch.env
-    # Of the names of one setting torch may prefer another than that of `own`.
-    replaced = () if own.keys().isdisjoint(ALLOCATOR) else ALLOCATOR
-    given = {name: value for name, value in os.environ.items() if name not in replaced} | own
+    given = dict(os.environ) | own
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
-    if device_type == "cuda" and given.keys().isdisjoint(ALLOCATOR):
-        # Segments of fixed size would fragment: memory is reserved that no tensor fits into.
-        defaults["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    if device_type == "cuda":
+        # Of the names of one setting torch may prefer another than that of `own`.
+        others = {name: value for name, value in given.items() if name not in allocator.VARIABLES}
+        given = others | allocator.in_effect(own)
     if device_type == "cuda" and experiment.deterministic:
         name, value = CUBLAS_WORKSPACE
         defaults[name] = value
@@ -62,7 +60,7 @@ def apply_allocator_settings() -> None:
     import torch
 
     apply = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
-    for name in ALLOCATOR:
+    for name in allocator.VARIABLES:
         if settings := os.environ.get(name):
             try:
                 apply(settings)

@@ -14,7 +14,7 @@ INTERVALS = 16
 
 
 class Settings(NamedTuple):
-    """What PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF says. Sizes are in bytes."""
+    """What PYTORCH_ALLOC_CONF says. Sizes are in bytes."""
 
     expandable_segments: bool = False
     max_split_size: int | None = None
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
                     raise ValueError(f"{item}: neither True nor False")
                 settings = settings._replace(expandable_segments=value == "True")
             elif key == "max_split_size_mb":
-                settings = settings._replace(max_split_size=_megabytes(item, value, 20))
+                settings = settings._replace(max_split_size=_megabytes(item, value, 1))
             elif key == "max_non_split_rounding_mb":
                 settings = settings._replace(max_non_split_rounding=_megabytes(item, value, 20))
             elif key == "large_segment_size_mb":
@@ -48,6 +48,9 @@ class Settings(NamedTuple):
                 settings = settings._replace(roundup_power2_divisions=_divisions(item, value))
             elif item not in ("", "backend:native"):
                 settings = settings._replace(ignored=(*settings.ignored, item))
+        if settings.max_split_size is not None and settings.max_split_size < settings.large_segment_size:
+            least = settings.large_segment_size // MIB
+            raise ValueError(f"max_split_size_mb:{settings.max_split_size // MIB}: less than a large segment's {least}")
         return settings
 
     def rounded(self, nbytes: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.allocator import in_effect
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.plan.alloc_conf import Settings
@@ -22,7 +23,6 @@ from meshrunner.runner.profiler.account import Peak
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
 """Not exceeded by any difference from published measurements, docs/measurements/plan.md."""
-ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def of_log(device: Described, capacity: int, full: Rehearsal) -> tuple[Verdict, dict[str, Any]]:
@@ -41,10 +41,12 @@ def of_shallow_logs(
 def _verdict_on_active(
     device: Described, capacity: int, peak: Peak, startup: int, block: int | None
 ) -> tuple[Verdict, dict[str, Any]]:
-    needed = peak.total
+    needed = max(peak.total, startup)
+    # Of the start only the sum is known at full depth.
+    what, by_category = ("active", peak.by_category) if peak.total >= startup else ("active at start-up", {})
     verdict = Verdict(
         answer(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes),
-        reason("active", needed, capacity, device.name, peak.by_category),
+        reason(what, needed, capacity, device.name, by_category),
     )
     return verdict, _memory(device, peak, None, None, startup, block, ACTIVE_ERROR_PCT)
 
@@ -70,7 +72,8 @@ def of_replay(
         if device.hardware is None:
             return replay(full.log, _NoClock(), Allocator(nbytes, settings), changes), None
         clock = run.clock(device.hardware)
-        return replay(full.log, clock, Allocator(nbytes, settings), changes), clock.step_ends(run.left_out)
+        replayed = replay(full.log, clock, Allocator(nbytes, settings), changes)
+        return replayed, None if replayed.failed is not None else clock.step_ends(run.left_out)
 
     replayed, timed = replay_in(None, changes)
     needed, error = replayed.peak_reserved.nbytes, RESERVED_ERROR_PCT
@@ -84,13 +87,20 @@ def of_replay(
     return verdict, memory, timed
 
 
-def allocator_settings(experiment: Experiment) -> Settings:
-    """Those that `launch.env` has; raises ConfigError for what torch would refuse."""
-    env = experiment.launch.env
+def allocator_settings(experiment: Experiment) -> tuple[Settings, list[str]]:
+    """
+    Those that workers on GPUs have, and a sentence for each that is not modelled.
+
+    Raises:
+        ConfigError: torch would refuse them.
+    """
+    variables = in_effect(experiment.launch.env)
+    name, text = next(((name, text) for name, text in variables.items() if text), ("", ""))
     try:
-        return Settings.parse(next((env[name] for name in ALLOCATOR_SETTINGS if name in env), ""))
+        settings = Settings.parse(text)
     except ValueError as error:
-        raise ConfigError(f"launch.env: the allocator's settings: {error}") from error
+        raise ConfigError(f"{name}: {error}") from error
+    return settings, [f"{name}: {each} is not modelled" for each in settings.ignored]
 
 
 class _NoClock:

@@ -67,18 +67,16 @@ def reason(
 
     Args:
         what: that is predicted: `reserved` or `active` memory.
-        by_category: bytes at the peak.
+        by_category: bytes at the peak; empty: they are not known.
         retries: how often a run gives up its cache that gets through with less than it needed; None: it does not get through.
     """
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
     if left < 0 and retries is not None:
         margin += f", but it runs, and gives up its cache {retries} time{'s' * (retries != 1)}"
-    most = max(by_category, key=by_category.__getitem__)
-    return (
-        f"{needed / GIB:.2f} GiB {what} of the {capacity / GIB:.2f} GiB that torch can have on {device}: {margin}; "
-        f"most are {most}, {by_category[most] / GIB:.2f} GiB"
-    )
+    said = f"{needed / GIB:.2f} GiB {what} of the {capacity / GIB:.2f} GiB that torch can have on {device}: {margin}"
+    most = max(by_category, key=by_category.__getitem__, default=None)
+    return said if most is None else f"{said}; most are {most}, {by_category[most] / GIB:.2f} GiB"
 
 
 def as_json(verdict: Verdict, figures: dict[str, Any] | None = None, remarks: Iterable[str] = ()) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from meshrunner.runner import cli
+from meshrunner.runner.config.allocator import VARIABLES
 from meshrunner.runner.plan.largest import MOST, largest
 from meshrunner.runner.plan.verdict import GIB, MEMORY, SPEED, answer, reason
 from meshrunner.runner.profiler.base import CATEGORIES
@@ -197,7 +198,45 @@ def test_a_rate_that_is_not_known_costs_the_speed_alone(capsys: pytest.CaptureFi
 def test_settings_of_the_allocator_that_are_not_modelled_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     setting = "launch.env.PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8"
     text = planned(capsys, "hardware=h100_80gb", *SMALL, "--active", setting)
-    assert text.endswith("\nlaunch.env: garbage_collection_threshold:0.8 is not modelled\n")
+    assert text.endswith("\nPYTORCH_CUDA_ALLOC_CONF: garbage_collection_threshold:0.8 is not modelled\n")
+
+
+def test_the_allocator_is_that_of_the_workers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def reserved(*overrides: str) -> float:
+        found = answered(capsys, "hardware=h100_80gb", *SMALL, "model.vocab_size=32000", "seq_len=512", *overrides)
+        return float(found["memory/peak_reserved_gib"])
+
+    expandable, fixed = "expandable_segments:True", "expandable_segments:False"
+    grown, segmented = (reserved(f"launch.env.PYTORCH_ALLOC_CONF={each}") for each in (expandable, fixed))
+    assert grown < segmented and reserved() == grown, "segments are expandable unless somebody says otherwise"
+    both = (f"launch.env.PYTORCH_CUDA_ALLOC_CONF={fixed}", f"launch.env.PYTORCH_ALLOC_CONF={expandable}")
+    assert reserved(*both) == grown, "torch prefers today's name"
+    monkeypatch.setenv("PYTORCH_HIP_ALLOC_CONF", fixed)
+    assert reserved() == segmented, "exported"
+    assert reserved(both[1]) == grown, "launch.env wins, under whichever name"
+
+
+def test_a_run_that_fails_early_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the micro batches are seen from which those that are left out follow."""
+    found = answered(capsys, "hardware=h100_80gb", *SMALL, "global_batch=80", "hardware.memory_gib=1.5005")
+    assert found["verdict"] == "does not fit" and found["perf/wps"] > 0
+
+
+def test_the_start_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole parameters are drawn there: of a model that many share that can be more than a step takes."""
+    shared = ("launch.nodes=64", "activation_checkpoint=full", "model.vocab_size=65536", "seq_len=8")
+    arguments = ("hardware=h100_80gb", *SMALL, *shared, "model.n_layers=12")
+    needed = {flags: answered(capsys, *arguments, *flags) for flags in ((), ("--active",))}
+    start = needed["--active",]["memory/startup_gib"]
+    assert needed["--active",]["memory/peak_active_gib"] < start == needed[()]["memory/startup_gib"]
+    too_little = answered(capsys, *arguments, "--active", f"hardware.memory_gib={1.5 + 0.9 * start}")
+    assert too_little["verdict"] == "does not fit"
+    assert re.match(r"[\d.]+ GiB active at start-up of the [\d.]+ GiB .* GiB too much$", too_little["reason"])
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_an_interval_of_sizes_has_its_own_divisions() -> None:
         "expandable_segments:true",
         "max_split_size_mb:19",
         "max_split_size_mb:",
+        "max_split_size_mb:39,large_segment_size_mb:40",
         "large_segment_size_mb:10",
         "roundup_power2_divisions:3",
         "roundup_power2_divisions:[64:3]",
