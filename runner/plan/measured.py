@@ -29,6 +29,8 @@ SPEED_OF_CPU = {
     "jitter": 0.05,
 }
 """Where the search for those of a processor begins; besides them the rate of its products that runs have measured for MFU."""
+DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
+"""Rates of a GPU, which a fit finds shares of."""
 FEWEST = 2
 """Combinations."""
 ROUGH = 0.7
@@ -140,9 +142,12 @@ def _cpu(experiment: Experiment, summary: dict[str, Any]) -> CPU:
 
 
 def _with_rates(hardware: Sequence[GPU | CPU]) -> GPU | CPU:
-    """The one device of all runs, a processor with every rate that one of them has measured."""
+    """The one device of all runs, a processor with every rate that one of them has measured; raises ConfigError if it is not one."""
     first = hardware[0]
     if isinstance(first, GPU):
+        for key in DATA_SHEET:
+            if any(getattr(each, key) != getattr(first, key) for each in hardware):
+                raise ConfigError(f"calibrate: the runs had different values of hardware.{key}, name those of one")
         return first
     speeds = [each.speed for each in hardware if isinstance(each, CPU) and each.speed is not None]
     known = {

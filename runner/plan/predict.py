@@ -128,7 +128,7 @@ def _rehearsed(
     experiment: Experiment, device: Described, depths: Depths | None, rehearsals: tuple[Rehearsal, ...]
 ) -> Rehearsed:
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
-    tokens = rehearsals[0].tokens // degrees.tensor
+    tokens = rehearsals[0].tokens / degrees.tensor
     logs = tuple(each.log for each in rehearsals)
     return Rehearsed(experiment, device.workers, tokens, rehearsals[0].left_out, logs, depths)
 

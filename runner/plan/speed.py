@@ -26,7 +26,7 @@ class Rehearsed(NamedTuple):
     experiment: Experiment
     workers: int
     """Of a node."""
-    tokens: int
+    tokens: float
     """Of a step, of one device."""
     left_out: int
     """Micro batches of a step that the logs have not."""

@@ -198,6 +198,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     other = run_of(tmp_path / "other", "narrow", device="NVIDIA H200")
     write(other / "config.yaml", config("hardware=h200", *SETUP[1:], *NARROW))
     assert "on different devices" in calibrated(capsys, wide, other, code=2)
+    write(other / "config.yaml", config(*SETUP, *NARROW, "hardware.memory_bandwidth=2000"))
+    assert "different values of hardware.memory_bandwidth" in calibrated(capsys, wide, other, code=2)
     unknown = run_of(tmp_path / "unknown", "narrow")
     write(unknown / "environment.json", {})
     assert "does not say on what devices it ran" in calibrated(capsys, unknown, code=2)
