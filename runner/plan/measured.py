@@ -142,7 +142,12 @@ def _cpu(experiment: Experiment, summary: dict[str, Any]) -> CPU:
 
 
 def _with_rates(hardware: Sequence[GPU | CPU]) -> GPU | CPU:
-    """The one device of all runs, a processor with every rate that one of them has measured; raises ConfigError if it is not one."""
+    """
+    The one device of all runs, a processor with every rate that one of them has measured.
+
+    Raises:
+        ConfigError: its data sheet is not the same in all.
+    """
     first = hardware[0]
     if isinstance(first, GPU):
         for key in DATA_SHEET:
