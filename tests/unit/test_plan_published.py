@@ -22,8 +22,8 @@ from tests.composed import experiment
 
 SETUP = (
     *("model=llama2_7b", "hardware=h100_96gb", "seq_len=2048", "micro_batch=8", "precision=bf16", "wrap=rules"),
-    *("data=random", "--json"),
     "launch.env.PYTORCH_ALLOC_CONF=expandable_segments:False",  # torch's default, and so theirs
+    *("data=random", "--json"),
 )
 AS_THEN = ("model.kind=tests.titan2024:Titan2024", "loss.kind=tests.titan2024:Logits")
 LAYOUTS = {
