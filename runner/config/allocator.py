@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Names of one setting, today's first: of several the first that is not empty counts."""
+"""Names of one setting, today's first."""
 DEFAULT = "expandable_segments:True"
 """Segments of fixed size would fragment: memory is reserved that no tensor fits into."""
 
@@ -22,3 +22,8 @@ def in_effect(own: Mapping[str, str]) -> dict[str, str]:
         if found := {name: variables[name] for name in VARIABLES if name in variables}:
             return found
     return {VARIABLES[0]: DEFAULT}
+
+
+def that_counts(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Name and value of the first of VARIABLES that is not empty; both empty: none is."""
+    return next(((name, text) for name in VARIABLES if (text := variables.get(name))), ("", ""))

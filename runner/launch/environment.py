@@ -60,13 +60,13 @@ def apply_allocator_settings() -> None:
     import torch
 
     apply = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
-    for name in allocator.VARIABLES:
-        if settings := os.environ.get(name):
-            try:
-                apply(settings)
-            except (RuntimeError, ValueError) as error:
-                raise ConfigError(f"{name}={settings}: {str(error).splitlines()[0]}") from error
-            return
+    name, settings = allocator.that_counts(os.environ)
+    if not settings:
+        return
+    try:
+        apply(settings)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{name}={settings}: {str(error).splitlines()[0]}") from error
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.allocator import in_effect
+from meshrunner.runner.config.allocator import in_effect, that_counts
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.plan.alloc_conf import Settings
@@ -94,8 +94,7 @@ def allocator_settings(experiment: Experiment) -> tuple[Settings, list[str]]:
     Raises:
         ConfigError: torch would refuse them.
     """
-    variables = in_effect(experiment.launch.env)
-    name, text = next(((name, text) for name, text in variables.items() if text), ("", ""))
+    name, text = that_counts(in_effect(experiment.launch.env))
     try:
         settings = Settings.parse(text)
     except ValueError as error:
