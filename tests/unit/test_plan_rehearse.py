@@ -105,12 +105,12 @@ def test_the_first_rehearsal_of_a_process_is_like_all_others() -> None:
     """torch imports much of itself when an operator is first called, and an import's frames once kept tensors alive."""
     code = (
         "from tests.unit.test_plan_rehearse import *\n"
+        "tied = 'model.tie_embeddings=true', 'global_batch=1'\n"
         "for layout in ('single', 'fsdp1'):\n"
-        "    first, later = (found(rehearsed(f'parallelism={layout}', 'model.tie_embeddings=true', workers=1))\n"
-        "                    for _ in range(2))\n"
+        "    first, later = (found(rehearsed(f'parallelism={layout}', *tied, workers=1)) for _ in range(2))\n"
         "    assert first == later, (layout, first, later)\n"
     )
-    command = [sys.executable, "-c", code.replace("workers=1", "'global_batch=1', workers=1")]
+    command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert ended.returncode == 0, ended.stderr
 
