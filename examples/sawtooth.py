@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshrunner.recipes.lr_schedule import LRSchedule
+from meshrunner.recipes.optim.lr_schedule import LRSchedule
 from meshrunner.recipes.option import Count
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from meshrunner.recipes.compile import CUDA_GRAPH_MODES
-from meshrunner.recipes.float8 import ALIGNMENT
 from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.recipes.precision.float8 import ALIGNMENT
 from meshrunner.recipes.recipe import Recipe
 
 

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from meshrunner.recipes.balance import balance
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.determinism import compute_deterministically
-from meshrunner.recipes.grad_norm import Trainable, clip_by_norm, global_norm
-from meshrunner.recipes.init_weights import Initialiser, clean_name
-from meshrunner.recipes.loss import cross_entropy
+from meshrunner.recipes.loss.base import cross_entropy
+from meshrunner.recipes.model.balance import balance
+from meshrunner.recipes.model.init_weights import Initialiser, clean_name
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.optimizer import step_if_finite
+from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
+from meshrunner.recipes.optim.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_expert_mesh, build_mesh, data_groups, data_rank
 from meshrunner.recipes.parallelism.tensor import split_over_tensor, split_parameters
 from meshrunner.recipes.stop import StopAgreement

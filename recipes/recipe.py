@@ -13,14 +13,14 @@ from meshrunner.recipes.compile import Compile
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.data.base import Data
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.loss import Loss
-from meshrunner.recipes.lr_schedule import LRSchedule
+from meshrunner.recipes.loss.base import Loss
 from meshrunner.recipes.model.base import Model
-from meshrunner.recipes.optimizer import Optimizer
+from meshrunner.recipes.optim.lr_schedule import LRSchedule
+from meshrunner.recipes.optim.optimizer import Optimizer
 from meshrunner.recipes.option import Count, Section, chosen, whole
 from meshrunner.recipes.parallelism.base import Parallelism
 from meshrunner.recipes.parallelism.wrap_policy import Wrap
-from meshrunner.recipes.precision import Precision
+from meshrunner.recipes.precision.base import Precision
 
 
 class Recipe(Section):

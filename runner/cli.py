@@ -63,8 +63,24 @@ VERBS = (
 """Names of modules in runner/verbs, each with a function of the same name: arguments in, exit status out."""
 HELP_COLUMN = 29
 """Where the help text says what a verb does."""
-MODULES = {"schema": "help"}
-"""Verbs in another's module."""
+MODULES = {
+    "run": "launching.run",
+    "resume": "launching.resume",
+    "place": "launching.place",
+    "submit": "launching.submit",
+    "show": "planning.show",
+    "plan": "planning.plan",
+    "calibrate": "planning.calibrate",
+    "compare": "records.compare",
+    "ls": "records.ls",
+    "status": "records.status",
+    "cancel": "records.cancel",
+    "sync": "records.sync",
+    "doctor": "doctor",
+    "help": "help",
+    "schema": "help",
+}
+"""The module of each verb, below runner/verbs."""
 WITHOUT_OPTIONS = ("resume", "status", "cancel", "doctor", "help", "schema")
 """Verbs of which the help text above says everything."""
 
@@ -170,7 +186,7 @@ def _asked(arguments: list[str]) -> str:
 def _run_verb(verb: str, *arguments: str) -> int:
     """Run a verb; turn the errors a user can cause into one screen and an exit status."""
     try:
-        module = import_module(f"meshrunner.runner.verbs.{MODULES.get(verb, verb)}")
+        module = import_module(f"meshrunner.runner.verbs.{MODULES[verb]}")
         function: Callable[[list[str]], int] = getattr(module, verb)
         return function(list(arguments))
     except (Exception, KeyboardInterrupt) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshrunner.recipes.activation_checkpoint.base import Full
-from meshrunner.recipes.loss import Loss
+from meshrunner.recipes.loss.base import Loss
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.parallelism.base import Parallelism
 from meshrunner.recipes.parallelism.fsdp1 import FSDP1
@@ -21,7 +21,7 @@ from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from meshrunner.recipes.loss import LossFunction, SummedLoss
+    from meshrunner.recipes.loss.base import LossFunction, SummedLoss
     from meshrunner.recipes.model.transformer import Transformer
 
 

@@ -13,7 +13,7 @@ from bench.gpu.machine import Machine
 from bench.gpu.results import Result
 from bench.gpu.rows import STEPS as ROW_STEPS
 from bench.gpu.rows import Small
-from meshrunner.recipes.durable import replace_file
+from meshrunner.recipes.storage.durable import replace_file
 
 FIGURES = """\
 bf16, AdamW (fused), plain loss, random tokens. *Loop*: `bench/gpu/plain_loop.py`, compiled by block where the row says

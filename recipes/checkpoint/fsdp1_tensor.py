@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 
-from meshrunner.recipes.init_weights import clean_name
+from meshrunner.recipes.model.init_weights import clean_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

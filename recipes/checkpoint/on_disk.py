@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.durable import check_regular, checksum, read_regular, replace_file
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage.durable import check_regular, checksum, read_regular, replace_file
 
 RECORD = "checkpoint.json"
 METADATA = ".metadata"

@@ -26,8 +26,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, publish, step_folder, write_record
 from meshrunner.recipes.checkpoint.state_dict import get_state
-from meshrunner.recipes.durable import checksum
 from meshrunner.recipes.errors import NotSaved
+from meshrunner.recipes.storage.durable import checksum
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """Timeout of collectives in a save: ranks wait for the slowest disk, and the launcher detects hangs."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from meshrunner.recipes.checkpoint import fsdp1_tensor
-from meshrunner.recipes.init_weights import clean_name
+from meshrunner.recipes.model.init_weights import clean_name
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
 from meshrunner.recipes.data.packing import Documents, pack
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length
-from meshrunner.recipes.durable import replace_file
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import AutoCount, whole
+from meshrunner.recipes.storage.durable import replace_file
 
 SAMPLE_CHARACTERS = 8_000_000
 """Characters at the start of the data that a tokenizer is trained on (1-2 s)."""

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from meshrunner.recipes.cache_dir import cache_dir
-from meshrunner.recipes.durable import checksum, replace_file
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage.cache_dir import cache_dir
+from meshrunner.recipes.storage.durable import checksum, replace_file
 
 FORMAT = 1
 """Version of the packing, part of every entry's key."""

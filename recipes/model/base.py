@@ -25,8 +25,8 @@ class Model(Option):
 
     kinds: ClassVar[dict[str, str]] = {
         "llama": "meshrunner.recipes.model.llama:Llama",
-        "moe": "meshrunner.recipes.model.moe:MoE",
-        "hybrid": "meshrunner.recipes.model.hybrid:Hybrid",
+        "moe": "meshrunner.recipes.model.experts.moe:MoE",
+        "hybrid": "meshrunner.recipes.model.hybrid.hybrid:Hybrid",
     }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-    from meshrunner.recipes.balance import Loads
-    from meshrunner.recipes.loss import LossFunction
+    from meshrunner.recipes.loss.base import LossFunction
+    from meshrunner.recipes.model.balance import Loads
     from meshrunner.recipes.model.initial import Initial
 
 

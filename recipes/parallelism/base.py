@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.buffers.plan import Schedule
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
-    from meshrunner.recipes.precision import Precision
+    from meshrunner.recipes.precision.base import Precision
 
     Groups = tuple[ProcessGroup, ...]
 

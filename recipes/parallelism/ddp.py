@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
-    from meshrunner.recipes.precision import Precision
+    from meshrunner.recipes.precision.base import Precision
 
 
 class DDP(Parallelism):

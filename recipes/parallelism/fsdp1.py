@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.parallelism.base import Groups
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
-    from meshrunner.recipes.precision import Precision
+    from meshrunner.recipes.precision.base import Precision
 
 
 ALIGNMENT = 16

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
-    from meshrunner.recipes.precision import Precision
+    from meshrunner.recipes.precision.base import Precision
 
 NCCL_BUFFERS = {
     "process_group": "set_allocate_memory_from_process_group_for_comm",  # torch 2.11
@@ -84,7 +84,7 @@ class FSDP2(Parallelism):
             fully_shard,
         )
 
-        from meshrunner.recipes.init_weights import clean_name
+        from meshrunner.recipes.model.init_weights import clean_name
         from meshrunner.recipes.model.network import network_of
 
         network, names = network_of(model), mesh.mesh_dim_names or ()
@@ -185,7 +185,7 @@ def _takes_own_dtypes() -> bool:
 
 def _own_dtypes(network: Network) -> dict[str, Any]:
     """The mixed-precision policy's argument that keeps single parameters in fp32, where torch has it."""
-    from meshrunner.recipes.init_weights import clean_name
+    from meshrunner.recipes.model.init_weights import clean_name
 
     kept = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
     if not kept or not _takes_own_dtypes():

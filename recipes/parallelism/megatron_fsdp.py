@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from meshrunner.recipes.init_weights import Initialiser
+    from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
-    from meshrunner.recipes.precision import Precision
+    from meshrunner.recipes.precision.base import Precision
 
 PACKAGE = "megatron-fsdp"
 OLDEST = "0.6.1"
@@ -139,7 +139,7 @@ class MegatronFSDP(Parallelism):
         import torch
         from torch import distributed as dist
 
-        from meshrunner.recipes.init_weights import clean_name
+        from meshrunner.recipes.model.init_weights import clean_name
         from meshrunner.recipes.parallelism.megatron_init import initialise, materialised
 
         network, device = initialiser.network, initialiser.device

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from meshrunner.recipes.init_weights import Initialiser, clean_name
+from meshrunner.recipes.model.init_weights import Initialiser, clean_name
 from meshrunner.recipes.model.network import Network
 
 Places = list[tuple[nn.Module, str]]

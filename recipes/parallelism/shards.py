@@ -38,7 +38,7 @@ def stack_placement(
     """The `shard_placement_fn` of a network with stacks of experts: along which dimension and over which ranks each is cut."""
     from torch.distributed.tensor import DTensor, Shard
 
-    from meshrunner.recipes.init_weights import clean_name
+    from meshrunner.recipes.model.init_weights import clean_name
 
     stacks = {parameter for name, parameter in network.named_parameters() if network.is_stack(clean_name(name))}
     if not stacks:

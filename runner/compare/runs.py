@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.durable import read_regular
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.figures import number
 from meshrunner.runner.rundir.damage import EVENTS_BYTES, find_damage, unreadable

@@ -110,7 +110,7 @@ def _part(chain: list[BaseException]) -> str:
 
 def _name(modules: list[nn.Module]) -> str:
     """The name of the innermost module in the outermost one, as the model was built; empty for the model itself."""
-    from meshrunner.recipes.init_weights import clean_name
+    from meshrunner.recipes.model.init_weights import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}
     return next((name for module in reversed(modules) if (name := names.get(id(module)))), "")

@@ -17,18 +17,6 @@ from meshrunner.runner.rundir.files import TRACES
 if TYPE_CHECKING:
     import torch
 
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "unsharded",
-    "communication",
-    "logits",
-    "temporary",
-)
-"""What memory is for; see `Account`."""
-
 
 class ProfiledRun(NamedTuple):
     """The run that a profiler is part of."""

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshrunner.recipes.option import Count
-from meshrunner.runner.profiler.base import CATEGORIES, ProfiledRun, Session, Windowed, WindowSession
+from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed, WindowSession
 from meshrunner.runner.rundir.files import TRACES, memory_profile, write_json
 
 if TYPE_CHECKING:
     import torch
 
+    from meshrunner.runner.ledger.account import Account
     from meshrunner.runner.process.worker_context import WorkerContext
-    from meshrunner.runner.profiler.account import Account
 
 GIB = 2**30
 KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in CATEGORIES))
@@ -110,7 +111,7 @@ class LiveSession(WindowSession):
 
     def begin(self) -> None:
         if not self.run.compiles:
-            from meshrunner.runner.profiler.account import Account
+            from meshrunner.runner.ledger.account import Account
 
             self.account = Account()
 

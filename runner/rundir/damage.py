@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.durable import KINDS, check_regular, open_regular
+from meshrunner.recipes.storage.durable import KINDS, check_regular, open_regular
 from meshrunner.runner.figures import FIGURES, number
 from meshrunner.runner.rundir.events import LONGEST_ROW, parse_rows
 from meshrunner.runner.rundir.files import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from meshrunner.recipes.durable import read_regular
+from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.rundir.files import DEPTH
 
 YAML_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from meshrunner.recipes.durable import replace_file
+from meshrunner.recipes.storage.durable import replace_file
 from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, is_run, is_sweep, load_json, read_json, write_json
 from meshrunner.runner.rundir.run import key_of
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.durable import replace_file
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage.durable import replace_file
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.placed import Usable, usable_runs
 from meshrunner.runner.console import say, shown, warn

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from meshrunner.recipes.durable import check_regular
+from meshrunner.recipes.storage.durable import check_regular
 from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.rows import Comparison, compare_sweep
 from meshrunner.runner.rundir.files import MULTIRUN, REPORT

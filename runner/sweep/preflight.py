@@ -7,7 +7,7 @@ from typing import Any
 
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import warn
-from meshrunner.runner.plan.preflight import foretold, misfit, wanted
+from meshrunner.runner.predict.preflight import foretold, misfit, wanted
 from meshrunner.runner.rundir.files import PLAN, read_json
 from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.slurm.settings import Slurm

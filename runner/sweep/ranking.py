@@ -10,8 +10,8 @@ from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.overrides import as_typed
 from meshrunner.runner.console import naming
-from meshrunner.runner.plan.several import predict_all
-from meshrunner.runner.plan.verdict import BORDERLINE, FITS, MISFIT, NOT_PLANNED, Verdict, as_json
+from meshrunner.runner.predict.pool import predict_all
+from meshrunner.runner.predict.verdict import BORDERLINE, FITS, MISFIT, NOT_PLANNED, Verdict, as_json
 from meshrunner.runner.sweep.combinations import ConfiguredTarget, check_batch
 
 SKIPPED = "skipped"

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshrunner.recipes import chunked_loss
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.loss import chunked as chunked_loss
 from meshrunner.recipes.parallelism.buffers import pool as pools
 from meshrunner.recipes.parallelism.buffers.comm import pools_of
 from meshrunner.recipes.parallelism.buffers.pool import Pool

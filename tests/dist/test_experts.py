@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes import pretrain
-from meshrunner.recipes.balance import Loads
+from meshrunner.recipes.model.balance import Loads
 from meshrunner.recipes.model.experts import router
 from meshrunner.recipes.model.network import network_of
 from tests.composed import SMALL, experiment

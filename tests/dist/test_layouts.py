@@ -20,8 +20,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
-from meshrunner.recipes.grad_norm import global_norm
-from meshrunner.recipes.init_weights import clean_name
+from meshrunner.recipes.model.init_weights import clean_name
+from meshrunner.recipes.optim.grad_norm import global_norm
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
 from meshrunner.recipes.pretrain import assemble, backward, train
@@ -392,7 +392,7 @@ def masked_step(implementation: str) -> tuple[bool, bool]:
     _, trained, _ = assemble(recipe, build_mesh("cpu", degrees), CPU)
     parameters = [each.parameter for each in trained]
     optimizer = recipe.optimizer.build(parameters)
-    from meshrunner.recipes.optimizer import step_if_finite
+    from meshrunner.recipes.optim.optimizer import step_if_finite
 
     def step(poison: bool) -> list[Tensor]:
         for p in parameters:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshrunner.recipes.init_weights import clean_name
+from meshrunner.recipes.model.init_weights import clean_name
 from meshrunner.recipes.parallelism import megatron_fsdp
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.wrap_plan import local_parameters

@@ -13,7 +13,7 @@ from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import assemble, update
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.profiler.account import Account, Peak
+from meshrunner.runner.ledger.account import Account, Peak
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 
@@ -135,7 +135,7 @@ def rehearsed(world: int, cases: list[str]) -> list[Found]:
 
 
 def _rehearsed(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
-    from meshrunner.runner.plan.rehearse import rehearse
+    from meshrunner.runner.predict.trace.tracer import rehearse
 
     found = []
     for case in cases:

@@ -21,7 +21,7 @@ from meshrunner.recipes.checkpoint.base import Saver, Training
 from meshrunner.recipes.checkpoint.dcp import DCP
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.model.transformer import Transformer
-from meshrunner.recipes.optimizer import AdamW
+from meshrunner.recipes.optim.optimizer import AdamW
 from meshrunner.runner.process.forkserver import END_SIGNAL
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.trackers.base import RunRecord, Tracker

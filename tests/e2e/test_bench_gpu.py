@@ -18,7 +18,7 @@ from bench.gpu.document import Document
 from bench.gpu.machine import this_machine
 from bench.gpu.plain_llama import PlainLlama
 from bench.gpu.results import Result, Results
-from meshrunner.recipes.init_weights import initial_value
+from meshrunner.recipes.model.init_weights import initial_value
 from tests.composed import experiment
 from tests.e2e.command import BOUND_S, Command
 

@@ -24,7 +24,7 @@ OURS = ("conf", "runner", "recipes", "slurm")
 TORCHTUNE_RECIPES = 'raise ModuleNotFoundError("The torchtune recipes directory isn\'t a package")\n'
 """The top-level `recipes/__init__.py` that torchtune 0.6.1 installs raises this, with a longer text."""
 MINE = """\
-from meshrunner.recipes.lr_schedule import LRSchedule
+from meshrunner.recipes.optim.lr_schedule import LRSchedule
 from recipes.shape import HALF
 
 class Mine(LRSchedule):
@@ -136,7 +136,9 @@ def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
         <= page
         <= set(names)
     )
-    assert {f"meshrunner/runner/plan/page/{name}" for name in ("page.html", "page.css", "memory.js")} <= set(names)
+    assert {f"meshrunner/runner/predict/replay/page/{name}" for name in ("page.html", "page.css", "memory.js")} <= set(
+        names
+    )
     assert {"meshrunner/py.typed", "meshrunner/__main__.py"} <= set(names)
     assert "hydra_plugins/meshrunner.py" in names and "hydra_plugins/__init__.py" not in names
     tops = {name.partition("/")[0] for name in names}

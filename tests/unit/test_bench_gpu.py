@@ -23,7 +23,7 @@ from bench.gpu.results import Result, Results
 from bench.gpu.rows import Small
 from bench.gpu.shape import Shape
 from meshrunner.recipes.errors import Incompatible
-from meshrunner.recipes.loss import cross_entropy
+from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.model.transformer import Transformer
 from meshrunner.runner import shipped
 from meshrunner.runner.config.experiment import Experiment, fit

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from meshrunner.recipes.init_weights import clean_name
+from meshrunner.recipes.model.init_weights import clean_name
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.buffers.plan import PLANS
 from meshrunner.recipes.parallelism.buffers.pool import Pool

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters
-    from meshrunner.recipes.precision import Precision
+    from meshrunner.recipes.precision.base import Precision
 
 Pass = tuple[bool, Sequence[str]]
 """Whether it is a backward, and the units in the order in which they ask."""

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from string import Template
 
-from meshrunner.recipes.durable import replace_file
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage.durable import replace_file
 from meshrunner.runner.compare.cells import UNTESTED, columns, legend, reasons
 from meshrunner.runner.compare.facts import facts
 from meshrunner.runner.compare.findings import findings

@@ -1,0 +1,99 @@
+"""The `loss` group: next-token cross entropy from the last hidden state and the output projection.
+
+It is computed inside the model's forward, where FSDP has gathered the projection's weight.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from meshrunner.recipes.option import Count, Option
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from meshrunner.recipes.loss.chunked import SummedLoss
+
+    LossFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]
+    """(output projection, hidden [batch, seq, dim], targets [batch, seq]) -> mean token loss."""
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the token losses, in fp32. logits: [batch, seq, vocab]; targets: [batch, seq]."""
+    import torch.nn.functional as F
+
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+
+class Loss(Option):
+    """A way to compute the loss. Every option gives the same value."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "plain": "meshrunner.recipes.loss.base:Plain",
+        "chunked": "meshrunner.recipes.loss.base:Chunked",
+    }
+
+    def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
+        """
+        As `function`, for a network that nothing but tensor parallelism has wrapped yet.
+
+        Args:
+            output: the network's module of that name, which may be changed in place; None: it has none.
+            summed: the cross entropy of logits, possibly compiled.
+        """
+        return self.function(summed)
+
+    @abstractmethod
+    def function(self, summed: SummedLoss) -> LossFunction:
+        """The loss function that the model calls. `summed`: the cross entropy of logits, possibly compiled."""
+
+
+class Plain(Loss):
+    """The logits of all tokens are in memory at the same time."""
+
+    def function(self, summed: SummedLoss) -> LossFunction:
+        return lambda output, hidden, targets: summed(output(hidden), targets) / targets.numel()
+
+
+class Chunked(Loss):
+    """The logits are computed chunk by chunk and recomputed in backward, so they are never all in memory.
+
+    The projection's gradient is added up over the chunks in fp32, and reduced once.
+    """
+
+    tokens: Count
+    """Tokens per chunk and device; at least one position of every sequence."""
+
+    def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
+        from meshrunner.recipes.loss import chunked
+
+        if output is None or not chunked.takes_chunks(output):
+            return self.function(summed)
+        chunked.install(output, summed, self.tokens)
+        return lambda output, hidden, targets: output(hidden, targets=targets) / targets.numel()
+
+    def function(self, summed: SummedLoss) -> LossFunction:
+        """For any module: `output` is called for every chunk."""
+        import torch
+        from torch.distributed.tensor import DTensor
+        from torch.utils.checkpoint import checkpoint
+
+        def chunk_loss(output: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+            return summed(output(hidden), targets)
+
+        def mean_loss(output: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+            if isinstance(hidden, DTensor):
+                hidden = hidden.to_local()
+            # Under sequence parallelism a rank holds a shard of every sequence. The projection all-gathers the same
+            # positions of all shards, shard by shard, so a chunk's targets are selected in that order.
+            parts = targets.view(targets.shape[0], -1, hidden.shape[1])
+            positions = max(1, self.tokens // hidden.shape[0])
+            losses = [
+                checkpoint(chunk_loss, output, chunk, part.flatten(1), use_reentrant=False, preserve_rng_state=False)
+                for chunk, part in zip(torch.split(hidden, positions, 1), torch.split(parts, positions, 2), strict=True)
+            ]
+            return torch.stack(losses).sum() / targets.numel()
+
+        return mean_loss

@@ -1,0 +1,132 @@
+"""A Llama of which some blocks have experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from meshrunner.recipes.model.balance import Loads
+from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
+from meshrunner.recipes.model.initial import Initial, TruncatedNormal
+from meshrunner.recipes.model.tensor_plan import attention_plan, norm_plan
+from meshrunner.recipes.model.transformer import Block, Transformer
+
+if TYPE_CHECKING:
+    from meshrunner.recipes.model.experts.shape import Experts
+    from meshrunner.recipes.model.shape import DecoderShape
+    from meshrunner.recipes.model.tensor_plan import TensorPlan
+
+
+class ExpertBlock(Block):
+    """A block with experts; it also returns what they had to do."""
+
+    def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """bias: of the choice of experts, [experts]. Returns the new x, the load, [experts], and the balance loss, 0-d."""
+        x = x + self.attention(self.attention_norm(x), rope)
+        y, load, balance = self.feed_forward(self.ffn_norm(x), bias)
+        return x + y, load, balance
+
+
+class MoETransformer(Transformer):
+    """Embedding, blocks of which some have experts, norm, output projection."""
+
+    expert_bias: Tensor
+
+    def __init__(self, config: DecoderShape, seq_len: int, blocks: list[nn.Module], experts: Experts | None) -> None:
+        """blocks: those whose `feed_forward` is one of experts also take a bias and return a load; see `ExpertBlock`."""
+        super().__init__(config, seq_len, blocks)
+        self.experts = experts
+        busy = [
+            i for i, block in enumerate(blocks) if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward)
+        ]
+        self.rows = {block: row for row, block in enumerate(busy)}
+        """Block with experts -> its row of `expert_bias`."""
+        if experts is not None:
+            self.register_buffer("expert_bias", torch.empty(len(busy), experts.number))
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """With targets, the loss is the cross entropy; its gradient has that of the balance loss, too."""
+        x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
+        x = self.norm(x)
+        if targets is None:
+            return self.output(x)
+        return with_gradient_of(self.loss(self.output, x, targets), balance)
+
+    def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
+        """The stream behind the blocks, and the weighted balance loss, 0-d; None: there is none. count: it is trained on."""
+        loads, balances = [], []
+        for number, block in enumerate(self.layers):
+            if (row := self.rows.get(number)) is None:
+                x = block(x, rope)
+            else:
+                x, load, balance = block(x, rope, self.expert_bias[row])
+                loads.append(load)
+                balances.append(balance)
+        if self.loads is not None and count and torch.is_grad_enabled():
+            self.loads.add(torch.stack(loads))
+        if self.experts is None or self.experts.balance != "sequence_loss":
+            return x, None
+        weighted = self.experts.balance_rate * torch.stack(balances).sum()
+        if count:
+            self.observe("experts/balance_loss", weighted)
+        return x, weighted
+
+    def block_plan(self, layer: int, sequence_parallel: bool) -> TensorPlan:
+        if layer not in self.rows:
+            return super().block_plan(layer, sequence_parallel)
+        plan = attention_plan("attention", sequence_parallel) | self.experts_plan(sequence_parallel)
+        return plan | norm_plan(("attention_norm", "ffn_norm"), sequence_parallel)
+
+    def experts_plan(self, sequence_parallel: bool) -> TensorPlan:
+        """Of a block's experts, which are its `feed_forward`."""
+        from torch.distributed.tensor import Partial
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+        from meshrunner.recipes.model.experts.split import SplitExperts
+
+        plan: TensorPlan = {"feed_forward": SplitExperts(sequence_parallel)}
+        if self.experts is not None and self.experts.shared_ffn_dim:
+            plan |= {f"feed_forward.shared.w{number}": ColwiseParallel() for number in (1, 3)}
+            plan["feed_forward.shared.w2"] = RowwiseParallel(output_layouts=Partial())
+        return plan
+
+    def exchanged_elements(self, block: int) -> int:
+        return self.experts.per_token * self.config.dim if self.experts is not None and block in self.rows else 0
+
+    def is_stack(self, name: str) -> bool:
+        return ".experts.w" in name
+
+    def stays_fp32(self, name: str) -> bool:
+        return name.endswith(".router.weight")
+
+    def initial(self, name: str) -> Initial:
+        """As of Llama; less for what experts add to the residual stream, too. A router's scores begin about 1 apart."""
+        if name.endswith((".experts.w2", ".shared.w2.weight")):
+            return self.into_stream()
+        if name.endswith(".router.weight"):
+            return TruncatedNormal(self.config.dim**-0.5)
+        return super().initial(name)
+
+    def reset_buffers(self) -> None:
+        super().reset_buffers()
+        if self.experts is not None:
+            self.expert_bias.zero_()
+            self.loads = Loads(self.expert_bias, self.experts.balance_rate if self.experts.balance == "bias" else 0.0)
+            if self.experts.balance == "sequence_loss":
+                self.begin_observing("experts/balance_loss", self.expert_bias.device)
+
+
+def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
+    """`loss`, 0-d, with the gradient of another loss in addition; None: as it is."""
+    if other is None:
+        return loss
+    # A DTensor where the logits are split over the vocabulary.
+    return plain(loss) + (other - other.detach())
+
+
+def plain(loss: Tensor) -> Tensor:
+    """A loss that may be a DTensor as a tensor."""
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss

@@ -1,0 +1,186 @@
+"""A network of which every block is of the kind of its letter: Mamba-2, attention, feed-forward or experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
+from meshrunner.recipes.model.experts.mtp import PredictionBlock, further, join_plan
+from meshrunner.recipes.model.experts.transformer import MoETransformer, plain, with_gradient_of
+from meshrunner.recipes.model.hybrid.mamba import Mamba, mamba_plan
+from meshrunner.recipes.model.initial import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
+from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan
+from meshrunner.recipes.model.transformer import Attention, FeedForward, RMSNorm
+
+if TYPE_CHECKING:
+    from meshrunner.recipes.model.hybrid.shape import HybridShape
+    from meshrunner.recipes.model.tensor_plan import TensorPlan
+
+
+class SquaredReLU(nn.Module):
+    """A feed-forward network with a squared ReLU (So et al. 2021)."""
+
+    def __init__(self, dim: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, ffn_dim, bias=False)
+        self.w2 = nn.Linear(ffn_dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.relu(self.w1(x)).square())
+
+
+class MambaBlock(nn.Module):
+    """M of a pattern."""
+
+    def __init__(self, config: HybridShape) -> None:
+        super().__init__()
+        assert config.mamba is not None
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.mamba = Mamba(config.dim, config.mamba, config.norm_eps)
+
+    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+        return x + self.mamba(self.norm(x))
+
+
+class AttentionBlock(nn.Module):
+    """* of a pattern."""
+
+    def __init__(self, config: HybridShape) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(config)
+
+    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+        return x + self.attention(self.norm(x), rope)
+
+
+class FeedForwardBlock(nn.Module):
+    """- of a pattern."""
+
+    def __init__(self, config: HybridShape) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = feed_forward(config)
+
+    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+        return x + self.feed_forward(self.norm(x))
+
+
+class ExpertsBlock(nn.Module):
+    """E of a pattern; it also returns what its experts had to do."""
+
+    def __init__(self, config: HybridShape) -> None:
+        super().__init__()
+        assert config.experts is not None
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = ExpertFeedForward(config.dim, config.experts)
+
+    def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `ExpertBlock.forward`."""
+        y, load, balance = self.feed_forward(self.norm(x), bias)
+        return x + y, load, balance
+
+
+BLOCKS: dict[str, type[nn.Module]] = {
+    "M": MambaBlock,
+    "*": AttentionBlock,
+    "-": FeedForwardBlock,
+    "E": ExpertsBlock,
+}
+
+
+def feed_forward(config: HybridShape) -> nn.Module:
+    """The feed-forward network that the model's key `ffn` names."""
+    return (FeedForward if config.ffn == "swiglu" else SquaredReLU)(config.dim, config.ffn_dim)
+
+
+class HybridTransformer(MoETransformer):
+    """Embedding, blocks by letter, norm, output projection; behind them the modules of multi-token prediction."""
+
+    config: HybridShape
+
+    def __init__(self, config: HybridShape, seq_len: int) -> None:
+        super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
+        self.mtp = nn.ModuleList(PredictionBlock(config, feed_forward(config)) for _ in range(config.mtp.depth))
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """With targets, the loss is the next token's cross entropy; its gradient has that of all other losses, too."""
+        rope, rows = self.positions(tokens), [tokens]
+        if targets is not None:
+            rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
+            # As those further on are, also of one sequence: then one compiled cross entropy is for all.
+            targets = targets.clone(memory_format=torch.contiguous_format)
+        x, *between = self.tok_embeddings(torch.cat(rows)).split(len(tokens))  # the table is gathered once
+        x, balance = self.through_blocks(x, rope, count=targets is not None)
+        hidden = self.norm(x)
+        if targets is None:
+            return self.output(hidden)
+        loss = self.loss(self.output, hidden, targets)
+        losses = []
+        for ahead, (module, token) in enumerate(zip(self.mtp, between, strict=True), 1):
+            x, hidden = module(x, token, rope)
+            # The loss is divided by the number of all tokens, those that are ignored included.
+            known = (targets.shape[1] - ahead) / targets.shape[1]
+            losses.append(plain(self.loss(self.output, hidden, further(targets, ahead))) / known)
+        if not losses:
+            return with_gradient_of(loss, balance)
+        mtp_loss = torch.stack(losses).mean()
+        self.observe("train/mtp_loss", mtp_loss)
+        weighted = self.config.mtp.loss_weight * mtp_loss
+        return with_gradient_of(loss, weighted if balance is None else balance + weighted)
+
+    def block_names(self) -> list[str]:
+        return [*super().block_names(), *(f"mtp.{ahead}" for ahead in range(len(self.mtp)))]
+
+    def calls(self, name: str) -> int:
+        return 1 + len(self.mtp) if name == "output" else 1
+
+    def block_plan(self, layer: int, sequence_parallel: bool) -> TensorPlan:
+        into = ("w1", "w3") if self.config.ffn == "swiglu" else ("w1",)
+        if layer >= len(self.layers):
+            plan = join_plan(sequence_parallel) | attention_plan("block.attention", sequence_parallel)
+            plan |= feed_forward_plan("block.feed_forward", sequence_parallel, into)
+            return plan | norm_plan(("block.attention_norm", "block.ffn_norm"), sequence_parallel)
+        norm = norm_plan(("norm",), sequence_parallel)
+        match self.config.pattern[layer]:
+            case "M":
+                return norm | mamba_plan("mamba", sequence_parallel)
+            case "*":
+                return norm | attention_plan("attention", sequence_parallel)
+            case "-":
+                return norm | feed_forward_plan("feed_forward", sequence_parallel, into)
+        return norm | self.experts_plan(sequence_parallel)
+
+    def reset_buffers(self) -> None:
+        super().reset_buffers()
+        if len(self.mtp):
+            self.begin_observing("train/mtp_loss", self.output.weight.device)
+
+    def stays_fp32(self, name: str) -> bool:
+        return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
+
+    def initial(self, name: str) -> Initial:
+        """
+        As of Llama; Mamba-2's as of Dao and Gu: decays between 1 and 16, steps between 0.001 and 0.1.
+
+        A convolution's weights have the variance of torch's, whose bounds are 1 / sqrt(width).
+        """
+        match name.rpartition(".")[2]:
+            case "a_log":
+                return LogOfUniform(1, 16)
+            case "dt_bias":
+                return InverseSoftplus(0.001, 0.1)
+            case "d" | "norm":
+                return ONES
+            case "bias":
+                return ZEROS
+        if ".scan.conv_" in name:
+            assert self.config.mamba is not None
+            return TruncatedNormal((3 * self.config.mamba.conv) ** -0.5)
+        if name.endswith("mamba.wo.weight"):
+            return self.into_stream()
+        return super().initial(name)

@@ -1,0 +1,1 @@
+"""The `optimizer` and `lr_schedule` groups, and gradient clipping."""

@@ -1,0 +1,105 @@
+"""The `lr_schedule` group: a factor on `optimizer.lr`, a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from meshrunner.recipes.option import Count, Option, whole
+
+Steps = Annotated[int, whole(at_least=0)]
+SHIPPED_WARMUP = 10
+"""`warmup_steps` of conf/lr_schedule/constant.yaml."""
+
+
+class LRSchedule(Option):
+    """A learning-rate schedule."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "constant": "meshrunner.recipes.optim.lr_schedule:Constant",
+        "warmup_linear": "meshrunner.recipes.optim.lr_schedule:WarmupLinear",
+        "warmup_cosine": "meshrunner.recipes.optim.lr_schedule:WarmupCosine",
+        "wsd": "meshrunner.recipes.optim.lr_schedule:WSD",
+    }
+
+    @abstractmethod
+    def factor(self, step: int) -> float:
+        """The factor at a step, counted from 1."""
+
+    def remarks(self, steps: int) -> list[str]:
+        """What works, but is perhaps not what was meant, in a run of so many steps."""
+        return []
+
+
+class Constant(LRSchedule):
+    """Linear warm-up, then a constant rate."""
+
+    warmup_steps: Steps = 0  # configurations older than this key had no warm-up
+    """Steps of linear rise; the last of them is the first at the full rate."""
+
+    def factor(self, step: int) -> float:
+        return step / self.warmup_steps if step < self.warmup_steps else 1.0
+
+    def remarks(self, steps: int) -> list[str]:
+        # A few steps to try something out are the normal case with the shipped warm-up.
+        if self.warmup_steps < steps or self.warmup_steps == SHIPPED_WARMUP:
+            return []
+        return [f"lr_schedule.warmup_steps({self.warmup_steps}) lasts all of steps({steps}): the rate only rises"]
+
+
+class Warmup(LRSchedule):
+    """Linear warm-up, then decay to `final` at `total_steps`; the subclass gives its shape. Constant afterwards."""
+
+    total_steps: Count
+    """Length of the schedule in steps. It stays the same when a run is resumed with more `steps`."""
+    warmup_steps: Steps
+    """Steps of linear rise; the last of them is the first at the full rate."""
+    final: float = Field(ge=0, le=1)
+    """Factor from step `total_steps` on."""
+
+    @abstractmethod
+    def decay_factor(self, progress: float) -> float:
+        """The shape of the decay: from 1 to 0 as `progress` goes from 0 (end of the warm-up) to 1 (`total_steps`)."""
+
+    def factor(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return step / self.warmup_steps
+        progress = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        return self.final + (1 - self.final) * self.decay_factor(progress)
+
+    def remarks(self, steps: int) -> list[str]:
+        warmup, total = self.warmup_steps, self.total_steps
+        if warmup >= total:
+            return [
+                f"lr_schedule.warmup_steps({warmup}) lasts all of total_steps({total}): the rate never decays smoothly"
+            ]
+        if warmup >= steps:
+            return [f"lr_schedule.warmup_steps({warmup}) lasts all of steps({steps}): the rate only rises"]
+        return []
+
+
+class WarmupLinear(Warmup):
+    """Linear warm-up, linear decay."""
+
+    def decay_factor(self, progress: float) -> float:
+        return 1 - progress
+
+
+class WarmupCosine(Warmup):
+    """Linear warm-up, half-cosine decay (Loshchilov and Hutter 2017)."""
+
+    def decay_factor(self, progress: float) -> float:
+        return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class WSD(Warmup):
+    """Warm-up, stable, decay (Hu et al. 2024, MiniCPM): full rate, then a linear decay at the end."""
+
+    decay: float = Field(gt=0, le=1)
+    """Fraction of the steps after warm-up that the decay takes."""
+
+    def decay_factor(self, progress: float) -> float:
+        return min(1.0, (1 - progress) / self.decay)

@@ -1,0 +1,79 @@
+"""The `optimizer` group, and an optimizer step that is skipped when the gradient is not finite."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from meshrunner.recipes.option import Option
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Optimizer(Option):
+    """An optimizer of a model's trainable parameters."""
+
+    kinds: ClassVar[dict[str, str]] = {"adamw": "meshrunner.recipes.optim.optimizer:AdamW"}
+
+    lr: float = Field(gt=0)
+    """Learning rate before the schedule's factor."""
+
+    def state_bytes(self, elements: int, tensors: int) -> int | None:
+        """Bytes of the state for so many trained elements in so many parameters of a device; None: not known."""
+        return None
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of sharded, materialised parameters."""
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    betas: tuple[Beta, Beta] = Field(strict=False)
+    """Decay rates of the running means of the gradient and the squared gradient."""
+    eps: float = Field(gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(ge=0)
+    """Decoupled weight decay, on every parameter."""
+    implementation: Literal["fused", "foreach", "for_loop"]
+    """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
+
+    def state_bytes(self, elements: int, tensors: int) -> int:
+        """Two fp32 moments, and for each parameter its fp32 count of steps."""
+        return 8 * elements + 4 * tensors
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        import torch
+
+        return torch.optim.AdamW(
+            parameters,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=self.implementation == "fused",
+            foreach=self.implementation == "foreach",
+        )
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
+    """
+    Take one optimizer step, unless the global gradient norm is not finite.
+
+    A fused kernel reads the flag on the device. The other implementations cannot skip a step there, so the host reads
+    the flag: a host-device sync on an accelerator.
+    """
+    finite = grad_norm.isfinite().to(optimizer.param_groups[0]["params"][0].device)  # of offloaded parameters: the host
+    if all(group.get("fused") for group in optimizer.param_groups):
+        optimizer.found_inf = (~finite).to(grad_norm.dtype)  # type: ignore[attr-defined]
+        optimizer.step()
+    elif finite.is_meta or finite:
+        optimizer.step()

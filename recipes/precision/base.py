@@ -1,0 +1,109 @@
+"""The `precision` group: dtypes of compute and of gradient reduction. Master weights are fp32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from meshrunner.recipes.option import Option
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from meshrunner.recipes.model.network import Network
+
+
+class Precision(Option):
+    """The dtypes that a model computes and communicates in."""
+
+    kinds: ClassVar[dict[str, str]] = {
+        "auto": "meshrunner.recipes.precision.base:AutoPrecision",
+        "fp32": "meshrunner.recipes.precision.base:FP32",
+        "bf16": "meshrunner.recipes.precision.base:BF16",
+        "float8": "meshrunner.recipes.precision.float8:Float8",
+    }
+    compute: ClassVar[str] = "fp32"
+    """dtype of the matrix products; MFU is relative to its peak FLOP/s."""
+
+    def on(self, device_type: str) -> Precision:
+        """The option that this one stands for on `cpu` or `cuda` devices."""
+        return self
+
+    def unsupported(self, device_type: str) -> str | None:
+        """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        return None
+
+    def convert(self, network: Network) -> None:
+        """Replace modules of a network on meta with others that have the same parameters."""
+
+    def after_step(self, model: nn.Module) -> None:
+        """Update state that depends on the parameters. Called after every optimizer step."""
+
+    @property
+    def param_dtype(self) -> torch.dtype | None:
+        """dtype that fp32 parameters are computed with, and in which sharded ones are all-gathered; None: unchanged."""
+        return None
+
+    @property
+    def reduce_dtype(self) -> torch.dtype | None:
+        """dtype in which gradients are reduced; None: fp32, like the parameters."""
+        return None
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes per element of activations, and of weights whose products are not in float8."""
+        return 4 if self.compute == "fp32" else 2
+
+    @property
+    def param_bytes(self) -> int:
+        """Bytes per parameter in an all-gather."""
+        return self.element_bytes
+
+    @property
+    def reduce_bytes(self) -> int:
+        """Bytes per gradient element in a reduction."""
+        return 4
+
+
+class FP32(Precision):
+    """Everything in fp32. `matmul` decides whether an accelerator may use TF32 for matrix products."""
+
+    compute: ClassVar[str] = "fp32"
+
+    matmul: Literal["highest", "high"] = "highest"
+    """Argument of torch.set_float32_matmul_precision: highest is true fp32, high allows TF32."""
+
+
+class BF16(Precision):
+    """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
+
+    `single` and `ddp` gather nothing: there autocast has every matrix product and attention compute in bf16, the rest in fp32.
+    """
+
+    compute: ClassVar[str] = "bf16"
+
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """dtype of the gradient reduction; ddp reduces in fp32."""
+
+    @property
+    def param_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.bfloat16
+
+    @property
+    def reduce_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.float32 if self.reduce == "fp32" else torch.bfloat16
+
+    @property
+    def reduce_bytes(self) -> int:
+        return 4 if self.reduce == "fp32" else 2
+
+
+class AutoPrecision(Precision):
+    """bf16 on CUDA, fp32 on CPU. It is decided where the run starts, and environment.json records it."""
+
+    def on(self, device_type: str) -> Precision:
+        return BF16(kind="bf16") if device_type == "cuda" else FP32(kind="fp32")

@@ -1,0 +1,1 @@
+"""Fits the constants that predict speed to measured runs."""

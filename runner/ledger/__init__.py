@@ -1,0 +1,1 @@
+"""Bytes of memory by category and phase."""

@@ -1,0 +1,1 @@
+"""A model of torch's CUDA caching allocator."""

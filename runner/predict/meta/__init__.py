@@ -1,0 +1,1 @@
+"""Stand-ins for the device, each with its reason."""

@@ -1,0 +1,1 @@
+"""Stand-ins for torch.compile: its graphs, interpreted on meta."""

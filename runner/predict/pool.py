@@ -1,0 +1,121 @@
+"""Predictions of several configurations, in processes that the forkserver forks: they import torch once, and this one never."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.devices import cores, described
+from meshrunner.runner.config.experiment import check
+from meshrunner.runner.console import one_line
+from meshrunner.runner.predict.trace.faults import why
+from meshrunner.runner.process import forkserver
+from meshrunner.runner.process.temporary import temporary_folder
+
+MOST = 8
+"""Processes at a time: each holds some hundred MiB."""
+
+
+class Predicted(NamedTuple):
+    """A prediction as one object of JSON, or why there is none."""
+
+    found: dict[str, Any] | None
+    fault: str = ""
+
+
+NOT_IN_TIME = Predicted(None, "there was no time")
+
+
+def predict_all(
+    configs: Sequence[dict[str, Any]], *, active_only: bool, within_s: float | None = None
+) -> list[Predicted]:
+    """
+    Predict runs that fit their devices (see `fit`).
+
+    Args:
+        configs: as in config.yaml. The workers of a node are those of launch.workers, `auto` as `described` says.
+        active_only: see `predict`.
+        within_s: seconds after which no answer is waited for; those that are missing then are NOT_IN_TIME. None: no limit.
+    """
+    found = [NOT_IN_TIME] * len(configs)
+    deadline = None if within_s is None else time.monotonic() + within_s
+    children: dict[Connection, BaseProcess] = {}
+    busy: dict[Connection, int] = {}
+    numbers = iter(range(len(configs)))
+    forkserver.warm_if_cold()
+    try:
+        for number in range(min(len(configs), cores(), MOST)):
+            connection, process = _start(number, active_only)
+            children[connection] = process
+            _hand_over(connection, configs, numbers, busy)
+        while busy:
+            ready = wait(list(busy), None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in [each for each in list(busy) if each in ready]:
+                number = busy.pop(connection)
+                try:
+                    found[number] = connection.recv()
+                except (EOFError, OSError):
+                    found[number] = _ended(children[connection])
+                    connection, children[connection] = _start(number, active_only)
+                _hand_over(connection, configs, numbers, busy)
+    finally:
+        for connection, process in children.items():
+            process.kill()
+            process.join()
+            connection.close()
+    return found
+
+
+def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
+    ours, theirs = forkserver.context.Pipe()
+    log = Path(temporary_folder()) / f"plan{number}.log"
+    arguments = (theirs, active_only, log, dict(os.environ), list(sys.path))
+    process = forkserver.context.Process(target=_answer, args=arguments, name="plan", daemon=True)
+    process.start()
+    theirs.close()  # else its end would not be noticed
+    return ours, process
+
+
+def _hand_over(
+    connection: Connection, configs: Sequence[dict[str, Any]], numbers: Iterator[int], busy: dict[Connection, int]
+) -> None:
+    """Give a process the next configuration, if there is one."""
+    number = next(numbers, None)
+    if number is not None:
+        busy[connection] = number
+        with suppress(OSError):  # that it has ended is noticed where its answer is waited for
+            connection.send(configs[number])
+
+
+def _ended(process: BaseProcess) -> Predicted:
+    process.join()
+    return Predicted(None, f"the process that predicts ended with exit status {process.exitcode}")
+
+
+def _answer(connection: Connection, active_only: bool, log: Path, environment: dict[str, str], path: list[str]) -> None:
+    """Answer one configuration after another, in a process of its own, which is killed when no more are left."""
+    forkserver.enter(log, environment, path)
+    while True:
+        connection.send(_predicted(connection.recv(), active_only))
+
+
+def _predicted(config: dict[str, Any], active_only: bool) -> Predicted:
+    from meshrunner.runner.predict.predict import predict
+
+    try:
+        experiment = check(config)
+        return Predicted(predict(experiment, described(experiment), active_only=active_only).as_json())
+    except ConfigError as error:
+        return Predicted(None, one_line(str(error)))
+    except Exception as error:  # a user's model may raise anything
+        return Predicted(None, why(error))

@@ -1,0 +1,1 @@
+"""The trace of a step as data: its events, the operators' costs, and the recorder that writes it."""

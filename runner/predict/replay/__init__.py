@@ -1,0 +1,1 @@
+"""A trace replayed through the allocator and the clock: memory over a step."""

@@ -1,0 +1,1 @@
+"""The time that operators and collectives take on a device."""

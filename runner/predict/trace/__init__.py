@@ -1,0 +1,1 @@
+"""The recipe on the meta device, recorded as a trace."""

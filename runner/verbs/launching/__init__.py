@@ -1,0 +1,1 @@
+"""Commands that write run directories and start runs."""

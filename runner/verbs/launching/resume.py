@@ -1,0 +1,43 @@
+"""`meshrunner resume`: execute a run directory, or the unfinished runs of a sweep directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.process.forkserver import warm
+from meshrunner.runner.process.signals import hold_stop_requests
+
+
+def resume(arguments: list[str]) -> int:
+    """Resume a directory; raises ConfigError for wrong arguments and for a run that cannot continue."""
+    from meshrunner.runner.config.experiment import check
+    from meshrunner.runner.config.from_checkpoint import more_to_train
+    from meshrunner.runner.console import say
+    from meshrunner.runner.rundir.damage import find_obstacle
+    from meshrunner.runner.rundir.files import SUMMARY, is_sweep, read_json
+    from meshrunner.runner.rundir.run import read_config
+    from meshrunner.runner.rundir.states import is_count, read_state
+    from meshrunner.runner.verbs.launching.run import execute_and_report
+
+    hold_stop_requests()
+    force, folders = "--force" in arguments, [argument for argument in arguments if argument != "--force"]
+    if len(folders) != 1 or folders[0].startswith("-"):
+        raise ConfigError("usage: meshrunner resume DIR [--force]")
+    run_dir = Path(folders[0]).absolute()
+    if not run_dir.is_dir():
+        raise ConfigError(f"there is no folder {run_dir}")
+    if is_sweep(run_dir):
+        warm()
+        from meshrunner.runner.sweep.launcher import resume_sweep
+
+        return resume_sweep(run_dir)
+    if obstacle := find_obstacle(run_dir):
+        raise ConfigError(f"damaged: {run_dir}: {obstacle}")
+    if read_state(run_dir) == "completed":
+        trained = read_json(run_dir / SUMMARY).get("steps", 0)
+        if not more_to_train(check(read_config(run_dir)), run_dir, trained if is_count(trained) else 0):
+            say(f"{run_dir} is completed; there is nothing to do")
+            return 0
+    warm()
+    return execute_and_report(run_dir, force=force)

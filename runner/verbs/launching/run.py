@@ -1,0 +1,73 @@
+"""`meshrunner run`: one run, or with -m a sweep over every combination."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from pathlib import Path
+
+from meshrunner.runner.console import naming
+from meshrunner.runner.process.forkserver import warm
+from meshrunner.runner.process.signals import hold_stop_requests
+
+HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+
+
+def run(arguments: list[str]) -> int:
+    """Run or sweep; raises ConfigError for a wrong configuration, before anything is started."""
+    asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
+    if not asks:
+        warm()  # first: the forkserver imports torch while Hydra composes here
+        hold_stop_requests()
+    gc.disable()  # imports create little garbage, and compete with the forkserver for cores
+    with nullcontext() if asks else naming("composing the configuration"):
+        from meshrunner.runner.config.compose import Composer, parse
+        from meshrunner.runner.verbs.help import answered
+
+        composer = Composer(parse("run", arguments))
+        if answered(composer):
+            return 0
+        composed = composer.single_run()
+    if composed is None:
+        _collect_again()
+        from meshrunner.runner.sweep.launcher import run_sweep
+
+        return run_sweep(composer)
+    if composed.submits:
+        from meshrunner.runner.verbs.launching.submit import submit_one
+
+        return submit_one(composed)
+    from meshrunner.runner.config.devices import node_devices
+    from meshrunner.runner.config.experiment import check
+    from meshrunner.runner.config.from_checkpoint import fit_continuing
+    from meshrunner.runner.launch.nodes import only_this_node
+    from meshrunner.runner.predict.preflight import of_single_run
+    from meshrunner.runner.rundir.run import place_run
+
+    with naming("checking the configuration"):
+        experiment = check(composed.config)
+        workers = node_devices(experiment).workers
+        fit_continuing(experiment, composed.run_dir, workers)
+        only_this_node(experiment.launch.nodes)
+    plan = of_single_run(composed.config, experiment, workers, here=True)
+    place_run(composed.config, composed.run_dir, composed.overrides, plan)
+    _collect_again()
+    return execute_and_report(composed.run_dir)
+
+
+def _collect_again() -> None:
+    """Enable garbage collection again, for a process that may live for days; imported objects are exempt."""
+    gc.freeze()
+    gc.enable()
+
+
+def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
+    """Execute a run directory and print the result; returns the exit status."""
+    from meshrunner.runner.launch.execute import execute
+    from meshrunner.runner.launch.report import report
+    from meshrunner.runner.rundir.states import EXIT_STATUS
+
+    ended = execute(run_dir, force=force)
+    if ended.summary:  # only on the first node
+        report(*ended)
+    return EXIT_STATUS.get(ended.outcome.state, 1)

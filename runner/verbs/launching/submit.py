@@ -1,0 +1,119 @@
+"""`meshrunner submit`: write run directories and submit them to SLURM, or submit unfinished runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.compose import Composed, Composer, parse
+from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.from_checkpoint import fit_continuing
+from meshrunner.runner.console import say
+from meshrunner.runner.predict.preflight import of_single_run
+from meshrunner.runner.rundir.damage import unreadable
+from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run, load_json
+from meshrunner.runner.rundir.run import place_run
+from meshrunner.runner.rundir.states import EXIT_STATUS, read_state
+from meshrunner.runner.rundir.sweep import run_names, write_run_list
+from meshrunner.runner.slurm import script
+from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
+from meshrunner.runner.sweep.finish import finish_sweep
+from meshrunner.runner.sweep.launcher import run_sweep
+from meshrunner.runner.verbs.help import answered
+
+USAGE = "usage: meshrunner submit [OVERRIDES] [-m] or submit DIR [hydra.launcher.KEY=VALUE]"
+
+
+def submit(arguments: list[str]) -> int:
+    """Submit; returns the exit status, raises ConfigError for wrong arguments and with SLURM's reason for a refusal."""
+    dry = "--dry-run" in arguments
+    arguments = [argument for argument in arguments if argument != "--dry-run"]
+    given = parse("submit", arguments).overrides
+    folders = [each for each in given if "=" not in each and not each.startswith("~")]
+    if folders:
+        if len(folders) > 1 or len(given) < len(arguments):
+            raise ConfigError(USAGE)
+        if not Path(folders[0]).is_dir():
+            raise ConfigError(f"there is no folder {folders[0]}; {USAGE}")
+        rest = [each for each in given if each != folders[0]]
+        return submit_again(Path(folders[0]).absolute(), rest + ["hydra.launcher.dry_run=true"] * dry)
+    if {"hydra/launcher=local", "hydra/launcher=place"} & set(arguments):
+        raise ConfigError(
+            "hydra/launcher: `submit` hands runs over to SLURM; `run` and `place` are commands of their own"
+        )
+    if not any(argument.startswith("hydra/launcher=") for argument in arguments):
+        arguments = [*arguments, "hydra/launcher=slurm"]
+    composer = Composer(parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))
+    if answered(composer):
+        return 0
+    composed = composer.single_run()
+    return run_sweep(composer) if composed is None else submit_one(composed)
+
+
+def submit_one(composed: Composed) -> int:
+    """`meshrunner submit` without -m; returns the exit status."""
+    settings = Slurm.read(composed.launcher)
+    composed = settings.apply_to(composed)
+    experiment = check(composed.config)
+    fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
+    plan = of_single_run(composed.config, experiment, settings.workers(experiment), here=False)
+    if settings.dry_run:
+        say(script.for_run(composed.run_dir, settings, settings.asked(experiment)), end="")
+        return 0
+    place_run(composed.config, composed.run_dir, composed.overrides, plan)
+    submit_run(composed.run_dir, settings)
+    return _wait_for_one(composed.run_dir) if settings.wait else 0
+
+
+def submit_again(folder: Path, overrides: Sequence[str]) -> int:
+    """
+    Submit the unfinished runs of a run or sweep directory, with the settings of the last time; returns the exit status.
+
+    Args:
+        overrides: `hydra.launcher.KEY=VALUE`, which replace some of those settings.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    # A run of a sweep has the settings of the sweep, unless it was submitted by itself.
+    known = Slurm.shipped() | (_settings(folder) or _settings(folder.parent))
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        prefix, _, key = str(override.key_or_group).rpartition(".")
+        if prefix != "hydra.launcher":
+            raise ConfigError(
+                f"{override.key_or_group}: the runs are placed; only hydra.launcher.KEY=VALUE can be changed"
+            )
+        known[key] = override.value()
+    settings = Slurm.read(known)
+    if is_run(folder):
+        submit_run(folder, settings)
+        return _wait_for_one(folder) if settings.wait and not settings.dry_run else 0
+    names = run_names(folder)
+    if not names:
+        raise ConfigError(f"{folder} is neither a run directory nor a sweep's")
+    if not settings.dry_run:
+        write_run_list(folder)  # a sweep may have begun on this machine
+    usable = submit_sweep(folder, names, settings)
+    if not settings.wait or settings.dry_run:
+        return int(usable.damaged > 0)
+    status = wait(usable.run_dirs)
+    finish_sweep(folder)
+    return status or int(usable.damaged > 0)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The settings of the last submission; {} where there was none. Raises ConfigError where they cannot be read."""
+    try:
+        return load_json(folder / SLURM_SETTINGS)
+    except (OSError, ValueError) as error:
+        why = unreadable(SLURM_SETTINGS, error)
+        raise ConfigError(
+            f"damaged: {folder}: {why}; without it the settings of conf/hydra/launcher are taken"
+        ) from None
+
+
+def _wait_for_one(run_dir: Path) -> int:
+    wait([run_dir])
+    return EXIT_STATUS.get(read_state(run_dir), 1)

@@ -1,0 +1,1 @@
+"""Commands that predict runs, and explain them before they start."""

@@ -1,0 +1,267 @@
+"""`meshrunner show`: a run's parameters, FLOPs, mesh, memory per device and wrap plan; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.devices import Described, described, described_type
+from meshrunner.runner.config.experiment import Experiment, check, fit
+from meshrunner.runner.console import console, one_line
+from meshrunner.runner.process.garbage import collector_held_off
+from meshrunner.runner.verbs.help import answered
+
+if TYPE_CHECKING:
+    from meshrunner.recipes.model.network import Network
+    from meshrunner.recipes.parallelism.base import Degrees
+    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.runner.predict.kept import Kept
+
+CONFIG = "--config"
+"""The flag for the resolved configuration."""
+WHOLE_GRADIENTS = "whole gradients between micro batches"
+
+
+def show(arguments: list[str]) -> int:
+    """Explain one run; raises ConfigError as `run` does."""
+    with collector_held_off():  # imports create little garbage; without looking for it they are a fifth faster
+        return _show(arguments)
+
+
+def _show(arguments: list[str]) -> int:
+    composer = Composer(parse("show", [argument for argument in arguments if argument != CONFIG]))
+    if answered(composer):
+        return 0
+    composed = composer.single_run()
+    if composed is None:
+        raise ConfigError("show explains one run; leave out -m and give each key one value")
+    as_configured = check(composed.config)
+    experiment = as_configured.on(described_type(as_configured.hardware))
+    device = described(experiment)
+    workers = device.workers
+    fit(experiment, workers)
+    network = experiment.model.on_meta(experiment.seq_len)
+    from meshrunner.recipes.parallelism.wrap_plan import local_parameters
+
+    degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
+    plan = experiment.wrap.plan(network, experiment.parallelism.reshard(degrees.shard))
+    units = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert)
+    screen = console()
+    screen.print(_facts(experiment, network, degrees))
+    screen.print()
+    screen.print("a device holds, besides activations and gathered units:")
+    screen.print(_memory(experiment, units, degrees, device))
+    screen.print()
+    screen.print(_plan(experiment, network, plan, units, degrees))
+    if not experiment.parallelism.wraps_units:
+        screen.print(f"parallelism={experiment.parallelism.kind} has no units; FSDP would have these", soft_wrap=False)
+    for line in _buffers(experiment, network, units, degrees):
+        screen.print(line, soft_wrap=False)
+    for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
+        screen.print(f"warning: {remark}", soft_wrap=False)
+    screen.print()
+    screen.print(_recompute(experiment, device, network), soft_wrap=False)
+    if CONFIG in arguments:
+        screen.print()
+        screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
+    return 0
+
+
+def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
+    from meshrunner.recipes.parallelism.mesh import expert_mesh_dims, mesh_dims
+
+    parameters = sum(p.numel() for p in network.parameters())
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    flops = experiment.model.flops_per_token(experiment.seq_len)
+    global_batch, micro_batches = experiment.accumulation(degrees.data)
+    inactive, expert = experiment.model.inactive_parameters(), experiment.parallelism.expert
+    experts = {}
+    if expert > 1:
+        experts["mesh of the experts"] = _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))
+        experts["exchanged among experts"] = f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"
+    return _columns(
+        {
+            "parameters": f"{parameters:,}"
+            + (f", {trained:,} trained" if trained != parameters else "")
+            + (f", {parameters - inactive:,} active for a token" if inactive else ""),
+            "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
+            "precision": experiment.precision.kind + _lowered(experiment, network),
+            "mesh": _mesh(mesh_dims(degrees)),
+            **experts,
+            "data-parallel ranks": f"{degrees.data}",
+            "global batch": f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens, "
+            f"{micro_batches} micro batch{'es' * (micro_batches > 1)} per rank",
+        }.items()
+    )
+
+
+def _lowered(experiment: Experiment, network: Network) -> str:
+    """What should stay in fp32 and does not."""
+    layout, dtype = experiment.parallelism, experiment.precision.param_dtype
+    names = [
+        name.rpartition("layers.")[2].partition(".")[2]
+        for name, _ in network.named_parameters()
+        if network.stays_fp32(name)
+    ]
+    if dtype is None or not names or layout.keeps_some_fp32():
+        return ""
+    why = "torch 2.15 keeps them in fp32" if layout.kind == "fsdp2" else f"{layout.kind} has one dtype for a unit"
+    return f", also of {', '.join(dict.fromkeys(names))}: {why}"
+
+
+def _mesh(dims: dict[str, int]) -> str:
+    return " x ".join(f"{name}({size})" for name, size in dims.items())
+
+
+def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
+    """
+    Bytes of tokens that a device sends to experts in a step, those that stay on it included: to the experts and back, in forward
+    and in backward, and once more where forward is repeated.
+    """
+    option, total = experiment.activation_checkpoint, 0
+    for block in range(len(network.block_names())):
+        passes = 3 if option.recomputes(block) and option.repeats_exchange else 2
+        total += 2 * passes * network.exchanged_elements(block)
+    tokens = micro_batches * experiment.micro_batch * experiment.seq_len
+    return tokens * total * experiment.precision.element_bytes
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: Described) -> Table:
+    """What a device holds from step to step, in bytes, and how much of its memory that is."""
+    layout, precision = experiment.parallelism, experiment.precision
+    held = [layout.held(unit, precision, degrees) for unit in units.values()]
+    tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
+    sizes = {
+        "weights": 4 * sum(unit.weights for unit in held),
+        "gradients": 4 * sum(unit.gradients for unit in held),
+        "optimizer state": experiment.optimizer.state_bytes(sum(unit.trained for unit in held), tensors),
+    }
+    notes = {}
+    if experiment.accumulation(degrees.data)[1] > 1 and (
+        whole := sum(layout.accumulated(unit, precision, degrees) for unit in units.values())
+    ):
+        holds = layout.accumulate == "hold"
+        sizes[WHOLE_GRADIENTS] = whole if holds else 0
+        notes[WHOLE_GRADIENTS] = "; 0 with accumulate=reduce" if holds else f"; {whole:,} with accumulate=hold"
+    rows = [
+        (name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes{notes.get(name, '')}")))
+        for name, size in sizes.items()
+    ]
+    total = sum(size for size in sizes.values() if size is not None)
+    offloaded = bool(getattr(layout, "cpu_offload", False))
+    where = "in host memory (cpu_offload)" if offloaded else _of_memory(device, total)
+    return _columns([*rows, ("together", _bytes(total), where)])
+
+
+def _of_memory(device: Described, total: int) -> str:
+    """`18.9% of 79.11 GiB (H100 80GB)`."""
+    memory = device.memory_gib * 2**30
+    return f"{total / memory:.1%} of {_bytes(round(memory))} ({device.name})"
+
+
+def _plan(
+    experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
+) -> Table:
+    """Units with their own parameters (those of no unit below), and the traffic of a device in a step."""
+    from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
+
+    micro_batches = experiment.accumulation(degrees.data)[1]
+    whole, rows, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
+    for name, unit in units.items():
+        traffic = experiment.parallelism.traffic(unit, experiment.precision, degrees, micro_batches)
+        gathered, reduced = gathered + traffic.gathered, reduced + traffic.reduced
+        rows[name] = (
+            f"{sum(p.numel() for p in whole[name].values()):,}",
+            _bytes(4 * (unit.trained + unit.frozen)),
+            _reshard(unit.reshard_after_forward),
+            _bytes(traffic.gathered),
+            _bytes(traffic.reduced),
+        )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("wrap plan", overflow="fold")
+    for title in ("parameters", "in fp32", "after forward", "gathers", "reduces"):
+        table.add_column(title, justify="right", no_wrap=title != "after forward")
+    for cells, alike in groupby(plan, key=rows.__getitem__):  # equal neighbours share a row
+        names = [name or "root" for name in alike]
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
+    table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
+    return table
+
+
+def _buffers(
+    experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
+) -> Iterator[str]:
+    """Bytes of the communication buffers that a device has at most, however they are allocated."""
+    from meshrunner.recipes.parallelism.buffers.plan import fixed_pool, max_pool, peak, scheduled
+
+    in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
+    asked = experiment.parallelism.buffers_asked_for(in_forward, experiment.precision, degrees)
+    for what, schedule in zip(("all-gathers", "reductions"), asked or (), strict=False):
+        if schedule.units:
+            fixed = fixed_pool(schedule.units)
+            sizes = (peak(schedule), scheduled(schedule).nbytes, max_pool(schedule).nbytes, *fixed)
+            yield "buffers of {}: dynamic {}, scheduled {}, max_pool {}, fixed pool {} + {} outside".format(
+                what, *map(_bytes, sizes)
+            )
+
+
+def _recompute(experiment: Experiment, device: Described, network: Network) -> str:
+    """What blocks are recomputed, and what each of them keeps of a micro batch."""
+    option, blocks = experiment.activation_checkpoint, len(network.block_names())
+    recomputed = sum(map(option.recomputes, range(blocks)))
+    title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"
+    if not recomputed:
+        return title
+    from meshrunner.runner.predict.activations import recomputed_blocks
+
+    try:
+        kinds = recomputed_blocks(experiment, device, network)
+    except ConfigError as error:
+        return f"{title}; what each keeps for backward is not known: {one_line(error)}"
+    except Exception as error:  # a class of the user's may raise anything, and an operator have no kernel for meta
+        from meshrunner.runner.predict.trace.faults import why
+
+        return f"{title}; what each keeps for backward is not known: {why(error)}"
+    if len(kinds) > 1:
+        each = ", ".join(
+            f"{name} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_results(kept, ' ({})')}"
+            for name, whole, kept in kinds
+        )
+        return (
+            f"{title}; each keeps for backward in addition to its input, of what it would without recomputing: {each}"
+        )
+    ((_, whole, kept),) = kinds
+    return (
+        f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
+        f"{_bytes(whole.nbytes)}{_results(kept, '; kept are the results of {}')}"
+    )
+
+
+def _results(kept: Kept, sentence: str) -> str:
+    """A sentence about the operators whose results are kept; empty if there are none."""
+    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
+    return sentence.format(operators) if operators else ""
+
+
+def _bytes(count: int) -> str:
+    unit, size = ("GiB", 2**30) if count >= 2**28 else ("MiB", 2**20)
+    return f"{count / size:,.2f} {unit}"
+
+
+def _reshard(reshard: bool | int) -> str:
+    if isinstance(reshard, bool):
+        return "freed" if reshard else "kept"
+    return f"kept over {reshard} devices"

@@ -1,0 +1,235 @@
+"""`meshrunner ls`: the runs and sweeps below a folder, newest first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.cells import Column
+from meshrunner.runner.compare.runs import glance, read_run
+from meshrunner.runner.compare.select import Field, condition, last_part, meeting
+from meshrunner.runner.compare.table import BETWEEN, fitted, lines_of
+from meshrunner.runner.console import console, one_line, say, shown
+from meshrunner.runner.figures import UNKNOWN, figure_of, number
+from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
+from meshrunner.runner.rundir.plain_yaml import parse_yaml
+from meshrunner.runner.rundir.run import key_of, read_overrides
+from meshrunner.runner.rundir.states import read_status
+from meshrunner.runner.rundir.sweep import run_names, varying_overrides
+from meshrunner.runner.verbs.records.compare import Parser
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WPS = figure_of("perf/wps")
+LIMIT = 20
+"""Runs and sweeps that are listed where no number is asked for."""
+DEPTH = 8
+"""Folders that are looked into below each other."""
+SHORTEST_WHAT = 24
+"""Characters of what was run that a line has room for; with less, the path has a line of its own."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run or a sweep, as its status.json and summary.json tell."""
+
+    path: Path
+    began: float
+    """Unix time: when its first run began, else when it was written."""
+    states: Counter[str]
+    """State -> how many runs."""
+    wps: float | None
+    """WPS per device of the fastest completed run."""
+
+    @property
+    def is_sweep(self) -> bool:
+        return is_sweep(self.path)
+
+    @cached_property
+    def what(self) -> str:
+        """`12 runs: parallelism, micro_batch`, or what was typed for a single run."""
+        if not self.is_sweep:
+            return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
+        count = self.states.total()
+        keys = dict.fromkeys(last_part(key_of(each)) for own in varying_overrides(self.path).values() for each in own)
+        return f"{count} run{'s' * (count != 1)}" + (f": {', '.join(keys)}" if keys else "")
+
+    @property
+    def state(self) -> str:
+        """`completed` of a single run, `11 completed, 1 oom` of a sweep."""
+        if not self.is_sweep:
+            return next(iter(self.states))
+        return ", ".join(f"{count} {state}" for state, count in self.states.items())
+
+    @cached_property
+    def settings(self) -> dict[str, list[Any]]:
+        """Options and keys -> their values in any of the runs. Reads YAML: of a sweep that of the first run."""
+        names = run_names(self.path) if self.is_sweep else [""]
+        run = read_run(self.path / names[0]) if names else None
+        found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
+        for own in varying_overrides(self.path).values() if self.is_sweep else ():
+            for override in own:
+                found.setdefault(key_of(override), []).append(_value(override))
+        return found
+
+
+def _value(override: str) -> Any:
+    value = override.partition("=")[2]
+    with suppress(ValueError):
+        return parse_yaml(value)
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="meshrunner ls", description="The runs and sweeps below a folder, newest first.")
+    parser.add_argument("folders", metavar="DIR", nargs="*", type=Path, help="default: runs and sweeps, else .")
+    where = "only those with a run of which this is true: state=oom, model=llama3_8b,llama3_1b, 'wps>5000'"
+    parser.add_argument("--where", metavar="EXPR", action="append", default=[], help=where)
+    parser.add_argument("--limit", metavar="N", type=int, default=LIMIT, help=f"how many; 0: all; default: {LIMIT}")
+    parser.add_argument("--json", action="store_true", help="as a list of objects")
+    return parser
+
+
+def ls(arguments: list[str]) -> int:
+    """List runs and sweeps; raises ConfigError for wrong arguments and folders that do not exist."""
+    given = _parser().parse_args(arguments)
+    if given.limit < 0:
+        raise ConfigError(f"--limit: expected a number of at least 0, got {given.limit}")
+    folders = given.folders or [folder for name in ("runs", "sweeps") if (folder := Path(name)).is_dir()] or [Path()]
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise ConfigError(f"there is no folder {missing[0]}")
+    paths = dict.fromkeys(path.absolute() for folder in folders for path in _found(folder, DEPTH))
+    entries = sorted(map(_read, paths), key=lambda entry: entry.began, reverse=True)
+    chosen = meeting(entries, given.where, _fields(entries, given.where)) if entries else []
+    listed = chosen[: given.limit or None]
+    if given.json:
+        found = json.dumps([_record(entry) for entry in listed], indent=2, default=str)
+        print(found.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
+    elif listed:
+        _print(listed)
+    if not entries:
+        say(f"no runs below {', '.join(map(str, folders))}", to_stderr=True)
+    elif not chosen:
+        say(f"none of the {len(entries)} runs and sweeps meets {' and '.join(given.where)}", to_stderr=True)
+    elif len(listed) < len(chosen):
+        say(f"{len(listed)} of {len(chosen):,}; --limit 0 lists all", to_stderr=True)
+    return 0
+
+
+def _found(folder: Path, depth: int) -> Iterator[Path]:
+    """The runs and sweeps in a folder, itself included; nothing below them, and nothing that cannot be read."""
+    with suppress(OSError):
+        if is_sweep(folder) or is_run(folder):
+            yield folder
+            return
+        with os.scandir(folder) as entries:
+            below = [entry.path for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
+        for path in below if depth else ():
+            yield from _found(Path(path), depth - 1)
+
+
+def _read(path: Path) -> Entry:
+    """A run or sweep, whatever state its files are in."""
+    runs = [path / name for name in run_names(path)] if is_sweep(path) else [path]
+    states, starts, speeds = Counter[str](), [], []
+    for run_dir in runs:
+        run = glance(run_dir)
+        states[run.state] += 1
+        if run.state not in ("damaged", "missing") and (started := number(read_status(run_dir).get("started"))):
+            starts.append(started)
+        if run.state == "completed" and (wps := run.figure(WPS.summary_keys[0])) is not None:
+            speeds.append(wps)
+    try:
+        written = (path / (SWEEP if is_sweep(path) else CONFIG)).lstat().st_mtime
+    except OSError:
+        written = 0.0
+    return Entry(path, min(starts, default=written), states, max(speeds, default=None))
+
+
+def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field[Entry]]:
+    """What can be asked for. Settings are read only where a condition names one."""
+    found: dict[str, Field[Entry]] = {
+        "state": Field(lambda entry: list(entry.states), open=True),
+        "wps": Field(lambda entry: [entry.wps], open=True),
+        "runs": Field(lambda entry: [entry.states.total()], open=True),
+    }
+    if {condition(each).key for each in where} <= found.keys():
+        return found
+    names = dict.fromkeys(name for entry in entries for name in entry.settings)
+    return found | {name: Field(_setting(name), constant="." in name) for name in names if name not in found}
+
+
+def _setting(name: str) -> Callable[[Entry], Sequence[Any]]:
+    return lambda entry: entry.settings.get(name, [])
+
+
+def _record(entry: Entry) -> dict[str, Any]:
+    return {
+        "path": str(entry.path),
+        "type": "sweep" if entry.is_sweep else "run",
+        "began": _time(entry).isoformat(timespec="seconds"),
+        "what": entry.what,
+        "states": dict(entry.states),
+        "best_wps": entry.wps,
+    }
+
+
+def _time(entry: Entry) -> datetime:
+    """When it began; the epoch where that is no time."""
+    try:
+        return datetime.fromtimestamp(entry.began).astimezone()
+    except (OSError, ValueError, OverflowError):
+        return datetime.fromtimestamp(0).astimezone()
+
+
+def _print(entries: Sequence[Entry]) -> None:
+    titles = ("began", "what", "state", "best WPS", "path")
+    rows = [
+        [f"{_time(each):%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]
+        for each in entries
+    ]
+    screen = console()
+    if screen.is_terminal:
+        _print_for_terminal(titles, [[one_line(cell) for cell in row] for row in rows], screen)
+    else:
+        say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
+
+
+def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Console) -> None:
+    """A line each; where the terminal is too narrow, the path below what was run, and never cut."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    began, what, state, wps, path = map(list, zip(titles, *rows, strict=True))
+    room = screen.width - _needed(began, state, wps, path)
+    if room >= SHORTEST_WHAT:
+        columns = [began, [fitted(each, room) for each in what], state, wps, path]
+    else:
+        began = [titles[0], *(each.partition("-")[2] for each in began[1:])]
+        state = [each.replace(", ", "\n") for each in state]
+        room = max(screen.width - _needed(began, state, wps), *map(len, path))
+        columns = [began, [f"{fitted(w, 2 * room)}\n{p}" for w, p in zip(what, path, strict=True)], state, wps]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(Text(column[0]), max_width=room if i == 1 else None, no_wrap=i != 1)
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*map(Text, row))
+    screen.print(table)
+
+
+def _needed(*columns: Sequence[str]) -> int:
+    """Characters that some columns take of a line."""
+    return sum(max(len(line) for cell in column for line in cell.split("\n")) + BETWEEN for column in columns)

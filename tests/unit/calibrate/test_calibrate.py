@@ -1,0 +1,229 @@
+"""`meshrunner calibrate`: constants that runs were planted with are found again, and sets that tell too little are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshrunner.runner import cli
+from meshrunner.runner.calibrate.fit import Observed, changed, fit, left_out_errors, predicted_wps, value
+from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
+from meshrunner.runner.ledger.phases import Phase
+from meshrunner.runner.predict.predict import speed_of
+from meshrunner.runner.predict.record.events import Collective, Operator, Recorded, Waited
+from meshrunner.runner.predict.timing.clock import Clock
+from meshrunner.runner.predict.timing.rates import rates
+from tests.composed import config, experiment
+from tests.run_dirs import write
+
+SETUP = (
+    "hardware=h100_80gb",
+    "data=random",
+    "precision=bf16",
+    "model.n_layers=2",
+    "model.n_heads=4",
+    "model.n_kv_heads=4",
+)
+WIDE = ("model.dim=8192", "model.ffn_dim=28672", "seq_len=512", "micro_batch=8")
+"""Products take most."""
+NARROW = ("model.dim=512", "model.ffn_dim=1024", "seq_len=4096", "micro_batch=16")
+"""Memory does."""
+COMBINATIONS = {
+    "wide": WIDE,
+    "wide, full": (*WIDE, "activation_checkpoint=full"),
+    "narrow": NARROW,
+    "narrow, full": (*NARROW, "activation_checkpoint=full"),
+}
+PLANTED = {"efficiency.matmul": 1.3, "efficiency.memory": 0.8}
+
+
+@cache
+def observed(name: str) -> Observed:
+    """A combination as fast as PLANTED makes it."""
+    run = experiment(*SETUP, *COMBINATIONS[name])
+    device = described(run)
+    assert device.hardware is not None
+    rehearsed = speed_of(run, device)
+    return Observed(name, rehearsed, predicted_wps(rehearsed, changed(device.hardware, PLANTED)))
+
+
+@cache
+def hardware() -> GPU:
+    found = experiment(*SETUP).hardware
+    assert isinstance(found, GPU)
+    return found
+
+
+def test_planted_constants_are_found() -> None:
+    runs = [observed(name) for name in COMBINATIONS]
+    assert max(abs(predicted_wps(each.run, hardware()) / each.wps - 1) for each in runs) > 0.1
+    fitted = fit(hardware(), runs)
+    assert fitted.tells_apart
+    for each in runs:
+        assert predicted_wps(each.run, fitted.hardware) == pytest.approx(each.wps, rel=0.01)
+    for key, factor in PLANTED.items():
+        assert value(fitted.hardware, key) == pytest.approx(factor * value(hardware(), key), rel=0.1)
+    assert fitted.unknown["efficiency.matmul"] < 0.3 and fitted.unknown["efficiency.contention"] > 0.9
+    assert max(map(abs, left_out_errors(hardware(), runs, fitted))) < 3
+
+
+def test_runs_of_one_sort_do_not_tell_constants_apart() -> None:
+    fitted = fit(hardware(), [observed("wide"), observed("wide, full")])
+    assert not fitted.tells_apart
+
+
+def test_no_constant_leaves_its_bounds() -> None:
+    faster = changed(hardware(), {"efficiency.matmul": 5.0, "efficiency.attention": 2.0})
+    assert value(faster, "efficiency.matmul") == 1.0
+    assert value(faster, "efficiency.attention_backward") == pytest.approx(2 * hardware().efficiency.attention_backward)
+    too_fast = [each._replace(wps=10 * each.wps) for each in (observed("wide"), observed("narrow"))]
+    assert value(fit(hardware(), too_fast).hardware, "efficiency.matmul") <= 1.0
+
+
+SPEED = CPUSpeed(
+    fp32_tflops=0.1,
+    bf16_tflops=None,
+    attention=0.5,
+    memory_bandwidth=10,
+    operator_s=1e-3,
+    link_bandwidth=1,
+    collective_s=5e-3,
+    jitter=0.01,
+)
+
+
+def test_nothing_overlaps_on_a_processor() -> None:
+    clock = Clock(rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
+    forward = Phase(0, "forward", 0)
+    clock.take(Operator("aten::mm", "matmul", 0, forward, 10**9, "float32", 1000))  # 10 ms and 1
+    clock.take(Recorded(0, 0))
+    clock.take(Collective("all_gather", 2, forward, (0, 1), 10**7))  # 10 ms and 5
+    clock.take(Collective("all_reduce", 2, forward, (0, 1), 10**7))  # 20 ms and 5, for which nobody has to be waited
+    clock.take(Collective("all_reduce", 2, forward, (0,), 10**7))
+    clock.take(Operator("aten::copy_", "memory", 1, forward, 0, "float32", 10**8))  # 10 ms and 1
+    clock.take(Waited(0, 0))
+    timed = clock.step_ends()
+    waited = 0.01 * 0.011**0.5 * 0.589  # the larger of two standard normals is 0.56 on average
+    assert timed.seconds == pytest.approx(62e-3 + waited, abs=1e-6)
+    assert timed.exposed_communication_s == pytest.approx(40e-3 + waited, abs=1e-6)
+
+
+def test_ranks_wait_for_the_slowest() -> None:
+    of_cpu = rates(CPU(kind="cpu", speed=SPEED), "fp32", 2)
+    assert of_cpu.waiting_s(1, 1.0) == 0
+    assert of_cpu.waiting_s(2, 1.0) == pytest.approx(0.01 / math.pi**0.5, rel=0.05)
+    assert of_cpu.waiting_s(4, 1.0) == pytest.approx(0.01 * 1.0294, rel=0.05)
+    assert of_cpu.waiting_s(4, 4.0) == 2 * of_cpu.waiting_s(4, 1.0)
+    assert rates(hardware(), "tf32", 8).waiting_s(4, 1.0) == 0
+
+
+def test_what_is_nothing_stays_so() -> None:
+    efficiency = hardware().efficiency.model_copy(update={"contention": 0.0, "host_s": 0.0})
+    ideal = hardware().model_copy(update={"efficiency": efficiency})
+    fitted = fit(ideal, [observed("wide"), observed("narrow")])
+    assert value(fitted.hardware, "efficiency.contention") == value(fitted.hardware, "efficiency.host_s") == 0
+    assert set(fitted.unknown) == {"efficiency.matmul", "efficiency.memory", "efficiency.attention"}
+
+
+def test_products_in_bf16_alone() -> None:
+    def device(tflops: float) -> CPU:
+        return CPU(kind="cpu", speed=SPEED.model_copy(update={"fp32_tflops": None, "bf16_tflops": tflops}))
+
+    runs = [observed(name) for name in COMBINATIONS]
+    runs = [each._replace(wps=predicted_wps(each.run, device(0.3))) for each in runs]
+    fitted = fit(device(0.2), runs)
+    assert value(fitted.hardware, "speed.bf16_tflops") == pytest.approx(0.3, rel=0.1)
+    assert isinstance(fitted.hardware, CPU) and fitted.hardware.speed and fitted.hardware.speed.fp32_tflops is None
+    assert "speed.bf16_tflops" in fitted.unknown and "speed.fp32_tflops" not in fitted.unknown
+
+
+def run_of(folder: Path, name: str, **changed: Any) -> Path:
+    """The directory of a run that was as fast as PLANTED makes it."""
+    made = folder / name.replace(", ", "_")
+    made.mkdir(parents=True)
+    (made / "config.yaml").write_text(yaml.safe_dump(config(*SETUP, *COMBINATIONS[name])))
+    (made / "overrides.yaml").write_text(yaml.safe_dump({"task": [], "choices": {}}))
+    write(made / "status.json", {"state": "completed", "reason": "", "attempt": 1, "started": 1.0})
+    summary = {"device": "NVIDIA H100 80GB HBM3", "device_memory_gib": 79.11, "perf/wps_median": observed(name).wps}
+    write(made / "summary.json", summary | changed)
+    write(made / "environment.json", {"device_type": "cuda", "workers": 8, "threads": 4})
+    return made
+
+
+def calibrated(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    assert cli._dispatch(["calibrate", *map(str, arguments)]) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+def test_a_file_for_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMBINATIONS:
+        run_of(tmp_path / "runs", name)
+    file = tmp_path / "conf" / "hardware" / "ours.yaml"
+    failed = run_of(tmp_path / "failed", "narrow", **{"perf/wps_median": None})
+    write(failed / "config.yaml", config(*SETUP, *NARROW, "max_grad_norm=null"))
+    found = json.loads(calibrated(capsys, tmp_path / "runs", failed, "--json", "--out", file))
+    assert [why for why in found["left_out"].values() if "no speed was measured" in why], found["left_out"]
+    assert file.read_text().startswith("# Fitted to 4 measured combinations")
+    assert [abs(each["error_pct"]) < 1 for each in found["runs"]] == [True] * 4
+    assert found["hardware"]["calibrated"]["runs"] == 4
+    chosen = ("--config-dir", str(tmp_path / "conf"), "hardware=ours")
+    assert cli._dispatch(["plan", *chosen, *SETUP[1:], *WIDE, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["perf/calibrated"] is True
+    assert planned["perf/error_pct"] == found["hardware"]["calibrated"]["error_pct"]
+    assert planned["perf/wps"] == pytest.approx(observed("wide").wps, rel=0.02)
+    assert cli._dispatch(["plan", *chosen, *SETUP[1:], *WIDE]) == 0
+    assert "speed: calibrated; " in capsys.readouterr().out
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = run_of(tmp_path / "alike", "wide")
+    assert "1 combination with a speed, at least 2 are needed" in calibrated(capsys, wide, code=2)
+    run_of(tmp_path / "alike", "wide, full")
+    out = tmp_path / "alike.yaml"
+    refused = calibrated(capsys, tmp_path / "alike", "--out", out, code=2)
+    assert "do not tell how fast products are from how fast memory is" in refused and not out.exists()
+    text = calibrated(capsys, tmp_path / "alike", "--out", out, "--force")
+    assert "efficiency.matmul" in text and "0.48" in text and out.exists(), text
+    failed = run_of(tmp_path / "failed", "narrow", **{"perf/wps_median": None})
+    assert "no speed was measured" in calibrated(capsys, failed, code=2)
+    other = run_of(tmp_path / "other", "narrow", device="NVIDIA H200")
+    write(other / "config.yaml", config("hardware=h200", *SETUP[1:], *NARROW))
+    assert "on different devices" in calibrated(capsys, wide, other, code=2)
+    write(other / "config.yaml", config(*SETUP, *NARROW, "hardware.memory_bandwidth=2000"))
+    assert "different values of hardware.memory_bandwidth" in calibrated(capsys, wide, other, code=2)
+    unknown = run_of(tmp_path / "unknown", "narrow")
+    write(unknown / "environment.json", {})
+    assert "does not say on what devices it ran" in calibrated(capsys, unknown, code=2)
+    for damage, why in (({"perf/wps_median": -5.0}, "no speed was measured"),):
+        damaged = run_of(tmp_path / "damaged", "narrow", **damage)
+        assert why in calibrated(capsys, damaged, code=2)
+    (tmp_path / "a_file").write_text("")
+    below = calibrated(capsys, tmp_path / "alike", "--force", "--out", tmp_path / "a_file" / "x.yaml", code=2)
+    assert below.endswith(f"cannot be written: {tmp_path / 'a_file'} is no folder\n")
+    assert "--out: /proc/no/file cannot be written" in calibrated(
+        capsys, tmp_path / "alike", "--force", "--out", "/proc/no/file", code=2
+    )
+    nameless = calibrated(capsys, tmp_path / "alike", "--force", "--out", "", code=2)
+    assert nameless.endswith("--out: . is no file's name\n")
+    assert "neither a run nor a sweep" in calibrated(capsys, tmp_path, code=2)
+    assert "unrecognized arguments: --frce" in calibrated(capsys, wide, "--frce", code=2)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), None])
+def test_a_processor_without_a_rate_is_left_out(
+    rate: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path, "narrow", device="a processor", peak_tflops=rate, peak_rate="fp32")
+    write(run / "environment.json", {"device_type": "cpu", "workers": 8, "threads": 1})
+    write(run / "config.yaml", config("hardware=cpu", *SETUP[1:], *NARROW))
+    said = calibrated(capsys, run, code=2)
+    assert "its processor's rate of matrix products was not measured" in said and "Traceback" not in said

@@ -1,0 +1,139 @@
+"""The account of memory: sizes known by hand, and the allocator's own view."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from meshrunner.runner.ledger.account import Account
+from meshrunner.runner.profiler.memory import CATEGORIES
+
+KIB = 256
+"""fp32 elements of a KiB."""
+
+
+def kib(account: Account) -> dict[str, float]:
+    """The peak in KiB, without categories that hold nothing."""
+    peak = account.peak
+    assert sum(peak.by_category.values()) == peak.total and set(peak.by_category) == set(CATEGORIES)
+    return {name: size / 1024 for name, size in peak.by_category.items() if size}
+
+
+def test_births_and_deaths() -> None:
+    with torch.no_grad(), Account() as account:
+        a = torch.zeros(4 * KIB)
+        b = a + 1
+        view = b[KIB:].view(3, KIB)  # of b's storage
+        del a, b
+        c = torch.zeros(3 * KIB)  # while view holds all of b
+        del view, c
+        torch.zeros(6 * KIB)
+    assert kib(account) == {"temporary": 8}, "a and b; then b and c are 7"
+
+
+def test_what_is_older_counts_from_its_first_use_and_parameters_from_the_beginning() -> None:
+    old, weight = torch.zeros(2 * KIB), nn.Parameter(torch.zeros(5 * KIB))
+    with torch.no_grad(), Account() as account:
+        torch.zeros(8 * KIB)
+        torch.sum(old)
+        torch.sum(weight)
+    assert kib(account) == {"temporary": 8, "parameters": 5}
+    with Account() as account:
+        pass
+    assert account.peak.total == 0
+
+
+def test_a_storage_that_is_resized() -> None:
+    """FSDP frees and allocates parameters so."""
+    before = UntypedStorage.resize_
+    with torch.no_grad(), Account() as account:
+        a = torch.zeros(4 * KIB)
+        a.untyped_storage().resize_(0)
+        b = torch.zeros(3 * KIB)
+        a.untyped_storage().resize_(6 * 1024)
+    assert kib(account) == {"temporary": 3, "unsharded": 6} and UntypedStorage.resize_ is before
+    del b
+
+
+def test_categories() -> None:
+    """Linear without bias: 1 KiB of weight. What is large is made when the category to be seen is there."""
+    model = nn.Linear(16, 16, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.ones(64, 16)  # 4 KiB
+    with Account() as account:
+        hidden = model(x)
+        with torch.no_grad():
+            torch.zeros(100 * KIB)
+    assert kib(account) == {"parameters": 1, "activations": 4, "temporary": 104}
+    with Account() as account:
+        model(x).sum().backward()
+        del hidden
+        with torch.no_grad():
+            torch.zeros(100 * KIB)
+        optimizer.step()
+    assert kib(account) == {"parameters": 1, "gradients": 1, "temporary": 104}
+    with account:  # continues where it stopped
+        optimizer.zero_grad()
+        with torch.no_grad():
+            torch.zeros(200 * KIB)
+    assert kib(account) == {"parameters": 1, "optimizer": 1, "temporary": 204}
+
+
+class Net(nn.Module):
+    """Blocks whose inner activations are 4 times as wide as what goes from block to block."""
+
+    def __init__(self, recompute: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.SiLU(), nn.Linear(128, 32)) for _ in range(4))
+        self.recompute = recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return x.square().mean()
+
+
+def a_step(recompute: bool) -> tuple[Account, int]:
+    """The account of a step, and the allocator's peak of the same step."""
+    torch.manual_seed(0)
+    model, x = Net(recompute), torch.randn(1024, 32)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # makes the optimizer's state
+    with Account() as account:
+        step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    total = sum(each.nbytes for each in [x, *model.parameters()])
+    total += sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+    peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return account, peak
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_allocator_agrees(recompute: bool) -> None:
+    account, allocated = a_step(recompute)
+    assert account.peak.total == pytest.approx(allocated, rel=0.02)
+
+
+def test_recomputing_saves_activations() -> None:
+    """
+    A block keeps 2 x 512 KiB inside, and its input of 128 KiB, of which the first is the batch. At the peak, in backward of the
+    last block, its output is gone. Recomputed, one block's inside is there at a time.
+    """
+    (kept, _), (recomputed, _) = a_step(False), a_step(True)
+    assert kib(kept)["activations"] == pytest.approx(4 * 2 * 512 + 3 * 128, rel=0.001)
+    assert kib(recomputed)["activations"] == pytest.approx(2 * 512 + 3 * 128, rel=0.001)
+    assert kib(kept)["parameters"] == kib(recomputed)["parameters"] == 4 * (2 * 32 * 128 + 160) / KIB

@@ -1,0 +1,69 @@
+"""Memory at full depth from two shallow rehearsals, against the rehearsal at full depth: equal to the byte."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from meshrunner.runner.predict.trace.depth import extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
+from meshrunner.runner.predict.trace.tracer import rehearse
+from tests.composed import experiment
+
+DEEP = (
+    "data=random model.n_layers=12 model.dim=64 model.n_heads=4 model.n_kv_heads=4 model.ffn_dim=128 model.vocab_size=512 "
+    "seq_len=32 micro_batch=2"
+)
+TINY_BATCH = "seq_len=16 micro_batch=1 model.n_layers=40"  # the peak is where most gradients are there
+FULL = "activation_checkpoint=full"
+CASES = {
+    "fsdp2": "parallelism=fsdp2",
+    "end of backward": f"parallelism=fsdp2 {FULL} {TINY_BATCH}",
+    "selective_layer": "parallelism=fsdp2 activation_checkpoint=selective_layer activation_checkpoint.every=2",
+    "prefetch": f"parallelism=fsdp2 {FULL} parallelism.prefetch=3",
+    "fsdp1": f"parallelism=fsdp1 {FULL} {TINY_BATCH}",
+    "accumulation": "parallelism=hsdp2 micro_batch=1 global_batch=16",
+    "rules": f"parallelism=fsdp2 {FULL} wrap=rules parallelism.reshard_after_forward=except_last",
+    "tied": "parallelism=fsdp2 model.tie_embeddings=true",
+    "one rank, tied": "parallelism=single launch.workers=1 model.tie_embeddings=true",
+    "frozen": "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.*.attention.*]",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
+    recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")
+    workers = recipe.launch.workers
+    assert isinstance(workers, int)
+    rehearsal = partial(rehearse, nodes=1, workers=workers, device_type="cuda", operators=False)
+    blocks = recipe.model.n_layers  # type: ignore[attr-defined]
+    depths = shallow_depths(recipe, blocks)
+    assert depths is not None and depths.deeper < blocks
+    deep, full = extrapolate(depths, *rehearse_shallow(depths, recipe, rehearsal)), rehearsal(recipe)
+    expected = step_peak(full)
+    assert deep.peak.total == expected.total and deep.peak.by_category == expected.by_category
+    assert str(deep.peak.phase) == str(expected.phase)
+    assert deep.start == start_peak(full)
+    if case == "end of backward":  # what a line through whole phases would miss
+        assert expected.phase is not None and expected.phase.part == "backward" and expected.phase.block in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.freeze=[layers.1.*]"],
+        ["wrap=rules", "wrap.rules=[{match:layers.*},{match:layers.1.attention},{match:'*',wrap:false}]"],
+        ["model.n_layers=40", "model.freeze=[layers.?.attention.*]"],
+        ["model=hybrid_tiny"],
+        ["model.n_layers=40", "parallelism=ddp"],
+        ["model.n_layers=40", "parallelism=fsdp1", "wrap=root_only"],
+        ["model.n_layers=40", "parallelism=fsdp2", "compile=whole_model"],
+        ["model.n_layers=4"],
+        ["model.n_layers=40", "activation_checkpoint=selective_layer", "activation_checkpoint.every=9"],
+    ],
+    ids=lambda each: each[-1],
+)
+def test_what_only_the_full_depth_tells(overrides: list[str]) -> None:
+    recipe = experiment(*overrides)
+    blocks = len(recipe.model.on_meta(recipe.seq_len).block_names())
+    assert shallow_depths(recipe, blocks) is None

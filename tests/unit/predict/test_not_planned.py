@@ -1,0 +1,83 @@
+"""What cannot be rehearsed is said in a sentence, whoever asks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshrunner.runner import cli
+from meshrunner.runner.predict.pool import MOST
+from meshrunner.runner.predict.trace.faults import needs_memory, why
+from meshrunner.runner.predict.verdict import NOT_PLANNED
+
+SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
+SHAPES = "it cannot be rehearsed: an operator or the model itself needs values, and a rehearsal has shapes alone: "
+HERE = Path(__file__).parents[2]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert cli._dispatch([*arguments]) == code
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return err if code else out
+
+
+@pytest.mark.parametrize(
+    ("own", "fault", "line"),
+    [
+        ("WithoutKernel", "NotImplementedError: beyond_meta::copied: attempted to run", "return torch.ops.beyond_meta"),
+        ("ByValues", "RuntimeError: Tensor.item() cannot be called on meta tensors", "return x if x.sum().item() > 0"),
+        (
+            "OfSizeByValues",
+            "NotImplementedError: The register_meta function for torch.nonzero()",
+            "return x * x[x > 0]",
+        ),
+    ],
+)
+def test_values_are_needed(own: str, fault: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"model.kind=tests.beyond_meta:{own}"
+    for arguments in (SMALL, (*SMALL, "--active"), (*SMALL, "--max", "micro_batch")):
+        found = json.loads(said(capsys, "plan", *arguments, model, "--json"))
+        assert found["verdict"] == NOT_PLANNED and found["memory/peak_active_gib"] is None
+        reason = found["reason"]
+        assert reason.startswith(SHAPES + fault) and f"{HERE}/beyond_meta.py, line " in reason and line in reason
+    assert fault in " ".join(said(capsys, "show", *SMALL, model, "activation_checkpoint=full").split())
+
+
+def test_a_mistake_in_a_class_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Would end a run, too: what is wrong is shown as everywhere."""
+    mistaken = said(capsys, "plan", *SMALL, "model.kind=tests.beyond_meta:Wrong", "--active", code=2)
+    assert "return x @ x.new_empty(1, 3)" in mistaken and len(mistaken.splitlines()) <= 6
+
+
+def test_what_torch_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No class of the user's was at work."""
+    from meshrunner.recipes import pretrain
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("torch does not do that\nfor reasons")
+
+    monkeypatch.setattr(pretrain, "update", refused)
+    found = json.loads(said(capsys, "plan", *SMALL, "--active", "--json"))
+    assert found["verdict"] == NOT_PLANNED
+    assert found["reason"].startswith("it cannot be rehearsed: RuntimeError: torch does not do that (")
+
+
+def test_what_the_compiler_refuses_is_not_taken_for_a_lack_of_values() -> None:
+    """Its messages end with an address that has `meta` in it."""
+    about = "https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0208.html"
+    error = RuntimeError(f"torch.* op returned non-Tensor\nFor more details visit: {about}")
+    assert not needs_memory(error) and why(error) == "RuntimeError: torch.* op returned non-Tensor"
+
+
+def test_others_are_predicted_where_a_process_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    """More of them than there are processes at a time."""
+    lengths = [*range(32, 33 + MOST), 16]
+    sweep = (f"seq_len={','.join(map(str, lengths))}", "model.kind=tests.beyond_meta:Killed")
+    small = [each for each in SMALL if not each.startswith("seq_len")]
+    found = json.loads(said(capsys, "plan", "-m", "--active", *small, *sweep, "--json"))
+    assert [each["verdict"] for each in found].count("fits") == 1
+    others = [each["reason"] for each in found if each["verdict"] != "fits"]
+    assert len(others) == MOST + 1 and all("ended with exit status 137" in each for each in others), others

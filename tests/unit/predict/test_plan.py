@@ -1,0 +1,297 @@
+"""`meshrunner plan`: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshrunner.runner import cli
+from meshrunner.runner.config.allocator import VARIABLES
+from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.predict.search import MOST, largest
+from meshrunner.runner.predict.verdict import GIB, MEMORY, SPEED, answer, reason
+
+SMALL = ("model.n_layers=2", "model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1")
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert cli._dispatch(["plan", *arguments]) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(planned(capsys, *arguments, "--json"))
+    return found
+
+
+def test_a_run_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "hardware=h100_80gb", *SMALL)
+    assert list(found) == ["verdict", "reason", "rank", *MEMORY, *SPEED, "remarks"]
+    assert found["verdict"] == "fits" and found["memory/alloc_retries"] == 0
+    assert 0 < found["memory/peak_active_gib"] < found["memory/peak_reserved_gib"] < 1
+    assert found["memory/peak_active_pct"] == pytest.approx(100 * found["memory/peak_active_gib"] / 79.11, rel=1e-3)
+    assert found["perf/step_time_s"] > 0 and found["perf/calibrated"] is False
+    assert found["perf/wps"] == pytest.approx(32 / found["perf/step_time_s"])
+    text = planned(capsys, "hardware=h100_80gb", *SMALL)
+    assert text.startswith("fits: ") and "speed: uncalibrated" in text
+    assert re.search(rf"\na block adds +{1024 * found['memory/block_gib']:.2f} MiB of activations", text)
+
+
+@pytest.mark.parametrize("layout", ["fsdp1", "fsdp2"])
+def test_categories_add_up(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Units of FSDP1 included, which are freed and still in use."""
+    found = answered(capsys, "hardware=h100_80gb", *SMALL, f"parallelism={layout}")
+    parts = found["memory/by_category_gib"]
+    assert list(parts) == list(CATEGORIES)
+    assert sum(parts.values()) == pytest.approx(found["memory/peak_active_gib"], rel=1e-9)
+
+
+def test_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "hardware=cpu", "launch.workers=2", *SMALL)
+    assert found["verdict"] == "fits" and "this machine's memory / 2 workers" in found["reason"]
+    assert found["memory/peak_reserved_gib"] is None and found["perf/wps"] is None
+
+
+def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """70 billion parameters on 8 devices are 35 GB of weights and 70 GB of moments on each."""
+    found = answered(capsys, "--active", "model=llama2_70b", "hardware=h100_80gb")
+    assert found["verdict"] == "does not fit" and "too much; most are" in found["reason"]
+    assert found["memory/by_category_gib"]["optimizer"] == pytest.approx(68_976_648_192 * 8 / 8 / GIB, rel=0.01)
+
+
+def test_active_alone_is_the_same_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12")
+    shallow, full = answered(capsys, "--active", *deep), answered(capsys, *deep)
+    assert shallow["memory/peak_reserved_gib"] is None
+    assert shallow["memory/block_gib"] == full["memory/block_gib"] > 0
+    assert shallow["memory/peak_active_gib"] == pytest.approx(full["memory/peak_active_gib"], rel=1e-6)
+    assert shallow["perf/step_time_s"] == pytest.approx(full["perf/step_time_s"], rel=0.01)
+
+
+def test_the_largest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--active", "hardware=h100_80gb", *SMALL[:-2], "seq_len=262144")
+    found = answered(capsys, *arguments, "--max", "micro_batch")
+    value = found["max"]["micro_batch"]
+    assert found["verdict"] == "fits" and value > 1
+    assert answered(capsys, *arguments, f"micro_batch={value}")["verdict"] == "fits"
+    assert answered(capsys, *arguments, f"micro_batch={value + 1}")["verdict"] != "fits"
+
+
+def drawn(file: Path) -> Any:
+    """What the page's script is given."""
+    (data,) = re.findall(r'id="data">(.*?)</script>', file.read_text(), re.DOTALL)
+    return json.loads(data)
+
+
+def test_a_page_with_memory_over_the_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The deepest of the page is what the terminal says; with --active it is rehearsed at full depth, too, without reserved."""
+    deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12", "--html", str(tmp_path / "page.html"))
+    for flags in ((), ("--active",)):
+        found, data = answered(capsys, *deep, *flags), drawn(tmp_path / "page.html")
+        peak = max(map(sum, zip(*data["categories"].values(), strict=True)))
+        assert peak == pytest.approx(found["memory/peak_active_gib"], rel=1e-4)
+        assert (data["reserved"] is None) == bool(flags)
+        if not flags:
+            assert max(data["reserved"]) == pytest.approx(found["memory/peak_reserved_gib"], rel=1e-5)
+        assert (data["capacity"], data["memory"]) == (pytest.approx(77.61, abs=0.01), pytest.approx(79.11, abs=0.01))
+        assert "backward of block 11" in data["phases"]
+
+
+def test_a_page_of_the_largest_that_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, small = (
+        tmp_path / "page.html",
+        ("hardware=cpu", "launch.workers=2", "launch.host_memory_gib=0.003", *SMALL[:-1]),
+    )
+    found = answered(capsys, *small, "--max", "micro_batch", f"--html={file}")
+    value = found["max"]["micro_batch"]
+    assert value > 1 and f"micro_batch={value} is the largest that fits" in file.read_text()
+    peak = max(map(sum, zip(*drawn(file)["categories"].values(), strict=True)))
+    assert peak == pytest.approx(found["memory/peak_active_gib"], rel=1e-4)
+    assert "--max micro_batch" in file.read_text(), "the whole command"
+
+
+def test_a_page_of_what_cannot_be_planned_has_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    planned(capsys, "parallelism=megatron_fsdp", "hardware=h100_80gb", *SMALL, "--html", str(file))
+    assert drawn(file) is None and "megatron_fsdp is not torch" in file.read_text()
+
+
+def test_a_page_that_cannot_be_written_is_said_after_the_verdict(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "nowhere" / "page.html"
+    assert cli._dispatch(["plan", "hardware=cpu", "launch.workers=2", *SMALL, "--html", str(file)]) == 2
+    said = capsys.readouterr()
+    assert (
+        said.out.startswith("fits: ") and said.err == f"--html: {file} cannot be written: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 1000])
+def test_the_search(limit: int) -> None:
+    assert largest(lambda value: value <= limit) == (limit or None)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5, 11, 12, 37, 1000])
+@pytest.mark.parametrize("number", [1, 12, 37, 96, 1001])
+def test_what_is_not_allowed_is_passed_over(number: int, limit: int) -> None:
+    """Divisors of a number, such as micro batches of a global one: 37 has none between 1 and itself."""
+    divisors = [value for value in range(1, number + 1) if number % value == 0]
+    asked: list[int] = []
+
+    def fits(value: int) -> bool:
+        asked.append(value)
+        return value <= limit
+
+    found = largest(fits, lambda value: number % value == 0)
+    assert found == max((value for value in divisors if value <= limit), default=None)
+    assert set(asked) <= set(divisors) and len(set(asked)) == len(asked), "each is predicted once"
+
+
+def test_the_search_ends() -> None:
+    assert largest(lambda value: True) == MOST
+    assert largest(lambda value: True, lambda value: value % 3 == 0) == MOST - 1
+    assert largest(lambda value: True, lambda value: False) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["global_batch=48"], "micro_batch", 6),  # 4 does not divide the 6 of a device
+        ([], "model.n_kv_heads", 8),  # of 8 heads
+        (["micro_batch=2", "launch.workers=2", "parallelism.shard=2"], "parallelism.replicate", 1),
+    ],
+)
+def test_the_largest_that_can_be_configured(
+    capsys: pytest.CaptureFixture[str], overrides: list[str], key: str, value: int
+) -> None:
+    found = answered(capsys, "--active", "hardware=h100_80gb", *SMALL, *overrides, "--max", key)
+    assert found["max"] == {key: value} and found["verdict"] == "fits" and value in found["tried"]
+
+
+def test_a_search_without_an_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    on_cpu = ("hardware=cpu", "launch.workers=2", *SMALL)
+    text = planned(capsys, *on_cpu, "launch.host_memory_gib=1e-6", "--max", "micro_batch")
+    assert text.startswith("not even micro_batch=1 fits\ndoes not fit: ")
+    text = planned(capsys, *on_cpu, "--max", "seed")
+    assert text.startswith(f"seed={MOST} fits, and the search ends there\nfits: ")
+    text = planned(capsys, "hardware=h100_80gb", *SMALL, "parallelism=megatron_fsdp", "--max", "micro_batch")
+    assert text.startswith("not planned: megatron_fsdp")
+
+
+def test_a_rate_that_is_not_known_costs_the_speed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """FSDP1's memory depends on time, too; then all that is freed is free at once."""
+    for flags in ((), ("--active",)):
+        arguments = ("hardware=h100_80gb", "parallelism=fsdp1", *SMALL, *flags)
+        known, unknown = answered(capsys, *arguments), answered(capsys, *arguments, "hardware.peak.bf16=null")
+        assert unknown["verdict"] == "fits" and unknown["perf/wps"] is unknown["perf/step_time_s"] is None
+        assert 0 < unknown["memory/peak_active_gib"] <= known["memory/peak_active_gib"]
+        assert ["hardware.peak.bf16 of H100 80GB is not known" in each for each in unknown["remarks"]] == [True]
+        assert known["remarks"] == [] and list(known) == list(unknown)
+
+
+def test_settings_of_the_allocator_that_are_not_modelled_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    setting = "launch.env.PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8"
+    text = planned(capsys, "hardware=h100_80gb", *SMALL, "--active", setting)
+    assert text.endswith("\nPYTORCH_CUDA_ALLOC_CONF: garbage_collection_threshold:0.8 is not modelled\n")
+
+
+def test_the_allocator_is_that_of_the_workers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def reserved(*overrides: str) -> float:
+        found = answered(capsys, "hardware=h100_80gb", *SMALL, "model.vocab_size=32000", "seq_len=512", *overrides)
+        return float(found["memory/peak_reserved_gib"])
+
+    expandable, fixed = "expandable_segments:True", "expandable_segments:False"
+    grown, segmented = (reserved(f"launch.env.PYTORCH_ALLOC_CONF={each}") for each in (expandable, fixed))
+    assert grown < segmented and reserved() == grown, "segments are expandable unless somebody says otherwise"
+    both = (f"launch.env.PYTORCH_CUDA_ALLOC_CONF={fixed}", f"launch.env.PYTORCH_ALLOC_CONF={expandable}")
+    assert reserved(*both) == grown, "torch prefers today's name"
+    monkeypatch.setenv("PYTORCH_HIP_ALLOC_CONF", fixed)
+    assert reserved() == segmented, "exported"
+    assert reserved(both[1]) == grown, "launch.env wins, under whichever name"
+
+
+def test_a_run_that_fails_early_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the micro batches are seen from which those that are left out follow."""
+    found = answered(capsys, "hardware=h100_80gb", *SMALL, "global_batch=80", "hardware.memory_gib=1.5005")
+    assert found["verdict"] == "does not fit" and found["perf/wps"] > 0
+
+
+def test_the_start_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole parameters are drawn there: of a model that many share that can be more than a step takes."""
+    shared = ("launch.nodes=64", "activation_checkpoint=full", "model.vocab_size=65536", "seq_len=8")
+    arguments = ("hardware=h100_80gb", *SMALL, *shared, "model.n_layers=12")
+    needed = {flags: answered(capsys, *arguments, *flags) for flags in ((), ("--active",))}
+    start = needed["--active",]["memory/startup_gib"]
+    assert needed["--active",]["memory/peak_active_gib"] < start == needed[()]["memory/startup_gib"]
+    too_little = answered(capsys, *arguments, "--active", f"hardware.memory_gib={1.5 + 0.9 * start}")
+    assert too_little["verdict"] == "does not fit"
+    assert re.match(r"[\d.]+ GiB active at start-up of the [\d.]+ GiB .* GiB too much$", too_little["reason"])
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("parallelism.cpu_offload=true", "not planned: cpu_offload"),
+        ("parallelism=megatron_fsdp", "not planned: megatron_fsdp"),
+        ("parallelism.buffers=symmetric", "not planned: parallelism.buffers=symmetric"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], override: str, why: str) -> None:
+    assert planned(capsys, override, "hardware=h100_80gb", *SMALL).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--max"], "--max needs a key"),
+        (["--html"], "--html needs a file"),
+        (["--html="], "--html needs a file"),
+        (["--html", "--json"], "--html needs a file"),
+        (["hardware=cpu", "--max", "optimizer.lr"], "optimizer.lr is 0.001"),
+        (["hardware=cpu", "--max", "launch.env.FOO"], "launch.env.FOO is not set"),
+        (["hardware=cpu", "--max", "mcro_batch"], "Did you mean 'micro_batch'?"),
+        (["hardware=cpu", "launch.workers=2", "--max", "micro_batch", "global_batch=3"], "global_batch(3)"),
+        (["-m", "micro_batch=1,2", "--html", "page.html"], "--html is of one run"),
+        (["-m", "micro_batch=1,2", "--max", "seq_len"], "--max is of one run"),
+        (["model=lama"], "lama"),
+        (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
+        (
+            [
+                "--active",
+                "hardware=h100_80gb",
+                *SMALL,
+                "launch.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:perhaps",
+            ],
+            "expandable",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], why: str) -> None:
+    assert why in planned(capsys, *arguments, code=2)
+
+
+def test_verdicts() -> None:
+    """100 bytes of a device, an error of 10%: what runs in 90 fits, what does not in 110 does not."""
+    expected = {89: "fits", 90: "fits", 95: "borderline", 110: "borderline", 111: "does not fit"}
+    for needed, verdict in expected.items():
+        assert answer(needed, 100, 0.1, lambda nbytes, needed=needed: needed <= nbytes) == verdict, needed
+    assert answer(120, 100, 0.1, lambda nbytes: nbytes >= 90) == "fits", "it only wants more"
+    said = reason("active", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB, "optimizer": 2 * GIB})
+    assert (
+        said
+        == "3.00 GiB active of the 2.00 GiB that torch can have on a GPU: 1.00 GiB too much; most are optimizer, 2.00 GiB"
+    )
+    said = reason("reserved", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB}, retries=1)
+    assert "1.00 GiB too much, but it runs, and gives up its cache 1 time; most" in said
+    assert "gives up" not in reason("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, retries=0)

@@ -1,0 +1,194 @@
+"""Memory over a step: what is held at every moment, what is left of it on a page, and the page's text."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.ledger.account import Life
+from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.ledger.phases import PARTS, START, Phase
+from meshrunner.runner.predict.record.events import Born, Died
+from meshrunner.runner.predict.replay.page.write import PARTS as PAGE
+from meshrunner.runner.predict.replay.page.write import write_page
+from meshrunner.runner.predict.replay.peaks import Change
+from meshrunner.runner.predict.replay.timeline import POINTS, Part, Point, Timeline, changes_of, timeline
+from meshrunner.runner.predict.trace.depth import step_peak
+from meshrunner.runner.predict.trace.tracer import Rehearsal, rehearse
+from meshrunner.runner.predict.verdict import GIB
+from tests.composed import SMALL, experiment
+
+STARTS, FORWARD, BACKWARD = Phase(-1, START), Phase(0, "forward"), Phase(0, "backward", 1)
+EVERY_POINT = 10**9
+
+
+def change(nbytes: int, phase: Phase, category: str = "activations", reserved: int | None = None) -> Change:
+    return Change(Life(abs(nbytes), category, phase, 0, 0), nbytes, phase, reserved)
+
+
+def of(changes: list[Change], step: int = 0, most: int = EVERY_POINT) -> Timeline:
+    return timeline(changes, step, 90, 100, most)
+
+
+def test_a_step_begins_with_what_there_is() -> None:
+    early = [change(7, STARTS, "parameters", 8), change(5, STARTS), change(-5, STARTS, reserved=16)]
+    found = of(
+        [*early, change(3, FORWARD, reserved=20), Change(None, 0, BACKWARD, 20), change(-3, BACKWARD, reserved=20)]
+    )
+    assert [(point.at, point.phase, point.total, point.reserved) for point in found.points] == [
+        (0, FORWARD, 7, 16),
+        (1, FORWARD, 10, 20),
+        (2, BACKWARD, 10, 20),
+        (3, BACKWARD, 7, 20),
+    ]
+    assert dict(zip(CATEGORIES, found.points[1].by_category, strict=True))["parameters"] == 7
+    assert found.parts == [Part("forward", 0, 2), Part("backward", 2, 3)]
+    assert (found.capacity, found.memory) == (90, 100)
+
+
+@pytest.mark.parametrize("changes", [[], [change(7, STARTS)]], ids=["nothing", "only the start"])
+def test_a_step_in_which_nothing_happens(changes: list[Change]) -> None:
+    assert of(changes)[:2] == ([], [])
+
+
+@pytest.mark.parametrize("count", [POINTS - 1, 40_001])
+def test_no_peak_is_lost_with_the_points_that_are_left_out(count: int) -> None:
+    """Of the step, of any phase, of what is reserved; nor what the step begins and ends with."""
+    chance = random.Random(count)
+    phases = [Phase(0, part, block) for part in ("forward", "backward") for block in range(400)]
+    sizes = [chance.randrange(1000) for _ in range(count)]
+    changes = [
+        change(size - before, phases[i * len(phases) // count], CATEGORIES[0], reserved=chance.randrange(10**6))
+        for i, (before, size) in enumerate(pairwise([0, *sizes]))
+    ]
+    whole, thin = of(changes).points, of(changes, most=POINTS).points
+    assert len(thin) <= POINTS and set(thin) <= set(whole) and len(whole) == count + 1
+    assert [point.at for point in thin] == sorted({point.at for point in thin})
+    assert (thin[0], thin[-1]) == (whole[0], whole[-1])
+    assert max(point.reserved or 0 for point in thin) == max(point.reserved or 0 for point in whole)
+
+    def peaks(points: list[Point]) -> dict[Phase, int]:
+        highest: dict[Phase, int] = {}
+        for point in points:
+            highest[point.phase] = max(highest.get(point.phase, 0), point.total)
+        return highest
+
+    assert peaks(thin) == peaks(whole) and len(peaks(whole)) == len(phases)
+    if count > POINTS:  # the lowest of a stretch is there, too: the outline is not the peaks' alone
+        assert min(point.total for point in thin[1:]) == min(point.total for point in whole[1:])
+        assert max(later.at - earlier.at for earlier, later in pairwise(thin)) < count / 200
+
+
+@pytest.fixture(scope="module")
+def rehearsal() -> Rehearsal:
+    recipe = experiment(*SMALL, "launch.workers=2").on("cpu")
+    return rehearse(recipe, nodes=1, workers=2, device_type="cpu")
+
+
+def test_every_point_is_what_the_account_holds_then(rehearsal: Rehearsal) -> None:
+    account, log = rehearsal.account, rehearsal.log
+    found = timeline(changes_of(log), rehearsal.last_step, 0, 0, EVERY_POINT)
+    moments = [
+        (each.life.born, each.life.phase) if isinstance(each, Born) else (each.life.died, None)
+        for each in log
+        if isinstance(each, Born | Died)
+    ]
+    first = next(i for i, (_, phase) in enumerate(moments) if phase is not None and phase.step == rehearsal.last_step)
+    held = [point for before, point in pairwise(found.points) if point.by_category != before.by_category]
+    assert len(held) > 500 and len(held) == len(moments) - first
+    for (moment, _), point in zip(moments[first:], held, strict=True):
+        assert moment is not None
+        if point.at % 11 == 0:
+            assert dict(zip(CATEGORIES, point.by_category, strict=True)) == account.by_category(moment)
+    totals = accumulate(
+        (each.life.nbytes if isinstance(each, Born) else -each.life.nbytes)
+        for each in log
+        if isinstance(each, Born | Died)
+    )
+    assert [point.total for point in held] == list(totals)[first:]
+
+
+def test_the_peak_is_that_of_the_prediction(rehearsal: Rehearsal) -> None:
+    peak = step_peak(rehearsal)
+    for most in (EVERY_POINT, 100):
+        points = timeline(changes_of(rehearsal.log), rehearsal.last_step, 0, 0, most).points
+        highest = max(points, key=lambda point: point.total)
+        assert (highest.total, highest.phase) == (peak.total, peak.phase)
+        assert dict(zip(CATEGORIES, highest.by_category, strict=True)) == peak.by_category
+    assert points[-1].total == points[0].total, "the step ends as it began: the model is still alive"
+
+
+def test_the_parts_are_in_the_order_of_a_step(rehearsal: Rehearsal) -> None:
+    found = timeline(changes_of(rehearsal.log), rehearsal.last_step, 0, 0, EVERY_POINT)
+    names = [part.name for part in found.parts]
+    assert list(dict.fromkeys(names)) == list(PARTS[1:]), "the optimizer's, too, which allocates nothing"
+    assert found.parts[0].begins == 0 and found.parts[-1].ends == found.points[-1].at
+    assert all(one.ends == other.begins for one, other in pairwise(found.parts))
+    # With accumulation each micro batch goes through the blocks.
+    forward, backward = (
+        [
+            block
+            for block, _ in groupby(p.phase.block for p in found.points if p.phase.part == part)
+            if block is not None
+        ]
+        for part in ("forward", "backward")
+    )
+    micro = len(forward) // 3
+    assert micro > 1 and forward == [0, 1, 2] * micro and backward == [2, 1, 0] * micro
+
+
+def written(file: Path, over_time: Timeline | None, text: str = "fits") -> tuple[str, Any]:
+    """The page without its script, and what that is given."""
+    write_page(file, f"meshrunner plan {text}", text, [text], [(text, text)], [text], over_time)
+    page = file.read_text()
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None and "<" not in data[1]
+    return page[: data.start()], json.loads(data[1])
+
+
+def test_what_the_page_is_given(tmp_path: Path) -> None:
+    changes = [change(3 * GIB, STARTS, "parameters", 4 * GIB), change(GIB, FORWARD, "logits", 5 * GIB)]
+    _, data = written(tmp_path / "page.html", timeline(changes, 0, 9 * GIB, 10 * GIB))
+    assert data == {
+        "at": [0, 1],
+        "phase": [0, 0],
+        "phases": ["forward"],
+        "parts": [["forward", 0, 1]],
+        "categories": {"parameters": [3, 3], "logits": [0, 1]},
+        "reserved": [4, 5],
+        "capacity": 9,
+        "memory": 10,
+    }
+    assert written(tmp_path / "page.html", None)[1] is None
+    assert written(tmp_path / "page.html", of([]))[1] is None
+
+
+def test_what_is_said_does_not_become_markup(tmp_path: Path) -> None:
+    page, _ = written(tmp_path / "page.html", None, "</script><img src=x onerror=alert(1)>\x1b[31m")
+    assert "<img" not in page and page.count("&lt;img") == 8 and "\x1b" not in page
+    script = (PAGE / "memory.js").read_text()
+    assert not re.search("innerHTML|outerHTML|insertAdjacentHTML|document.write|eval|Function|srcdoc", script)
+    assert "require-trusted-types-for 'script'" in page and not re.search(
+        r"(src|href)=", page.replace("&lt;img src", "")
+    )
+
+
+def test_every_category_has_a_colour() -> None:
+    colours = re.search(r"const COLOUR = \{(.*?)\}", (PAGE / "memory.js").read_text(), re.DOTALL)
+    assert colours is not None
+    pairs = dict(re.findall(r'(\w+): "(#\w{6})"', colours[1]))
+    assert set(pairs) == set(CATEGORIES) and len(set(pairs.values())) == len(CATEGORIES)
+
+
+def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    for file in (tmp_path / "nowhere" / "page.html", tmp_path):
+        with pytest.raises(ConfigError, match=r"--html: .* cannot be written"):
+            written(file, None)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,143 @@
+"""The window of the profiled steps: where it lies, what does not fit, and what counts as measured."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.profiler.base import WindowSession
+from meshrunner.runner.rundir.summary import summarise
+from tests.composed import experiment
+
+
+class Recorder(WindowSession):
+    """Writes down what it is asked to do."""
+
+    figures = ("one",)
+
+    def __init__(self, rank: int, *overrides: str, done: int = 0, folder: Path = Path("/nowhere")) -> None:
+        self.calls: list[str] = []
+        chosen = experiment("profiler=trace", *overrides)
+        super().__init__(chosen.profiler, chosen.profiled, folder, rank)  # type: ignore[arg-type]
+        self.started(torch.device("cpu"), done)
+        for step in range(done + 1, chosen.steps + 1):
+            self.step_begins()
+            figures = self.step_done(step)
+            if figures is not None:
+                self.calls.append(f"{figures} after {step}")
+
+    def begin(self) -> None:
+        self.calls.append(f"begin {self.next_step}")
+
+    def step_begins(self) -> None:
+        if self.recording:
+            self.calls.append(f"step {self.next_step}")
+
+    def pause(self) -> None:
+        if self.recording:
+            self.calls.append("pause")
+
+    def end(self) -> list[float]:
+        return [1.0]
+
+
+class Warmed(Recorder):
+    """One with a warm-up."""
+
+    warms_up = True
+
+    def warm_up(self) -> None:
+        self.calls.append(f"warm up {self.next_step}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "done", "first", "last"),
+    [
+        ((), 0, 5, 7),
+        (("measure_after=0", "profiler.start=0", "profiler.steps=1"), 0, 1, 1),
+        (("profiler.start=24",), 0, 28, 30),
+        ((), 10, 15, 17),
+    ],
+)
+def test_the_window(overrides: tuple[str, ...], done: int, first: int, last: int, tmp_path: Path) -> None:
+    steps = [call for step in range(first, last + 1) for call in (f"step {step}", "pause")]
+    expected = [f"begin {first}", *steps, f"[1.0] after {last}"]
+    assert Recorder(0, *overrides, done=done, folder=tmp_path).calls == expected
+    warm_up = [f"warm up {first - 1}", f"step {first - 1}", "pause"] if first > 1 else []
+    assert Warmed(0, *overrides, done=done, folder=tmp_path).calls == warm_up + expected
+
+
+def test_the_meter_is_told_after_which_steps_profiling_turns(tmp_path: Path) -> None:
+    chosen = experiment("profiler=trace")
+    for session, expected in ((Recorder, [4, 7]), (Warmed, [3, 4, 7])):
+        turning = session(0, folder=tmp_path)
+        assert not any(turning.turns_after(step) for step in range(1, 31)), "it is over"
+        turning.started(torch.device("cpu"), 0)
+        turning.over = False
+        assert [step for step in range(1, chosen.steps + 1) if turning.turns_after(step)] == expected
+
+
+def test_another_rank_has_the_same_window_and_no_figures(tmp_path: Path) -> None:
+    calls = Recorder(1, folder=tmp_path).calls
+    assert calls == ["step 5", "pause", "step 6", "pause", "step 7", "pause", f"{[math.nan]} after 7"], (
+        "its rows are slowed, too"
+    )
+    assert Recorder(1, "profiler.ranks=all", folder=tmp_path).calls[-1] == "[1.0] after 7"
+
+
+def test_a_resumed_run_without_room_for_the_window_says_so() -> None:
+    chosen = experiment("profiler=trace")
+    assert chosen.profiler.remarks(chosen.profiled, "cpu", done=23) == []
+    (remark,) = chosen.profiler.remarks(chosen.profiled, "cpu", done=24)
+    assert "24 done before + measure_after(3) + profiler.start(1) + profiler.steps(3) = 31" in remark
+    assert Recorder(0, done=24).calls == []
+
+
+@pytest.mark.parametrize("option", ["trace", "memory"])
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("steps=6", "measure_after(3) + profiler.start(1) + profiler.steps(3) = 7 is more than steps(6)"),
+        ("profiler.ranks=[0,4,5]", "profiler.ranks: there is no rank 4, 5, the 4 ranks are 0 to 3"),
+    ],
+)
+def test_what_does_not_fit_shows_its_arithmetic(option: str, override: str, expected: str) -> None:
+    fit(experiment(f"profiler={option}", "steps=7", "launch.nodes=2", "profiler.ranks=[0,3]"), 2)
+    with pytest.raises(Incompatible) as caught:
+        fit(experiment(f"profiler={option}", "launch.nodes=2", override), 2)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("ranks", ["[]", "[-1]", "[0,0]", "some", "1", "[true]", "[1.5]"])
+def test_a_wrong_list_of_ranks(ranks: str) -> None:
+    with pytest.raises(ConfigError, match=r"profiler\.ranks: expected 'all' or a list of different ranks"):
+        experiment("profiler=trace", f"profiler.ranks={ranks}")
+
+
+def test_profiled_steps_do_not_count_for_throughput() -> None:
+    rows = [{"step": step, "attempt": 1, "time": 0.0, "perf/wps": 100.0} for step in range(1, 8)]
+    for row in rows[3:6]:
+        row |= {"profiled": True, "perf/wps": 1.0}
+    found = summarise(rows, measure_after=2, started=0.0, attempt=1)
+    assert (found["perf/wps_p10"], found["perf/wps_median"], found["steps"]) == (100.0, 100.0, 7)
+    assert summarise(rows[:6], measure_after=3, started=0.0, attempt=1)["perf/wps_median"] is None
+
+
+def test_without_a_profiler_none_is_imported() -> None:
+    program = (
+        "import sys; from tests.composed import experiment; from pathlib import Path; "
+        "chosen = experiment(); session = chosen.profiler.session(chosen.profiled, Path('.'), None); "
+        "import meshrunner.runner.measure.meter; "
+        "assert not session.recording and session.step_done(1) is None; "
+        "names = ('trace', 'memory', 'account', 'phases', 'overlap'); "
+        "found = {'meshrunner.runner.profiler.' + name for name in names} & set(sys.modules); "
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])

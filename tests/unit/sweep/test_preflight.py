@@ -1,0 +1,153 @@
+"""Which runs are predicted before they begin, and what is said where that did not work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import cli
+from meshrunner.runner.compare.cells import columns as table
+from meshrunner.runner.compare.export import as_csv, as_json
+from meshrunner.runner.compare.rows import compare_runs
+from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.experiment import check
+from meshrunner.runner.predict import preflight
+from meshrunner.runner.predict.pool import NOT_IN_TIME, Predicted
+from meshrunner.runner.predict.preflight import foretold, misfit, of_single_run, wanted
+from meshrunner.runner.rundir.summary import predicted
+from meshrunner.runner.sweep.ranking import Ranked, _place, columns
+from tests.composed import config, experiment
+from tests.run_dirs import make_run
+
+GPU = "hardware=h100_96gb"
+MISFIT = {"verdict": "does not fit", "reason": "2 GiB too much"}
+
+
+def test_runs_on_gpus_are_predicted_and_on_cpus_if_asked_for() -> None:
+    def asked(*overrides: str, here: bool = True) -> bool:
+        return wanted(experiment(*overrides), here=here)
+
+    assert asked(GPU) and asked(GPU, here=False) and asked(GPU, "sweep.preflight=skip")
+    assert not asked(GPU, "sweep.preflight=off")
+    assert not asked("hardware=cpu") and asked("hardware=cpu", "sweep.preflight=skip")
+    assert not asked("hardware=cpu", "sweep.preflight=skip", here=False), "a cluster's memory is not known here"
+
+
+def test_off_is_a_word_in_a_file_too() -> None:
+    """YAML reads it as a boolean."""
+    plain = config()
+    assert experiment().sweep.preflight == "warn"
+    plain["sweep"] |= {"preflight": False}
+    assert check(plain).sweep.preflight == "off"
+    del plain["sweep"]["preflight"]
+    assert check(plain).sweep.preflight == "warn", "a run that an older version has placed"
+
+
+def said(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[list[Any], str]:
+    def predict_all(configs: list[dict[str, Any]], **_: Any) -> list[Predicted]:
+        assert [each["launch"]["workers"] for each in configs] == [2, 4]
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer, Predicted({"verdict": "fits"})]
+
+    monkeypatch.setattr(preflight, "predict_all", predict_all)
+    return foretold([config(), config()], [2, 4]), capsys.readouterr().err
+
+
+def test_what_is_not_predicted_begins_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, text = said(NOT_IN_TIME, monkeypatch, capsys)
+    assert found == [{}, {"verdict": "fits"}] and "1 of 2 were not predicted within 60 s" in text
+    found, text = said(Predicted(None, "ValueError: odd"), monkeypatch, capsys)
+    assert found == [{}, {"verdict": "fits"}] and "1 of 2 could not be predicted" in text and "ValueError: odd" in text
+    found, text = said(OSError("the disk is full"), monkeypatch, capsys)
+    assert found == [{}, {}] and "2 of 2 could not be predicted" in text and len(text.splitlines()) == 1
+
+
+def test_only_a_certain_misfit_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert misfit(MISFIT) == "predicted not to fit: 2 GiB too much"
+    assert [misfit({"verdict": each}) for each in ("fits", "borderline", "not planned")] == [""] * 3
+    assert misfit({}) == ""
+    monkeypatch.setattr(preflight, "predict_all", lambda *_, **__: [Predicted(MISFIT)])
+    for word in ("warn", "skip"):
+        assert of_single_run(config(GPU), experiment(GPU, f"sweep.preflight={word}"), 8, here=True) == MISFIT
+        assert capsys.readouterr().err == "meshrunner: predicted not to fit: 2 GiB too much\n"
+    assert of_single_run(config(GPU), experiment(GPU, "sweep.preflight=off"), 8, here=True) == {}
+
+
+def test_the_limit_of_a_worker_is_what_it_has_on_a_cpu() -> None:
+    device = described(experiment("hardware=cpu", "launch.host_memory_gib=0.25"))
+    assert (device.memory_gib, device.type) == (0.25, "cpu")
+
+
+def test_a_summary_has_what_was_predicted(tmp_path: Path) -> None:
+    assert predicted(tmp_path) == {}
+    (tmp_path / "plan.json").write_text('{"verdict": "fits", "memory/peak_active_gib": 1.5, "perf/wps": null}')
+    assert predicted(tmp_path) == {"plan/verdict": "fits", "plan/memory/peak_active_gib": 1.5, "plan/perf/wps": None}
+
+
+def test_a_comparison_shows_the_error_of_what_was_predicted(tmp_path: Path) -> None:
+    measured = {"memory/peak_active_gib": 20.0, "memory/peak_active_pct": 25.0}
+    plan = {"plan/verdict": "fits", "plan/memory/peak_active_gib": 20.62, "plan/perf/wps": 90.0}
+    make_run(tmp_path / "1", "seq_len=1", summary=measured | plan, wps=100.0)
+    make_run(tmp_path / "2", "seq_len=2", summary=measured)
+    comparison = compare_runs(read_runs([tmp_path]))
+    cells = {column.title: column.cells for column in table(comparison)}
+    assert cells["peak active, predicted"] == ["20.62 GiB (+3.1%)", ""]
+    assert cells["WPS, predicted"] == ["90 (-10.0%)", ""]
+    titles = list(cells)
+    assert titles.index("peak active, predicted") == titles.index("peak active") + 1
+    first, second = json.loads(as_json(comparison))
+    assert (first["plan/verdict"], first["plan/perf/wps"]) == ("fits", 90.0)
+    assert second["plan/verdict"] is second["plan/perf/wps"] is None
+    assert as_csv(comparison).splitlines()[0].count("plan/") == 3
+    skipped = make_run(tmp_path / "3", "seq_len=3", state="skipped")
+    (skipped / "summary.json").unlink(missing_ok=True)
+    (skipped / "plan.json").write_text(json.dumps({"verdict": "does not fit", "memory/peak_active_gib": 99.0}))
+    last = json.loads(as_json(compare_runs(read_runs([tmp_path]))))[-1]
+    assert (last["plan/verdict"], last["plan/memory/peak_active_gib"]) == ("does not fit", 99.0), "it never began"
+    without = compare_runs(read_runs([tmp_path / "2"]))
+    assert not [column.title for column in table(without) if "predicted" in column.title]
+    assert "plan/verdict" not in as_json(without)
+
+
+def ranked(verdict: str, wps: float | None = None, gib: float | None = None, name: str = "") -> Ranked:
+    found = {"verdict": verdict, "reason": f"why {name}", "perf/wps": wps, "memory/peak_active_gib": gib}
+    return Ranked(["steps=3", name], [name], found)
+
+
+def test_the_fastest_that_fits_is_first() -> None:
+    rows = [
+        ranked("skipped", name="e"),
+        ranked("does not fit", 900.0, 99.0, "d"),
+        ranked("fits", 100.0, 2.0, "b"),
+        ranked("borderline", 800.0, 80.0, "c"),
+        ranked("fits", 1200.0, 3.0, "a"),
+    ]
+    rows.sort(key=_place)
+    cells = columns(rows)
+    assert cells["combination"] == ["a", "b", "c", "d", "e"] and cells["why"] == ["", "", "why c", "why d", "why e"]
+    assert cells["WPS per device"] == ["1,200", "100", "800", "900", ""] and "MFU" not in cells
+    slow = [ranked("fits", gib=gib, name=f"{gib}") for gib in (3.0, 1.0)]
+    assert columns(sorted(slow, key=_place))["peak active"] == ["1.00 GiB", "3.00 GiB"], "speeds of CPUs are not known"
+
+
+def test_a_grid_is_expanded_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) -> None:
+    composer = Composer(parse("plan", ["-m", "steps=5", "seed=1,2", "micro_batch=range(1,7,3)"]))
+    jobs = composer.grid(composer.compose_sweep())
+    assert jobs == [["steps=5", f"seed={seed}", f"micro_batch={size}"] for seed in (1, 2) for size in (1, 4)]
+    composer = Composer(parse("plan", ["-m", "experiment=fsdp1_vs_fsdp2"]))
+    assert ["parallelism=fsdp1" in job for job in composer.grid(composer.compose_sweep())] == [True, False]
+    config = composer.compose_sweep()
+    config.hydra.sweeper._target_ = "own.Sweeper"
+    with pytest.raises(ConfigError, match="only a grid"):
+        composer.grid(config)
+    assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "micro_batch"]) == 2
+    assert "--max is of one run" in capsys.readouterr().err
