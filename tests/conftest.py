@@ -1,13 +1,10 @@
-"""What holds for all tests."""
+"""Options and markers of all tests."""
 
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 
 import pytest
-
-LONG = tuple(Path(__file__).with_name("slow.txt").read_text().splitlines())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,10 +16,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(LONG):
+        if _is_slow_case(item):
             item.add_marker(pytest.mark.slow)
     every = config.getoption("--sample")
     left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % every]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_slow_case(item: pytest.Item) -> bool:
+    """
+    Return whether a case of a parametrized test is a slow one.
+
+    `slow_cases("fsdp1-2", "tp*")` makes the named cases slow, `slow_but("fsdp2-2")` all others. A name is a parameter id, or
+    the beginning of some with `*` behind it; brackets are part of ids, so it is no shell pattern.
+    """
+    case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+
+    def named(marker: pytest.Mark) -> bool:
+        return any(case.startswith(name[:-1]) if name.endswith("*") else case == name for name in marker.args)
+
+    slow, fast = item.get_closest_marker("slow_cases"), item.get_closest_marker("slow_but")
+    return (slow is not None and named(slow)) or (fast is not None and not named(fast))

@@ -128,6 +128,7 @@ def ways(ahead: tuple[int, ...] = (0, 2)) -> list[str]:
     return [f"parallelism.buffers={plan} parallelism.prefetch={n}" for plan, n in product(PLANNED, ahead)]
 
 
+@pytest.mark.slow_cases("recomputed, three*")
 @pytest.mark.parametrize(
     ("words", "more"),
     [

@@ -166,6 +166,7 @@ def assert_loads(target: str, names: Iterable[str], saved: Callable[[str], Path]
         assert rank == {name: [] for name in folders}
 
 
+@pytest.mark.slow
 def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
     tied = "model.tie_embeddings=true"
     for name in TIED:
@@ -219,6 +220,16 @@ KEPT: list[nn.Module] = []
 """Models of this process: DDP must not be destroyed before its process group."""
 
 
+@pytest.mark.slow_cases(
+    "ddp-2-dcp",
+    "ddp-2-dcp_async",
+    "fsdp1-2-dcp",
+    "fsdp1-2-dcp_async*",
+    "fsdp1-3-dcp",
+    "fsdp2-2-dcp*",
+    "fsdp2-3-dcp",
+    "tp-2-whole-sequence-dcp",
+)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -40,6 +40,7 @@ def both(overrides: tuple[str, ...]) -> tuple[list[float], list[float], bool]:
     return free, asked, torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 def test_no_option_refuses_it_and_on_a_cpu_no_figure_changes(options: str) -> None:
     overrides = tuple(options.split())
@@ -47,6 +48,7 @@ def test_no_option_refuses_it_and_on_a_cpu_no_figure_changes(options: str) -> No
         assert told and asked == free
 
 
+@pytest.mark.slow_cases("parallelism=fsdp1*")
 @pytest.mark.parametrize("layout", ["parallelism=fsdp1", "parallelism=fsdp2"])
 def test_a_resumed_run_is_bit_equal(layout: str, tmp_path: Path) -> None:
     for straight, resumed in on_ranks(3, interrupted, tmp_path, "dcp", (layout, "deterministic=true")):

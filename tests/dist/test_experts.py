@@ -162,6 +162,10 @@ def compare(world: int, layout: str, base: tuple[str, ...] = EXPERTS) -> Differe
     return difference(ranks, expected)
 
 
+@pytest.mark.slow_cases(
+    "2x parallelism=fsdp1 activation_checkpoint=full wrap=rules*",
+    "4x parallelism=fsdp2 model.experts.number=6",
+)
 @pytest.mark.parametrize(
     ("world", "layout"),
     [
@@ -248,6 +252,7 @@ def trained(steps: int, folder: Path | None, overrides: tuple[str, ...]) -> tupl
     return recorder.losses, loads.bias.clone()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_experts_elsewhere(tmp_path: Path) -> None:
     """`parallelism.expert` 2, then 4, then 1: as if nothing had been interrupted."""
     losses: list[float] = []
@@ -350,6 +355,7 @@ def test_the_number_of_rows_is_never_a_constant(how: str) -> None:
         assert losses == pytest.approx(reference("")["losses"], rel=1e-5)
 
 
+@pytest.mark.slow_cases("2-parallelism=fsdp2 parallelism.expert=2*")
 @pytest.mark.parametrize(
     ("world", "layout"),
     [

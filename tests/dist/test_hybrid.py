@@ -77,6 +77,7 @@ QUICK = (
 """The others are slow tests."""
 
 
+@pytest.mark.slow_cases("2x parallelism=fsdp2 activation_checkpoint=full model.experts.balance=*", "2x parallelism=tp*")
 @pytest.mark.parametrize(
     ("world", "layout"),
     [

@@ -108,6 +108,7 @@ def observed(world: int, base: tuple[str, ...]) -> dict[str, list[dict[str, Any]
     return dict(zip(layouts, map(list, zip(*by_rank, strict=True)), strict=True))
 
 
+@pytest.mark.slow_cases("2x*", "4x*")
 @pytest.mark.parametrize(
     ("world", "base", "layout"),
     [pytest.param(*each, id=f"{each[0]}x {'hybrid ' if each[1] is HYBRID else ''}{each[2]}") for each in CASES],
@@ -150,6 +151,7 @@ def test_building_the_optimizer_is_no_update(implementation: str) -> None:
     assert theirs == (True, {1.0}, [1e-3, 0.1])
 
 
+@pytest.mark.slow
 def test_master_weights_are_not_rounded() -> None:
     """In bf16 they begin as fp32 draws them, whatever is shared out, and training is that of FSDP2."""
     given = (*SMALL, "steps=4", "micro_batch=3", "precision=bf16")
@@ -260,6 +262,7 @@ def held_and_moved(cases: list[tuple[str, ...]]) -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_show_says_is_held_and_moved() -> None:
     """What is not counted, and why, is in `MegatronFSDP._traffic`."""
     cases = [

@@ -160,6 +160,12 @@ def test_every_option_keeps_what_it_promises_everywhere(world: int, layout: str,
     effects(world, layout, compilation)
 
 
+@pytest.mark.slow_cases(
+    "3x parallelism=fsdp2-full",
+    "3x parallelism=fsdp2-none",
+    "3x parallelism=fsdp2-selective_layer",
+    "3x parallelism=fsdp2-selective_op",
+)
 @pytest.mark.parametrize("option", RECOMPUTE)
 @pytest.mark.parametrize(
     ("world", "layout"),
@@ -172,6 +178,7 @@ def test_blocks_are_one_graph(world: int, layout: str, option: str) -> None:
     assert found.graphs == (3 if option == "selective_layer" and "fsdp2" in layout else 2)
 
 
+@pytest.mark.slow
 def test_a_unit_inside_a_block_breaks_its_graph_unless_that_is_an_error() -> None:
     inside = "parallelism=fsdp2 wrap=rules wrap.rules=[{match:layers.*},{match:layers.*.feed_forward}]"
     compiled = "compile=per_block compile.backend=aot_eager"
@@ -227,6 +234,11 @@ def step_of_float8(overrides: tuple[str, ...]) -> list[float]:
     return found
 
 
+@pytest.mark.slow_cases(
+    "rowwise-*",
+    "tensorwise-parallelism=fsdp1",
+    "tensorwise-parallelism=fsdp2 precision.all_gather=true",
+)
 @pytest.mark.parametrize(
     "layout", ["parallelism=fsdp2", "parallelism=fsdp2 precision.all_gather=true", "parallelism=fsdp1"]
 )

@@ -55,6 +55,13 @@ WORK = {
 }
 
 
+@pytest.mark.slow_cases(
+    "parallelism=fsdp1_tp*",
+    "parallelism=fsdp2 parallelism.cpu_offload*",
+    "precision=bf16 profiler=memory*",
+    "precision=bf16 profiler=trace*",
+    "precision=float8*",
+)
 @pytest.mark.parametrize("row", WORK)
 def test_a_row_works(row: str, bench: Bench) -> None:
     [result] = found(bench, bench._row(row, WORK[row]))
@@ -67,23 +74,27 @@ def test_a_row_is_refused_with_the_reason(bench: Bench) -> None:
     assert "the compiler enforces the memory budget" in result.reason
 
 
+@pytest.mark.slow
 def test_a_row_fails_with_the_reason_and_the_log(bench: Bench) -> None:
     [result] = found(bench, bench._row("precision=fp32 model.kind=tests.e2e.faulty:Raises +model.rank=1"))
     assert result.state == "failed" and result.reason.startswith("failed: rank 1: "), result
     assert Path(result.log).name == "rank1.log" and "Traceback" in Path(result.log).read_text()
 
 
+@pytest.mark.slow
 def test_a_row_that_is_trained_otherwise_fails(bench: Bench) -> None:
     [result] = found(bench, bench._row("precision=fp32 seed=1"))
     assert result.state == "failed" and "of the reference" in result.reason, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
 def test_a_run_is_resumed(kind: str, bench: Bench) -> None:
     [result] = found(bench, bench._resumed(kind))
     assert result.state == "works" and result.reason.startswith("a save takes 0."), result
 
 
+@pytest.mark.slow
 def test_memory_runs_out(bench: Bench) -> None:
     [result] = found(bench, bench._out_of_memory())
     assert result.state == "works" and "out of host memory in step 1 (forward of output)" in result.reason, result
@@ -103,6 +114,7 @@ def test_meshrunner_and_the_loop_do_the_same(bench: Bench) -> None:
     assert "## Speed and memory" in text and "## Start" in text
 
 
+@pytest.mark.slow
 def test_from_the_same_weights_the_loop_has_the_losses_of_meshrunner(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +139,7 @@ def test_from_the_same_weights_the_loop_has_the_losses_of_meshrunner(
     assert ((losses - expected).abs() / expected).max() < 5e-3 < expected[0] - expected[-1]
 
 
+@pytest.mark.slow
 def test_a_bench_that_is_stopped_has_written_what_it_found(tmp_path: Path) -> None:
     out, folder = tmp_path / "gpu.md", tmp_path / "runs"
     words = ("-m", "bench", "gpu", "--quick", "--minutes", "1000", "--out", str(out), "--folder", str(folder))
@@ -142,6 +155,7 @@ def test_a_bench_that_is_stopped_has_written_what_it_found(tmp_path: Path) -> No
     assert json.loads((folder / "results.jsonl").read_text().splitlines()[0])["state"] == "works"
 
 
+@pytest.mark.slow
 def test_in_its_own_time(tmp_path: Path) -> None:
     """As many rows as the time is for, the most telling first: none fails, and those that are left are listed."""
     out = tmp_path / "gpu.md"

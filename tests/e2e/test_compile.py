@@ -13,6 +13,7 @@ from tests.e2e.command import own_classes, read, run
 GRAPHS = ("compile=per_block", "compile.backend=aot_eager")
 
 
+@pytest.mark.slow
 def test_compile_time_is_reported_apart(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ended = run(*GRAPHS, "steps=5", "measure_after=2", cwd=tmp_path)
@@ -24,6 +25,7 @@ def test_compile_time_is_reported_apart(tmp_path: Path) -> None:
     assert "compile/late_recompiles" not in summary
 
 
+@pytest.mark.slow
 def test_a_recompile_in_the_measured_window_is_said_and_does_not_count(tmp_path: Path) -> None:
     own_classes(tmp_path)
     out = tmp_path / "out"
@@ -37,6 +39,7 @@ def test_a_recompile_in_the_measured_window_is_said_and_does_not_count(tmp_path:
     assert read(out / "summary.json")["perf/wps_median"] == median(measured)
 
 
+@pytest.mark.slow
 def test_a_graph_break_where_none_may_be_is_an_error(tmp_path: Path) -> None:
     inside = ("wrap=rules", "wrap.rules=[{match:layers.*},{match:layers.*.feed_forward}]")
     assert run(*GRAPHS, *inside, cwd=tmp_path).code == 0

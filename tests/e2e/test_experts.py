@@ -13,6 +13,7 @@ EXPERTS = ("model=moe_tiny", "model.n_layers=2", "model.experts.ffn_dim=32", "mo
 KEYS = {"experts/max_violation", "experts/mean_violation", "experts/unused"}
 
 
+@pytest.mark.slow_cases("layout1")
 @pytest.mark.parametrize("layout", [(), ("parallelism=ep", "model.experts.balance=sequence_loss", "precision=bf16")])
 def test_how_busy_experts_are_is_recorded(layout: tuple[str, ...], tmp_path: Path) -> None:
     ended = run(*EXPERTS, *layout, cwd=tmp_path)
@@ -28,6 +29,7 @@ def test_how_busy_experts_are_is_recorded(layout: tuple[str, ...], tmp_path: Pat
     assert "expert imbalance" in ended.out
 
 
+@pytest.mark.slow
 def test_a_dense_model_has_no_figures_of_experts(tmp_path: Path) -> None:
     ended = run(cwd=tmp_path)
     assert ended.code == 0 and "expert" not in ended.out, ended

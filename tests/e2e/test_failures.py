@@ -107,6 +107,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+@pytest.mark.slow_cases("class*", "frozen", "no such class", "own*")
 @pytest.mark.parametrize("overrides, said", WRONG.values(), ids=WRONG)
 def test_wrong_configuration(overrides: list[str], said: list[str], folder: Path) -> None:
     """The message names the place, what was expected and the nearest name that is right."""
@@ -168,6 +169,7 @@ def test_own_experiment_file_that_is_wrong(text: str, said: list[str], tmp_path:
         assert each in words
 
 
+@pytest.mark.slow
 def test_own_experiment_sets_top_level_keys(tmp_path: Path) -> None:
     """What an experiment file says about `seed` wins over the default; what the command line says wins over both."""
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
@@ -223,6 +225,7 @@ def test_one_wrong_job_of_a_sweep(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists(), list((tmp_path / "sweep").iterdir())
 
 
+@pytest.mark.slow
 def test_many_wrong_jobs_fit_on_a_screen(tmp_path: Path) -> None:
     """The same mistake in 20 jobs is not told 20 times."""
     ended = sweep("seed=range(20)", "optimizer.lr=nan", cwd=tmp_path)
@@ -243,6 +246,7 @@ def test_a_job_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
     assert read(tmp_path / "sweep" / "sweep.json")["jobs"][0]["name"] == first.name
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_end_the_sweep(folder: Path) -> None:
     """The next job runs, and the sweep's exit status is 1."""
     ended = sweep("model.kind=faulty:Raises", "+model.step=2,9", cwd=folder)
@@ -294,6 +298,7 @@ ONE_RANK = {
 }
 
 
+@pytest.mark.slow_cases("aborts", "leaves*", "raises", "raises much text", "segfaults")
 @pytest.mark.parametrize("kind, reason, shown", ONE_RANK.values(), ids=ONE_RANK)
 def test_the_rank_that_failed_is_named(kind: str, reason: str, shown: str, folder: Path) -> None:
     """Not the others, which fail right after with connection errors."""
@@ -305,6 +310,7 @@ def test_the_rank_that_failed_is_named(kind: str, reason: str, shown: str, folde
     assert steps_done(folder / "out") == 1
 
 
+@pytest.mark.slow
 def test_what_a_failing_rank_says_fits_on_a_screen(folder: Path) -> None:
     """Lines of a thousand characters are cut, and a terminal is 120 wide."""
     ended = failed("model.kind=faulty:RaisesLongText", cwd=folder)
@@ -325,6 +331,7 @@ def test_killed_worker(folder: Path) -> None:
     assert "before step 2: weights" in ended.err.partition("logs/rank1.log:\n")[2], ended
 
 
+@pytest.mark.slow
 def test_killed_forkserver(folder: Path) -> None:
     """Without the process that started them the workers end, and the run has failed."""
     slow = ["optimizer.kind=faulty:SlowAdamW", "steps=1000"]
@@ -346,6 +353,7 @@ HANGS = {
 }
 
 
+@pytest.mark.slow_cases("before the first step")
 @pytest.mark.parametrize("kind, limit, where", HANGS.values(), ids=HANGS)
 def test_hanging_rank(kind: str, limit: str, where: str, folder: Path) -> None:
     """The reason names the setting and the rank that hangs, not one that waits for it; its stack is in its log."""
@@ -357,6 +365,7 @@ def test_hanging_rank(kind: str, limit: str, where: str, folder: Path) -> None:
     assert "rank 1" in reason or "rank1" in reason, reason
 
 
+@pytest.mark.slow_cases("one rank")
 @pytest.mark.parametrize("rank", [1, -1], ids=["one rank", "all ranks"])
 def test_out_of_memory(rank: int, folder: Path) -> None:
     """The host's allocator failing is `oom`, also when the other ranks then fail with connection errors."""
@@ -374,6 +383,7 @@ NOT_FINITE = {
 }
 
 
+@pytest.mark.slow_cases("gradient")
 @pytest.mark.parametrize("kind, reason", NOT_FINITE.values(), ids=NOT_FINITE)
 def test_not_finite(kind: str, reason: str, folder: Path) -> None:
     """The run stops and says in which step; that step did not touch the weights, although the next one was begun."""
@@ -386,6 +396,7 @@ def test_not_finite(kind: str, reason: str, folder: Path) -> None:
         assert second == third
 
 
+@pytest.mark.slow
 def test_port_that_is_taken(tmp_path: Path) -> None:
     """The reason names the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -433,6 +444,7 @@ def test_run_directory_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     assert "No space left on device" in ended.err
 
 
+@pytest.mark.slow
 def test_disk_that_fills_while_the_run_goes_on(full_disk: Path, folder: Path) -> None:
     """State and summary cannot be written any more: the command still ends, says so, and leaves nobody behind."""
     slow = ["optimizer.kind=faulty:SlowAdamW", "steps=1000"]
@@ -449,6 +461,7 @@ def test_disk_that_fills_while_the_run_goes_on(full_disk: Path, folder: Path) ->
 # --- what the workers see
 
 
+@pytest.mark.slow
 def test_environment_reaches_the_workers(folder: Path) -> None:
     """`launch.env`, and what was exported in the shell, which the forkserver's environment may not hide."""
     ended = run("model.kind=faulty:ShowsEnvironment", "+launch.env.MINE=there", cwd=folder)
@@ -458,6 +471,7 @@ def test_environment_reaches_the_workers(folder: Path) -> None:
     assert read(folder / "out" / "environment.json")["launch.env"] == {"MINE": "there"}
 
 
+@pytest.mark.slow
 def test_environment_value_that_looks_like_a_number(folder: Path) -> None:
     """`launch.env.OMP_NUM_THREADS=1`: environment variables are often numbers, and adding one needs no plus sign."""
     ended = run("model.kind=faulty:ShowsEnvironment", "launch.env.MINE=1", cwd=folder)
@@ -485,6 +499,7 @@ def shadow(folder: Path) -> None:
     (folder / "conf" / "run.yaml").write_text("steps: nothing of ours")
 
 
+@pytest.mark.slow
 def test_names_of_ours_in_the_current_directory(tmp_path: Path) -> None:
     """A user's folders `runner`, `conf`, ... are not taken for ours, in no process of a run."""
     shadow(tmp_path)
@@ -493,6 +508,7 @@ def test_names_of_ours_in_the_current_directory(tmp_path: Path) -> None:
     assert status(tmp_path / "out")["state"] == "completed"
 
 
+@pytest.mark.slow
 def test_own_sources_on_pythonpath(tmp_path: Path) -> None:
     """A user's classes may lie where PYTHONPATH says, in launcher and workers."""
     (tmp_path / "sources").mkdir()
@@ -502,6 +518,7 @@ def test_own_sources_on_pythonpath(tmp_path: Path) -> None:
     assert "before step 3" in (tmp_path / "out" / "logs" / "rank1.log").read_text()
 
 
+@pytest.mark.slow
 def test_python_dash_m(folder: Path) -> None:
     """`python -m meshrunner` is the same program, own classes included."""
     program = (sys.executable, "-m", "meshrunner")
@@ -511,6 +528,7 @@ def test_python_dash_m(folder: Path) -> None:
     assert ended.code == 0, ended
 
 
+@pytest.mark.slow
 def test_memory_stays_small(folder: Path) -> None:
     """The launching process does not import torch where there is no GPU; the user's own class may."""
     slow = ["steps=1000"]
@@ -550,6 +568,7 @@ def test_resume_of_what_is_no_run(damage: Callable[[Path], object], said: list[s
     assert not (place / "status.json").exists()
 
 
+@pytest.mark.slow
 def test_resume_of_a_completed_run_and_of_an_edited_one(tmp_path: Path) -> None:
     """A completed run is left alone; a wrong key in an edited config.yaml is refused; a damaged status.json is no obstacle."""
     assert run(cwd=tmp_path).code == 0
@@ -574,6 +593,7 @@ def test_resume_of_a_completed_run_and_of_an_edited_one(tmp_path: Path) -> None:
     assert rows == [1, 2, 3, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_resume_after_a_failure(folder: Path) -> None:
     """The second attempt counts as such, and nothing of the first one's error stays behind."""
     failed("model.kind=faulty:Raises", cwd=folder)

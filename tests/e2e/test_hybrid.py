@@ -20,6 +20,7 @@ HYBRID = (
 )
 
 
+@pytest.mark.slow_cases("parallelism=ep*")
 @pytest.mark.parametrize("words", ["", "parallelism=ep precision=bf16 activation_checkpoint=selective_op loss=chunked"])
 def test_a_hybrid_is_trained_and_the_further_tokens_have_a_loss(words: str, tmp_path: Path) -> None:
     ended = meshrunner(*HYBRID, "model.mtp.depth=2", *words.split(), cwd=tmp_path)
@@ -30,6 +31,7 @@ def test_a_hybrid_is_trained_and_the_further_tokens_have_a_loss(words: str, tmp_
     assert read(tmp_path / "out" / "environment.json")["resolved"]["model.mamba.kernel"] == "torch"
 
 
+@pytest.mark.slow
 def test_without_further_tokens_there_is_no_such_loss(tmp_path: Path) -> None:
     ended = meshrunner(*HYBRID, "model.pattern=M*", "model.experts=null", cwd=tmp_path)
     assert ended.code == 0 and ended.err == "", ended

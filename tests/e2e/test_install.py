@@ -158,10 +158,12 @@ def test_one_package_is_installed(kind: str, tmp_path: Path, request: pytest.Fix
     assert helped.returncode == 0 and helped.stdout.startswith("usage: meshrunner VERB"), helped.stderr
 
 
+@pytest.mark.slow
 def test_the_wheel_works_beside_the_packages_of_this_environment(installed: Path, tmp_path: Path) -> None:
     check_installed(installed, tmp_path / "work")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "packages"), [("installed", False), ("editable", True)])
 def test_own_folders_of_our_names_beside_torchtune(
     kind: str, packages: bool, tmp_path: Path, request: pytest.FixtureRequest

@@ -33,6 +33,7 @@ def log(run_dir: Path) -> str:
     return (run_dir / "logs" / "rank1.log").read_text()
 
 
+@pytest.mark.slow
 def test_each_kind_of_variable_has_its_effect(folder: Path) -> None:
     plain = run(*SHOWS, cwd=folder, run_dir="plain")
     ended = run(*SHOWS, *(f"launch.env.{each}" for each in KINDS), cwd=folder)
@@ -43,6 +44,7 @@ def test_each_kind_of_variable_has_its_effect(folder: Path) -> None:
     assert read(folder / "out" / "environment.json")["threads"] == 3
 
 
+@pytest.mark.slow
 def test_runs_of_one_command_have_each_their_own(folder: Path) -> None:
     grid = ("launch.env.TORCHINDUCTOR_SPLIT_REDUCTIONS=0,1", "hydra.sweep.dir=sweep")
     ended = meshrunner("run", "-m", *TINY, *SHOWS, *grid, cwd=folder)

@@ -29,6 +29,7 @@ def rows_of(frame: str) -> list[str]:
     return re.findall(r"^(#\d seed=\d +(?:pending|starting|running|completed))\b", frame, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_all_runs_in_one_table_one_by_one(folder: Path) -> None:
     terminal = sweep(*SLOW, "seed=1,2,3", cwd=folder)
     assert terminal.wait(120) == 0
@@ -64,6 +65,7 @@ def test_all_runs_in_one_table_side_by_side(folder: Path) -> None:
     assert terminal.frame("000_seed-1: started on 0, 1")
 
 
+@pytest.mark.slow
 def test_a_screen_that_is_too_small_shows_what_happens(folder: Path) -> None:
     """Nine runs on eleven lines: what ended last, what is running, what is next, and how many there are of each."""
     terminal = sweep("steps=4", "seed=1,2,3,4,5,6,7,8,9", cwd=folder, lines=11)
@@ -87,6 +89,7 @@ def test_a_failure_is_told_above_the_table_and_an_interrupt_restores_the_termina
     assert [status(run)["state"] for run in sorted((folder / "sweep").glob("0*"))] == ["failed", "interrupted"]
 
 
+@pytest.mark.slow
 def test_what_is_piped_has_plain_lines(folder: Path) -> None:
     ended = meshrunner("run", "-m", *TINY, "seed=1,2", "hydra.sweep.dir=sweep", cwd=folder)
     assert ended.code == 0 and "\x1b" not in ended.out and "step 3/3" not in ended.out, ended

@@ -60,6 +60,7 @@ def test_its_states_and_figures_are_shown(folder: Path) -> None:
     assert rows[0]["train/final_loss"] == 4.428357362747192
 
 
+@pytest.mark.slow
 def test_what_is_left_is_run_and_a_checkpoint_of_another_format_refused(folder: Path) -> None:
     """The checkpoint would not continue the same losses: it is refused, kept, and without it the run begins again."""
     sweep = folder / "old_sweep"

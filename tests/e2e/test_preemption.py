@@ -35,6 +35,7 @@ def states(folder: Path) -> list[str]:
     return [str(status(run)["state"]) for run in runs(folder)]
 
 
+@pytest.mark.slow_cases("SIGTERM*")
 @pytest.mark.parametrize(
     "how", ["SIGTERM to all", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGUSR1", "mark"))]
 )
@@ -65,6 +66,7 @@ def test_a_run_saves_itself_and_continues(how: str, folder: Path) -> None:
     assert losses(folder / "out") == losses(folder / "straight")
 
 
+@pytest.mark.slow_cases("one by one")
 @pytest.mark.parametrize(
     "devices", [pytest.param(1, id="one by one"), pytest.param(4, id="side by side", marks=pytest.mark.slow)]
 )

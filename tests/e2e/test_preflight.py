@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.command import TINY, meshrunner, read, run, status
 
 LARGE = 16384
@@ -28,6 +30,7 @@ def test_what_cannot_fit_is_a_skipped_row(folder: Path) -> None:
     assert [status(each)["state"] for each in (large, small)] == ["skipped", "completed"]
 
 
+@pytest.mark.slow
 def test_a_prediction_that_fails_stops_nothing(folder: Path) -> None:
     """Nor does one that takes its process with it."""
     broken = ("model.kind=faulty:Raises,faulty:Exits", "+model.step=2")
@@ -36,6 +39,7 @@ def test_a_prediction_that_fails_stops_nothing(folder: Path) -> None:
     assert [status(each)["state"] for each in sorted((folder / "sweep").glob("0*"))] == ["failed"] * 2
 
 
+@pytest.mark.slow
 def test_a_single_run_is_only_warned_of(folder: Path) -> None:
     ended = run("sweep.preflight=skip", "launch.host_memory_gib=1e-6", cwd=folder)
     assert ended.code == 1 and ended.err.count("meshrunner: predicted not to fit: ") == 1, ended

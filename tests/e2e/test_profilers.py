@@ -31,6 +31,7 @@ def profiled(folder: Path, *overrides: str, warm_up: bool) -> tuple[Ended, dict[
     return ended, summary
 
 
+@pytest.mark.slow_cases("[1]")
 @pytest.mark.parametrize("ranks", ["all", "[1]"])
 def test_trace(tmp_path: Path, ranks: str) -> None:
     ended, summary = profiled(
@@ -70,6 +71,7 @@ def test_memory(tmp_path: Path) -> None:
     assert "peak of live tensors" in ended.out
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out(tmp_path: Path) -> None:
     """The window begins with the first step, and this is too much for it: 64 x 512 x 300 logits are 37 MiB."""
     window = ("profiler=memory", "profiler.start=0", "profiler.ranks=all")

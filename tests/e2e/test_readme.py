@@ -72,6 +72,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SLOW = ("compile=", "profiler=", "sweep.repeat=3")
 
 
+@pytest.mark.slow_cases(
+    "meshrunner run --config-dir*",
+    "meshrunner run experiment=*",
+    "meshrunner run steps=5 data=*",
+    "meshrunner run steps=5 model.*",
+    "meshrunner run steps=5 parallelism*",
+    "meshrunner run steps=5 precision=*",
+    "meshrunner run steps=5 tracker=*",
+)
 @pytest.mark.parametrize(
     "command",
     [pytest.param(each, marks=[pytest.mark.slow] * any(word in each for word in SLOW)) for each in COMMANDS[3:]],

@@ -70,6 +70,7 @@ def cut_back(straight: Path, folder: Path, step: int) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_keep_keeps_the_newest_and_the_last_step_is_saved(tmp_path: Path) -> None:
     for kind in ("dcp", "dcp_async"):
         overrides = ("steps=7", f"checkpoint={kind}", "checkpoint.every=2", "checkpoint.keep=2")
@@ -110,6 +111,7 @@ def flipped_bit(newest: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow_cases("flipped_bit", "garbage_record", "missing", "other_metadata", "without_record")
 @pytest.mark.parametrize(
     "damage",
     [truncated, missing, other_metadata, garbage_record, without_record, flipped_bit],
@@ -134,6 +136,7 @@ def test_what_was_half_written_is_removed(straight: Path, tmp_path: Path) -> Non
     assert kept(run_dir) == kept(straight)
 
 
+@pytest.mark.slow
 def test_without_a_good_checkpoint_a_run_begins_again(straight: Path, tmp_path: Path) -> None:
     run_dir = cut_back(straight, tmp_path, 1)
     missing(run_dir / "checkpoints" / "step-00000001")
@@ -142,6 +145,7 @@ def test_without_a_good_checkpoint_a_run_begins_again(straight: Path, tmp_path: 
     assert curve(run_dir) == curve(straight)
 
 
+@pytest.mark.slow
 def test_rows_that_were_not_read_out_are_before_the_checkpoint(straight: Path, tmp_path: Path) -> None:
     """With log_every=100 the rows of steps 2 and 3 wait; a rank fails in its fourth step, after the checkpoint."""
     own_classes(tmp_path)
@@ -155,6 +159,7 @@ def test_rows_that_were_not_read_out_are_before_the_checkpoint(straight: Path, t
     assert curve(tmp_path / "out") == curve(straight)
 
 
+@pytest.mark.slow
 def test_more_steps_for_a_completed_run(straight: Path, tmp_path: Path) -> None:
     completed(run("steps=3", "checkpoint=dcp", cwd=tmp_path), tmp_path / "out")
     assert "nothing to do" in resume(tmp_path / "out").out
@@ -164,6 +169,7 @@ def test_more_steps_for_a_completed_run(straight: Path, tmp_path: Path) -> None:
     assert curve(tmp_path / "out") == curve(straight)
 
 
+@pytest.mark.slow
 def test_more_steps_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     completed(run(cwd=tmp_path), tmp_path / "out")
     edit(tmp_path / "out", "steps: 3\n", "steps: 6\n")
@@ -192,6 +198,7 @@ def test_another_model_is_refused_with_force_too(straight: Path, tmp_path: Path)
     assert ended.code == 2 and "model.n_layers: 1 in the checkpoint, 2 now" in ended.err, ended
 
 
+@pytest.mark.slow
 def test_changes_that_do_not_decide_what_is_trained_need_nothing(straight: Path, tmp_path: Path) -> None:
     run_dir = cut_back(straight, tmp_path, 4)
     edit(run_dir, "log_every: auto", "log_every: 2")
@@ -243,6 +250,7 @@ def test_a_global_batch_that_the_ranks_cannot_share_is_refused(straight: Path, t
     assert "global_batch is null: it stays what it was" in ended.err
 
 
+@pytest.mark.slow
 def test_load_continues_another_run_in_a_new_directory(straight: Path, tmp_path: Path) -> None:
     run_dir = cut_back(straight, tmp_path, 4)
     for name, load in (("run", run_dir), ("one", run_dir / "checkpoints" / "step-00000003")):
@@ -304,6 +312,7 @@ def is_complete(run_dir: Path, steps: int) -> bool:
     return (run_dir / "checkpoints" / f"step-{steps:08}").exists()
 
 
+@pytest.mark.slow_cases("true*")
 @pytest.mark.parametrize(("grows", "state"), [("true", "completed"), ("false", "timeout")])
 def test_a_slow_save_is_not_taken_for_a_hang_and_a_hang_is_not_taken_for_a_slow_save(
     grows: str, state: str, tmp_path: Path

@@ -47,6 +47,7 @@ def counted_s(rows: list[dict[str, Any]], tokens: float) -> float:
     return sum(tokens / row["perf/wps"] + row["perf/checkpoint_time_s"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
     """Two ranks, FSDP2, the default model on the default text, W&B offline: nothing is chosen."""
     folder = tmp_path / "run"
@@ -75,6 +76,7 @@ def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
     assert max(summary["memory/peak_rss_gib_by_rank"]) == pytest.approx(rows[-1]["memory/peak_rss_gib"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_losses(tmp_path: Path) -> None:
     figures = []
     for name in ("a", "b"):
@@ -83,6 +85,7 @@ def test_the_same_command_gives_the_same_losses(tmp_path: Path) -> None:
     assert figures[0] == figures[1]
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_change_the_training(tmp_path: Path) -> None:
     overrides = [override for override in SMALL if not override.startswith("data")]
     figures = {}
@@ -94,6 +97,7 @@ def test_the_number_of_workers_does_not_change_the_training(tmp_path: Path) -> N
     assert figures[2] != figures[1], "were there really two workers?"
 
 
+@pytest.mark.slow
 def test_the_default_optimizer_keeps_1_to_4_workers_together(tmp_path: Path) -> None:
     """Its rate and warm-up are such that the last bit, in which layouts may differ, stays the last bit."""
     overrides = [override for override in SMALL if not override.startswith(("data", "optimizer", "steps"))]
@@ -109,6 +113,7 @@ def test_the_default_optimizer_keeps_1_to_4_workers_together(tmp_path: Path) -> 
             assert [row[key] for row in rows] == pytest.approx([row[key] for row in one], rel=2e-5)
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_be_measured_says_so_and_runs(tmp_path: Path) -> None:
     done = meshrunner(tmp_path, "run", "tracker=none", "hydra.run.dir=out", *SMALL, "steps=3")
     assert done.returncode == 0, done.stderr
@@ -117,6 +122,7 @@ def test_a_run_too_short_to_be_measured_says_so_and_runs(tmp_path: Path) -> None
     assert summary["state"] == "completed" and summary["perf/wps_median"] is None and summary["train/final_loss"] > 0
 
 
+@pytest.mark.slow
 def test_reading_out_less_often_loses_no_row(tmp_path: Path) -> None:
     rows, _ = run(tmp_path / "often", *SMALL, "steps=7")
     seldom, _ = run(tmp_path / "seldom", *SMALL, "steps=7", "log_every=4")
@@ -124,6 +130,7 @@ def test_reading_out_less_often_loses_no_row(tmp_path: Path) -> None:
     assert [row["train/loss"] for row in seldom] == [row["train/loss"] for row in rows]
 
 
+@pytest.mark.slow
 def test_tokens_are_speed_times_time_however_slow_a_read_out_is(tmp_path: Path) -> None:
     """Three steps to a read-out, in which every row takes its time to write; a checkpoint in between is a figure apart."""
     own_classes(tmp_path)
@@ -152,6 +159,7 @@ def test_the_run_directory_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert found == [allowed_cpus()] * 2, "without GPUs no worker is bound"
 
 
+@pytest.mark.slow
 def test_resume_executes_a_directory_as_it_stands(tmp_path: Path) -> None:
     """A run of one machine, edited by hand and executed again: the same losses, because the directory is all there is."""
     rows, _ = run(tmp_path / "first", *SMALL)

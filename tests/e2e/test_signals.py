@@ -78,6 +78,7 @@ MOMENTS: dict[str, Callable[[Command, Path], object]] = {
 }
 
 
+@pytest.mark.slow_cases("claimed-to_group", "first log*", "model*", "placed*", "step-to_parent", "workers*")
 @pytest.mark.parametrize("moment, send", [*((moment, to_group) for moment in MOMENTS), ("step", to_parent)])
 def test_interrupt(moment: str, send: Callable[[Command], None], folder: Path) -> None:
     """Ctrl-C works whatever the run is doing: in particular while things are imported, placed and started."""
@@ -87,6 +88,7 @@ def test_interrupt(moment: str, send: Callable[[Command], None], folder: Path) -
         check_interrupted(command, folder / "out")
 
 
+@pytest.mark.slow_cases("workers")
 @pytest.mark.parametrize("moment", ["claimed", "workers"])
 def test_interrupt_with_a_tracker(moment: str, folder: Path) -> None:
     """A run is claimed before its tracker is started, which waits for the forkserver's imports: a second of its own."""
@@ -96,6 +98,7 @@ def test_interrupt_with_a_tracker(moment: str, folder: Path) -> None:
         check_interrupted(command, folder / "out")
 
 
+@pytest.mark.slow
 def test_interrupted_run_says_how_to_continue(folder: Path) -> None:
     """The name of a run directory is made up by meshrunner: who interrupts a run has to be told it."""
     with started(folder=folder) as command:
@@ -123,6 +126,7 @@ def test_the_first_interrupt_saves(kind: str, folder: Path) -> None:
     assert status(folder / "out")["reason"] == "by SIGINT"
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_the_second_interrupt_ends_at_once(number: signal.Signals, folder: Path) -> None:
     """A save takes six seconds; whoever does not want to wait need not, nor does a shutdown."""
@@ -225,6 +229,7 @@ def test_interrupt_while_it_starts(moment: float, folder: Path) -> None:
         command.check_nobody_left()
 
 
+@pytest.mark.slow_cases("SIGHUP")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_end_by_the_system(number: signal.Signals, folder: Path) -> None:
     """A closed terminal or a shutdown ends the run in order, and the reason says what it was."""
@@ -236,6 +241,7 @@ def test_end_by_the_system(number: signal.Signals, folder: Path) -> None:
     assert read(folder / "out" / "summary.json")["state"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_second_interrupt(folder: Path) -> None:
     """Impatience while a worker that cannot be ended is waited for neither leaves it behind nor loses the record."""
     with started("model.kind=faulty:CannotBeEnded", folder=folder) as command:
@@ -248,6 +254,7 @@ def test_second_interrupt(folder: Path) -> None:
         check_interrupted(command, folder / "out")
 
 
+@pytest.mark.slow
 def test_interrupt_while_the_tracker_finishes(folder: Path) -> None:
     """The training is over then: the run stays completed, and the message does not say that nothing was started."""
     overrides = ("steps=3", "optimizer.kind=adamw", "tracker.kind=faulty:SlowTracker")
@@ -261,6 +268,7 @@ def test_interrupt_while_the_tracker_finishes(folder: Path) -> None:
     assert ended.code in (0, 130), ended
 
 
+@pytest.mark.slow
 def test_interrupted_sweep(folder: Path) -> None:
     """Ctrl-C ends the sweep, not only its job; what was not begun stays pending."""
     arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", *SLOW, "seed=1,2"]
@@ -314,6 +322,7 @@ def test_an_interrupted_sweep_ends_after_a_run_that_is_complete(folder: Path) ->
 KILLED = {"in a step": (), "while a rank hangs": ("model.kind=faulty:Hangs",)}
 
 
+@pytest.mark.slow_cases("while a rank hangs")
 @pytest.mark.parametrize("overrides", KILLED.values(), ids=KILLED)
 def test_kill_9_leaves_nobody_behind(overrides: tuple[str, ...], folder: Path) -> None:
     """Nothing can be recorded then, but workers and forkserver follow at once."""
@@ -325,6 +334,7 @@ def test_kill_9_leaves_nobody_behind(overrides: tuple[str, ...], folder: Path) -
     assert status(folder / "out")["state"] == "running"
 
 
+@pytest.mark.slow_cases("claimed", "forkserver", "model", "workers")
 @pytest.mark.parametrize("moment", ["forkserver", "claimed", "workers", "model"])
 def test_kill_9_while_it_starts(moment: str, folder: Path) -> None:
     """A worker that has just been forked does not yet follow its parent: it may not be forgotten."""
@@ -335,6 +345,7 @@ def test_kill_9_while_it_starts(moment: str, folder: Path) -> None:
         command.check_nobody_left()
 
 
+@pytest.mark.slow
 def test_take_over_and_disturb_nothing(folder: Path) -> None:
     """While a run is executed nobody else can; once its process is gone, anybody can."""
     out = folder / "out"
@@ -358,6 +369,7 @@ def test_take_over_and_disturb_nothing(folder: Path) -> None:
     assert (status(out)["state"], status(out)["attempt"]) == ("completed", 2)
 
 
+@pytest.mark.slow
 def test_two_at_once(folder: Path) -> None:
     """Two that resume one directory in the same moment: one executes it, the other says so."""
     with started(folder=folder) as command:
@@ -378,6 +390,7 @@ def test_two_at_once(folder: Path) -> None:
         check_interrupted(winner, folder / "out")
 
 
+@pytest.mark.slow
 def test_stopped_and_continued(folder: Path) -> None:
     """Ctrl-Z and `fg`: the run continues."""
     with started(folder=folder) as command:
@@ -391,6 +404,7 @@ def test_stopped_and_continued(folder: Path) -> None:
         check_interrupted(command, folder / "out")
 
 
+@pytest.mark.slow
 def test_reader_of_the_output_goes_away(folder: Path) -> None:
     """`meshrunner run | head -1`: losing standard output does not end in a traceback, and leaves nobody behind."""
     program = ("bash", "-c", 'exec "$0" "$@" > >(head -c 1 > /dev/null)')

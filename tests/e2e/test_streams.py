@@ -47,6 +47,7 @@ def check_completed(folder: Path, steps: int = 3) -> None:
     assert [row["step"] for row in read_events(folder / "out")] == list(range(1, steps + 1))
 
 
+@pytest.mark.slow
 def test_all_streams_closed_and_the_default_tracker(folder: Path, short: Path) -> None:
     """The first files that are opened would be taken for the streams. The tracker's library leaves folders in TMPDIR."""
     ended = shell('exec "$@" <&- >&- 2>&-', *RUN, "tracker=wandb", cwd=folder, TMPDIR=str(short))
@@ -56,6 +57,7 @@ def test_all_streams_closed_and_the_default_tracker(folder: Path, short: Path) -
     assert read(folder / "out" / "tracker.json")["phase"] == "finished"
 
 
+@pytest.mark.slow
 def test_all_on_a_full_disk_and_temporary_files_far_away(folder: Path) -> None:
     temporary = folder / ("long" * 30)
     temporary.mkdir()

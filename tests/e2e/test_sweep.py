@@ -27,6 +27,7 @@ def states(folder: Path) -> list[str]:
     return [status(run)["state"] for run in runs(folder)]
 
 
+@pytest.mark.slow
 def test_repeats_are_interleaved_and_equal(folder: Path) -> None:
     ended = sweep("parallelism=ddp,fsdp2", "sweep.repeat=2", "sweep.seeds=2", cwd=folder)
     assert ended.code == 0, ended
@@ -72,6 +73,7 @@ def test_the_same_command_executes_unfinished_runs(folder: Path) -> None:
     assert resumed.code == 0 and resumed.out.count("is completed") == 3, resumed
 
 
+@pytest.mark.slow
 def test_a_directory_of_another_run_is_not_used(folder: Path) -> None:
     assert sweep("seed=1,2", cwd=folder).code == 0
     ended = sweep("seed=1,2", "optimizer.lr=1e-4", cwd=folder)
@@ -80,6 +82,7 @@ def test_a_directory_of_another_run_is_not_used(folder: Path) -> None:
     assert ended.code == 0 and [status(run)["attempt"] for run in runs(folder)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_results_that_are_wanted_again(folder: Path) -> None:
     limits = ("launch.host_memory_gib=0.02,null", "model.ffn_dim=200000")
     assert sweep(*limits, cwd=folder).code == 0
@@ -97,6 +100,7 @@ def test_a_crashed_run_is_tried_again(folder: Path) -> None:
     assert [status(run)["attempt"] for run in runs(folder)] == [2, 2]
 
 
+@pytest.mark.slow
 def test_what_is_excluded_is_a_skipped_row(folder: Path) -> None:
     rules = "sweep.exclude=['parallelism=ddp seed=2,3','optimizer.lr=0.5']"
     assert sweep("parallelism=ddp,fsdp2", "seed=1,2", rules, cwd=folder).code == 0
@@ -111,6 +115,7 @@ def test_an_override_may_refer_to_a_key_that_is_swept_over(folder: Path) -> None
     assert [load_config(run)["micro_batch"] for run in runs(folder)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_runs_share_the_devices_of_a_node(folder: Path) -> None:
     """Four pretended devices and runs of two: two at a time, each with its own devices."""
     slow = ("optimizer.kind=faulty:SlowAdamW", "steps=5")
@@ -132,6 +137,7 @@ def test_runs_share_the_devices_of_a_node(folder: Path) -> None:
     assert visible == {os.environ.get("CUDA_VISIBLE_DEVICES")}, "runs on CPUs must not see a GPU that was hidden"
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_runs_that_share_a_node(folder: Path) -> None:
     arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "optimizer.kind=faulty:SlowAdamW", "steps=1000"]
     with Command(*arguments, "seed=1,2,3", "sweep.devices=4", cwd=folder) as command:
@@ -147,6 +153,7 @@ WAITS = ("model.kind=faulty:WaitsForFile", "+model.step=3", "+model.job=${seed}"
 """Two runs, of which the first waits in its third step for a file `go`."""
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_run_the_same_job(folder: Path) -> None:
     with Command("run", "-m", *TINY, "hydra.sweep.dir=sweep", *WAITS, cwd=folder) as command:
         command.until(lambda: len(runs(folder)) == 2 and steps_done(runs(folder)[0]) >= 2)
@@ -234,6 +241,7 @@ def test_a_process_of_a_run_that_is_killed_is_a_failed_run(folder: Path) -> None
     assert again.code == 0 and [status(run)["attempt"] for run in runs(folder)] == [2, 1, 1]
 
 
+@pytest.mark.slow
 def test_results_that_are_wanted_again_side_by_side(folder: Path) -> None:
     again = ("seed=1,2", "sweep.devices=4", "sweep.rerun=[completed]")
     assert sweep(*again, cwd=folder).code == sweep(*again, cwd=folder).code == 0

@@ -37,6 +37,7 @@ def compared(folder: Path) -> list[dict[str, Any]]:
     return [row | {"runs": ", ".join(Path(run["directory"]).name for run in row["runs"])} for row in rows]
 
 
+@pytest.mark.slow
 def test_offline_a_sweep_is_a_group_with_its_table(folder: Path) -> None:
     """Out of memory, and skipped; then the sweep is resumed."""
     jobs = ("micro_batch=1,3", "global_batch=2", "model.ffn_dim=200000", "launch.host_memory_gib=0.02")
@@ -111,6 +112,7 @@ def received(logged: dict[str, Any], uploads: dict[str, bytes]) -> list[dict[str
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_costs_a_warning_at_the_end(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ended = meshrunner(
@@ -132,6 +134,7 @@ def test_a_server_that_does_not_answer_costs_a_warning_at_the_end(folder: Path) 
     )
 
 
+@pytest.mark.slow_cases("tracker=none", "tracker=wandb*")
 @pytest.mark.parametrize("tracker", ["tracker=none", "tracker=wandb tracker.mode=disabled", "tracker=tensorboard"])
 def test_other_trackers_show_no_table(folder: Path, tracker: str) -> None:
     ended = meshrunner(*SWEEP, "seed=1,2", *tracker.split(), cwd=folder)

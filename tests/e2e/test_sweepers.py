@@ -31,6 +31,7 @@ def table(ended: Ended) -> list[str]:
     return rows[max(i for i, row in enumerate(rows) if row.startswith("|--")) + 1 :]
 
 
+@pytest.mark.slow_cases("minimize")
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 def test_a_failed_job_has_the_worst_value_and_the_table_all_jobs(folder: Path, direction: str) -> None:
     faulty = ("model.kind=faulty:Raises", "hydra.sweeper.key=+model.step", "hydra.sweeper.batches=[[9,2],[8]]")
@@ -45,6 +46,7 @@ def test_a_failed_job_has_the_worst_value_and_the_table_all_jobs(folder: Path, d
     assert [first, third] == [read(runs(folder)[i] / "summary.json")["perf/wps_median"] for i in (0, 2)]
 
 
+@pytest.mark.slow
 def test_jobs_that_all_complete_end_with_0(folder: Path) -> None:
     ended = sweep("objective=train/final_loss", cwd=folder)
     assert ended.code == 0 and len(table(ended)) == 1, ended  # three seeds are one row
@@ -52,6 +54,7 @@ def test_jobs_that_all_complete_end_with_0(folder: Path) -> None:
     assert json.loads((folder / "told.json").read_text()) == finals
 
 
+@pytest.mark.slow
 def test_fail_fast_hands_over_no_more_jobs(folder: Path) -> None:
     faulty = ("model.kind=faulty:Raises", "hydra.sweeper.key=+model.step", "hydra.sweeper.batches=[[2],[9]]")
     ended = sweep(*faulty, "sweep.fail_fast=true", cwd=folder)

@@ -160,6 +160,7 @@ def test_wandb_offline_holds_the_run_and_touches_no_network(
     assert stub.requests == []
 
 
+@pytest.mark.slow_cases("oom")
 @pytest.mark.parametrize("state", ["oom", "preempted"])
 def test_wandb_shows_how_a_run_ended(tmp_path: Path, state: str) -> None:
     run = Run(tmp_path / "run", kind="wandb").begin().train(1, 2)

@@ -133,6 +133,7 @@ def read_overrides(run_dir: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow_cases("USR1*")
 @pytest.mark.parametrize("sent", ["USR1 to the batch shell", pytest.param("SIGTERM to all", marks=pytest.mark.slow)])
 def test_preempted_by_a_job_of_higher_priority(sent: str, folder: Path) -> None:
     """Saved, requeued, continued: the same curve as undisturbed, and one W&B run of all steps."""

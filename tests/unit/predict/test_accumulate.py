@@ -32,6 +32,15 @@ def predicted(layout: str, *, active_only: bool = False) -> dict[str, Any]:
     return predict(run, described(run), active_only=active_only).as_json()
 
 
+@pytest.mark.slow_cases(
+    "model=*",
+    "parallelism=ddp*",
+    "parallelism=fsdp1 parallelism.accumulate*",
+    "parallelism=fsdp2 parallelism.accumulate*",
+    "parallelism=fsdp2 precision*",
+    "parallelism=fsdp2_tp*",
+    "parallelism=hsdp2*",
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nine_micro_batches_are_foreseen_by_four(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = predicted(layout)
@@ -45,6 +54,7 @@ def test_nine_micro_batches_are_foreseen_by_four(layout: str, monkeypatch: pytes
     assert few["perf/exposed_communication_s"] == pytest.approx(every["perf/exposed_communication_s"], rel=2e-2)
 
 
+@pytest.mark.slow
 def test_shallow_models_of_few_micro_batches_foresee_deep_ones_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     deep = "parallelism=fsdp2 model.n_layers=12"
     few = predicted(deep, active_only=True)

@@ -124,6 +124,7 @@ def test_of_several_micro_batches_it_is_the_first() -> None:
     assert kept_by_block(rehearsed("global_batch=6")) == kept_by_block(rehearsed())
 
 
+@pytest.mark.slow
 def test_a_part_of_a_hybrid_tells_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
     depths: list[int] = []
 
@@ -219,6 +220,7 @@ def compiled() -> tuple[Kind, Kind, str]:
     raise AssertionError("it was known")
 
 
+@pytest.mark.slow
 def test_compiled_blocks_keep_what_the_compiler_decides() -> None:
     """In a process of its own: this one does without the compiler."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -30,6 +30,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_cases("accumulation", "frozen", "prefetch", "rules", "tied")
 @pytest.mark.parametrize("case", CASES)
 def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")

@@ -102,6 +102,7 @@ def test_a_page_with_memory_over_the_step(capsys: pytest.CaptureFixture[str], tm
         assert "backward of block 11" in data["phases"]
 
 
+@pytest.mark.slow
 def test_a_page_of_the_largest_that_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file, small = (
         tmp_path / "page.html",
@@ -159,6 +160,7 @@ def test_the_search_ends() -> None:
     assert largest(lambda value: True, lambda value: False) is None
 
 
+@pytest.mark.slow_cases("overrides1*", "overrides2*")
 @pytest.mark.parametrize(
     ("overrides", "key", "value"),
     [
