@@ -17,7 +17,7 @@ from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.console import one_line
 from meshrunner.runner.predict.predict import not_planned, speed_of
-from meshrunner.runner.predict.record.events import Born, Died, Log, Used
+from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, UsedByStream
 from meshrunner.runner.predict.trace.faults import why
 
 SPEED_OF_CPU = {
@@ -92,8 +92,8 @@ def measured(folders: Sequence[Path]) -> Measured:
     return Measured(observed, hardware, left_out)
 
 
-def _of_time(log: Log) -> Log:
-    return [entry for entry in log if not isinstance(entry, Born | Died | Used)]
+def _of_time(log: EventLog) -> EventLog:
+    return [entry for entry in log if not isinstance(entry, Allocated | Freed | UsedByStream)]
 
 
 def _enough(combinations: int, left_out: dict[str, str]) -> None:

@@ -12,4 +12,4 @@ CATEGORIES = (
     "logits",
     "temporary",
 )
-"""Purposes of a storage, in the order of tables and charts; `ledger.account` assigns them."""
+"""Purposes of a storage, in the order of tables and charts; `ledger.memory_ledger` assigns them."""

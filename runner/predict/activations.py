@@ -13,7 +13,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.predict.kept import Kept, kept_by_block
 from meshrunner.runner.predict.predict import not_planned
 from meshrunner.runner.predict.trace.depth import blocks_may_differ
-from meshrunner.runner.predict.trace.tracer import rehearse
+from meshrunner.runner.predict.trace.tracer import trace_recipe
 
 MOST_BLOCKS = 64
 """Of a model that is rehearsed as deep as it is, which takes some seconds."""
@@ -77,4 +77,6 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 def _kept(experiment: Experiment, device: Described) -> dict[int, Kept]:
     nodes, workers = experiment.launch.nodes, device.workers
-    return kept_by_block(rehearse(experiment, nodes=nodes, workers=workers, device_type=device.type, operators=False))
+    return kept_by_block(
+        trace_recipe(experiment, nodes=nodes, workers=workers, device_type=device.type, operators=False)
+    )

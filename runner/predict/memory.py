@@ -8,16 +8,16 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.allocator import in_effect, that_counts
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.ledger.account import Peak
-from meshrunner.runner.predict.allocator.allocator import Allocator
-from meshrunner.runner.predict.allocator.settings import Settings
+from meshrunner.runner.ledger.memory_ledger import PeakMemory
+from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings
+from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator
 from meshrunner.runner.predict.kept import most_added
 from meshrunner.runner.predict.replay.memory import replay
 from meshrunner.runner.predict.replay.peaks import Change, Replayed
 from meshrunner.runner.predict.speed import Rehearsed
 from meshrunner.runner.predict.timing.clock import Timed
 from meshrunner.runner.predict.trace.depth import Depths, extrapolate, start_peak, step_peak
-from meshrunner.runner.predict.trace.tracer import Rehearsal
+from meshrunner.runner.predict.trace.tracer import Trace
 from meshrunner.runner.predict.verdict import GIB, MEMORY, Verdict, answer, reason
 
 ACTIVE_ERROR_PCT = 2.0
@@ -25,13 +25,13 @@ RESERVED_ERROR_PCT = 8.0
 """Not exceeded by any difference from published measurements, docs/measurements/plan.md."""
 
 
-def of_log(device: Described, capacity: int, full: Rehearsal) -> tuple[Verdict, dict[str, Any]]:
+def of_log(device: Described, capacity: int, full: Trace) -> tuple[Verdict, dict[str, Any]]:
     """Of what tensors hold; `capacity`: bytes that the device has for them."""
     return _verdict_on_active(device, capacity, step_peak(full), start_peak(full), most_added(full))
 
 
 def of_shallow_logs(
-    device: Described, capacity: int, depths: Depths, shallow: Rehearsal, deeper: Rehearsal
+    device: Described, capacity: int, depths: Depths, shallow: Trace, deeper: Trace
 ) -> tuple[Verdict, dict[str, Any]]:
     """The same at full depth, from two models that are less deep."""
     deep = extrapolate(depths, shallow, deeper)
@@ -39,7 +39,7 @@ def of_shallow_logs(
 
 
 def _verdict_on_active(
-    device: Described, capacity: int, peak: Peak, startup: int, block: int | None
+    device: Described, capacity: int, peak: PeakMemory, startup: int, block: int | None
 ) -> tuple[Verdict, dict[str, Any]]:
     needed = max(peak.total, startup)
     # Of the start only the sum is known at full depth.
@@ -55,9 +55,9 @@ def of_replay(
     run: Rehearsed,
     device: Described,
     capacity: int,
-    settings: Settings,
+    settings: AllocatorSettings,
     changes: list[Change] | None,
-    full: Rehearsal,
+    full: Trace,
 ) -> tuple[Verdict, dict[str, Any], Timed | None]:
     """
     Through the model of the allocator; the time, too, which the replay finds on its way.
@@ -70,15 +70,15 @@ def of_replay(
 
     def replay_in(nbytes: int | None, changes: list[Change] | None = None) -> tuple[Replayed, Timed | None]:
         if device.hardware is None:
-            return replay(full.log, _NoClock(), Allocator(nbytes, settings), changes), None
+            return replay(full.events, _NoClock(), CachingAllocator(nbytes, settings), changes), None
         clock = run.clock(device.hardware)
-        replayed = replay(full.log, clock, Allocator(nbytes, settings), changes)
+        replayed = replay(full.events, clock, CachingAllocator(nbytes, settings), changes)
         return replayed, None if replayed.failed is not None else clock.step_ends(run.left_out)
 
     replayed, timed = replay_in(None, changes)
     needed, error = replayed.peak_reserved.nbytes, RESERVED_ERROR_PCT
     capped = replayed if needed <= capacity else replay_in(capacity)[0]
-    peak = Peak(replayed.peak_active.nbytes, replayed.by_category, replayed.peak_active.phase)
+    peak = PeakMemory(replayed.peak_active.nbytes, replayed.by_category, replayed.peak_active.phase)
     verdict = Verdict(
         answer(needed, capacity, error / 100, lambda nbytes: replay_in(nbytes)[0].failed is None),
         reason("reserved", needed, capacity, device.name, peak.by_category, None if capped.failed else capped.retries),
@@ -87,7 +87,7 @@ def of_replay(
     return verdict, memory, timed
 
 
-def allocator_settings(experiment: Experiment) -> tuple[Settings, list[str]]:
+def allocator_settings(experiment: Experiment) -> tuple[AllocatorSettings, list[str]]:
     """
     Those that workers on GPUs have, and a sentence for each that is not modelled.
 
@@ -96,7 +96,7 @@ def allocator_settings(experiment: Experiment) -> tuple[Settings, list[str]]:
     """
     name, text = that_counts(in_effect(experiment.launch.env))
     try:
-        settings = Settings.parse(text)
+        settings = AllocatorSettings.parse(text)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
     return settings, [f"{name}: {each} is not modelled" for each in settings.ignored]
@@ -116,7 +116,7 @@ class _NoClock:
 
 def _memory(
     device: Described,
-    peak: Peak,
+    peak: PeakMemory,
     replayed: Replayed | None,
     retries: int | None,
     startup: int,

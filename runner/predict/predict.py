@@ -11,14 +11,14 @@ from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.own_code import fault
-from meshrunner.runner.predict.allocator.settings import Settings
+from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings
 from meshrunner.runner.predict.memory import allocator_settings, of_log, of_replay, of_shallow_logs
 from meshrunner.runner.predict.replay.peaks import Change
 from meshrunner.runner.predict.replay.timeline import Timeline, changes_of, timeline
 from meshrunner.runner.predict.speed import Rehearsed, figures
-from meshrunner.runner.predict.trace.depth import Depths, rehearse_shallow, shallow_depths
+from meshrunner.runner.predict.trace.depth import Depths, shallow_depths, trace_shallow
 from meshrunner.runner.predict.trace.faults import needs_memory, why
-from meshrunner.runner.predict.trace.tracer import Rehearsal, rehearse
+from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from meshrunner.runner.predict.verdict import GIB, NOT_PLANNED, Verdict, as_json
 
 
@@ -55,7 +55,7 @@ def predict(
     experiment = experiment.on(device.type)
     if lacking := not_planned(experiment):
         return _unplanned(lacking)
-    settings, remarks = allocator_settings(experiment) if device.type == "cuda" else (Settings(), [])
+    settings, remarks = allocator_settings(experiment) if device.type == "cuda" else (AllocatorSettings(), [])
     try:
         depths, rehearsals = _rehearsals(experiment, device, shallow=active_only and not over_time, operators=over_time)
     except ConfigError:
@@ -84,7 +84,7 @@ def predict(
     drawn = None
     if changes is not None:
         (full,) = rehearsals
-        drawn = timeline(changes or changes_of(full.log), full.last_step, capacity, round(device.memory_gib * GIB))
+        drawn = timeline(changes or changes_of(full.events), full.last_step, capacity, round(device.memory_gib * GIB))
     return Prediction(verdict, memory | figures(run, hardware, timed), tuple(remarks), drawn)
 
 
@@ -100,7 +100,7 @@ def speed_of(experiment: Experiment, device: Described) -> Rehearsed:
 
 def _rehearsals(
     experiment: Experiment, device: Described, *, shallow: bool, operators: bool
-) -> tuple[Depths | None, tuple[Rehearsal, ...]]:
+) -> tuple[Depths | None, tuple[Trace, ...]]:
     """
     One of the whole run; or, if that is enough, two of shallow ones.
 
@@ -108,8 +108,8 @@ def _rehearsals(
         operators: logged in any case, not only where their speed is known.
     """
 
-    def rehearsal(recipe: Recipe) -> Rehearsal:
-        return rehearse(
+    def rehearsal(recipe: Recipe) -> Trace:
+        return trace_recipe(
             recipe,
             nodes=experiment.launch.nodes,
             workers=device.workers,
@@ -120,17 +120,17 @@ def _rehearsals(
     if shallow:
         depths = shallow_depths(experiment, len(experiment.model.on_meta(experiment.seq_len).block_names()))
         if depths is not None:
-            return depths, rehearse_shallow(depths, experiment, rehearsal)
+            return depths, trace_shallow(depths, experiment, rehearsal)
     return None, (rehearsal(experiment),)
 
 
 def _rehearsed(
-    experiment: Experiment, device: Described, depths: Depths | None, rehearsals: tuple[Rehearsal, ...]
+    experiment: Experiment, device: Described, depths: Depths | None, rehearsals: tuple[Trace, ...]
 ) -> Rehearsed:
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
     tokens = rehearsals[0].tokens / degrees.tensor
-    logs = tuple(each.log for each in rehearsals)
-    return Rehearsed(experiment, device.workers, tokens, rehearsals[0].left_out, logs, depths)
+    logs = tuple(each.events for each in rehearsals)
+    return Rehearsed(experiment, device.workers, tokens, rehearsals[0].skipped_micro_batches, logs, depths)
 
 
 def not_planned(experiment: Experiment) -> str | None:

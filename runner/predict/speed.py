@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
-from meshrunner.runner.predict.record.events import Log, Operator
+from meshrunner.runner.predict.record.trace_events import EventLog, Operator
 from meshrunner.runner.predict.timing.clock import StepClock, Timed
 from meshrunner.runner.predict.timing.rates import Rate, Rates, rates
 from meshrunner.runner.predict.trace.depth import Depths
@@ -30,7 +30,7 @@ class Rehearsed(NamedTuple):
     """Of a step, of one device."""
     left_out: int
     """Micro batches of a step that the logs have not."""
-    logs: tuple[Log, ...]
+    logs: tuple[EventLog, ...]
     """Of the whole run; or of the two shallow ones that tell of its depth."""
     depths: Depths | None
     """None: the log is of the whole."""
@@ -84,7 +84,7 @@ def figures(run: Rehearsed, hardware: GPU | CPU | None, timed: Timed | None) -> 
     return dict(zip(SPEED, values, strict=True))
 
 
-def _timed(log: Log, clock: StepClock, left_out: int) -> Timed:
+def _timed(log: EventLog, clock: StepClock, left_out: int) -> Timed:
     """The last step's."""
     for entry in log:
         clock.take(entry)

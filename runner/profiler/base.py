@@ -66,7 +66,7 @@ class Profiler(Option):
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.runner.profiler.base:NoProfiler",
-        "trace": "meshrunner.runner.profiler.trace:Trace",
+        "trace": "meshrunner.runner.profiler.trace:TraceProfile",
         "memory": "meshrunner.runner.profiler.memory:MemoryProfile",
     }
 

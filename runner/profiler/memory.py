@@ -17,7 +17,7 @@ from meshrunner.runner.rundir.files import TRACES, memory_profile, write_json
 if TYPE_CHECKING:
     import torch
 
-    from meshrunner.runner.ledger.account import Account
+    from meshrunner.runner.ledger.memory_ledger import MemoryLedger
     from meshrunner.runner.process.worker_context import WorkerContext
 
 GIB = 2**30
@@ -106,31 +106,31 @@ class LiveSession(WindowSession):
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
-    account: Account | None = None
+    ledger: MemoryLedger | None = None
     entered = False
 
     def begin(self) -> None:
         if not self.run.compiles:
-            from meshrunner.runner.ledger.account import Account
+            from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 
-            self.account = Account()
+            self.ledger = MemoryLedger()
 
     def step_begins(self) -> None:
-        if self.account is not None:
-            self.account.phases.__enter__()
-            self.account.phases.begin_step()
-            self.account.__enter__()
+        if self.ledger is not None:
+            self.ledger.phases.__enter__()
+            self.ledger.phases.begin_step()
+            self.ledger.__enter__()
             self.entered = True
 
     def pause(self) -> None:
-        if self.account is not None and self.entered:
-            self.account.__exit__(None, None, None)
-            self.account.phases.__exit__()
+        if self.ledger is not None and self.entered:
+            self.ledger.__exit__(None, None, None)
+            self.ledger.phases.__exit__()
             self.entered = False
 
     def end(self) -> list[float]:
         figures = self._write(out_of_memory=False)
-        self.account = None
+        self.ledger = None
         return figures
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
@@ -139,11 +139,11 @@ class LiveSession(WindowSession):
 
     def out_of_memory(self) -> None:
         self.pause()
-        if self.account is not None:
+        if self.ledger is not None:
             self._write(out_of_memory=True)
 
     def _write(self, *, out_of_memory: bool) -> list[float]:
-        peak = None if self.account is None else self.account.peak
+        peak = None if self.ledger is None else self.ledger.peak
         found = [math.nan] * len(KEYS)
         if peak is not None:
             found = [peak.total / GIB, *(peak.by_category[category] / GIB for category in CATEGORIES)]

@@ -12,7 +12,7 @@ from meshrunner.runner.profiler.overlap import STEP, Shares, read_trace, shares
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace, write_json
 
 
-class Trace(Windowed):
+class TraceProfile(Windowed):
     """
     Traces of some steps, trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
@@ -38,7 +38,7 @@ class TraceSession(WindowSession):
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     warms_up: ClassVar[bool] = True
-    option: Trace
+    option: TraceProfile
     annotation: Any = None
     profile: Any = None
 

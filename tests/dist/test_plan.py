@@ -13,7 +13,7 @@ from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import assemble, update
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.ledger.account import Account, Peak
+from meshrunner.runner.ledger.memory_ledger import MemoryLedger, PeakMemory
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 
@@ -84,7 +84,7 @@ class Found(NamedTuple):
     phase: str
 
 
-def _found(peak: Peak) -> Found:
+def _found(peak: PeakMemory) -> Found:
     # A buffer that has a place in a pool is a storage without memory of its own: a real run shows the pool as temporary.
     parts = dict(peak.by_category)
     parts["temporary"] += parts.pop("communication")
@@ -110,19 +110,19 @@ def _measured(case: str) -> Found:
     model, trained, _ = assemble(recipe, mesh, cpu)
     optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
     micro = recipe.accumulation(degrees.data)[1]
-    account = Account()
+    ledger = MemoryLedger()
     for step in range(4):
         rows = torch.randint(recipe.model.vocab_size, (micro * recipe.micro_batch, recipe.seq_len + 1))
         batches = micro_batches(rows, recipe.micro_batch)
         if step == 0:  # it makes the optimizer's state
             update(recipe, model, trained, optimizer, batches, 1e-4)
             continue
-        account.phases.begin_step()
-        with account.phases, account:
+        ledger.phases.begin_step()
+        with ledger.phases, ledger:
             update(recipe, model, trained, optimizer, batches, 1e-4)
     # A thread of gloo may let go of a buffer a moment late: of a few steps the one where none did. The account does not know
     # all that is older than its first.
-    peaks = [account.peak_of(lambda phase, step=step: phase.step == step) for step in (1, 2)]
+    peaks = [ledger.peak_of(lambda phase, step=step: phase.step == step) for step in (1, 2)]
     peak = min(peaks, key=lambda peak: peak.total)
     return _found(peak)
 
@@ -135,14 +135,14 @@ def rehearsed(world: int, cases: list[str]) -> list[Found]:
 
 
 def _rehearsed(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
-    from meshrunner.runner.predict.trace.tracer import rehearse
+    from meshrunner.runner.predict.trace.tracer import trace_recipe
 
     found = []
     for case in cases:
         recipe = _recipe(case)
-        found_there = rehearse(recipe, nodes=1, workers=world, device_type="cpu", operators=False)
+        found_there = trace_recipe(recipe, nodes=1, workers=world, device_type="cpu", operators=False)
         last = found_there.last_step
-        peak = found_there.account.peak_of(lambda phase, last=last: phase.step == last)
+        peak = found_there.ledger.peak_of(lambda phase, last=last: phase.step == last)
         found.append(tuple(_found(peak)))
     return found
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from bisect import insort
 
-from meshrunner.runner.predict.allocator.segments import ADDRESSES, SMALL_SEGMENT, Block, Device, Pool, round_up
+from meshrunner.runner.predict.allocator.segments import (
+    ADDRESSES,
+    SMALL_SEGMENT,
+    BlockPool,
+    DeviceMemory,
+    MemoryBlock,
+    round_up,
+)
 
 
 class ExpandableSegments:
     """One segment per pool; pages that are free as a whole can be unmapped and mapped elsewhere."""
 
-    def __init__(self, device: Device, large_page: int) -> None:
+    def __init__(self, device: DeviceMemory, large_page: int) -> None:
         self._device = device
         self._large_page = large_page
 
-    def add(self, pool: Pool, size: int) -> Block | None:
+    def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """The lowest place with room for `size` bytes; pages are mapped where there are none yet."""
         block = self._place(pool, size)
         if not block.mapped and not self._map(block, min(size, block.size)):
@@ -28,7 +35,7 @@ class ExpandableSegments:
         pool.take(block)
         return block
 
-    def release(self, pool: Pool) -> None:
+    def release(self, pool: BlockPool) -> None:
         """Unmaps every page that is free as a whole."""
         page = self._page(pool)
         for block in pool.free_blocks():
@@ -37,10 +44,10 @@ class ExpandableSegments:
                 pool.take(block)
                 self._unmap(block, begin, end)
 
-    def _page(self, pool: Pool) -> int:
+    def _page(self, pool: BlockPool) -> int:
         return SMALL_SEGMENT if pool.small else self._large_page
 
-    def _place(self, pool: Pool, size: int) -> Block:
+    def _place(self, pool: BlockPool, size: int) -> MemoryBlock:
         """Where free and unmapped blocks with room for `size` bytes begin."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
@@ -55,11 +62,11 @@ class ExpandableSegments:
                 return first
         page = self._page(pool)
         nbytes = round_up(ADDRESSES, page)
-        segment = Block(pool, self._device.addresses(nbytes, page), nbytes, mapped=False)
+        segment = MemoryBlock(pool, self._device.addresses(nbytes, page), nbytes, mapped=False)
         insort(pool.unmapped, (segment.address, segment))
         return segment
 
-    def _map(self, block: Block, size: int) -> bool:
+    def _map(self, block: MemoryBlock, size: int) -> bool:
         """Maps the first `size` bytes in whole pages, all of them or none; what is mapped is free, in one with its neighbours."""
         pool = block.pool
         nbytes = round_up(size, self._page(pool))
@@ -74,7 +81,7 @@ class ExpandableSegments:
         pool.put(block)
         return True
 
-    def _unmap(self, block: Block, begin: int, end: int) -> None:
+    def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:
         """Unmaps these addresses of a free block; what lies around them stays free."""
         pool = block.pool
         if block.address + block.size > end:

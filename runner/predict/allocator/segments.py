@@ -19,12 +19,12 @@ def round_up(nbytes: int, unit: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-class Block:
+class MemoryBlock:
     """A piece of a segment, linked with the pieces before and after it."""
 
     __slots__ = ("address", "after", "allocated", "before", "mapped", "pool", "size")
 
-    def __init__(self, pool: Pool, address: int, size: int, mapped: bool = True) -> None:
+    def __init__(self, pool: BlockPool, address: int, size: int, mapped: bool = True) -> None:
         self.pool = pool
         self.address = address
         self.size = size
@@ -32,17 +32,17 @@ class Block:
         self.allocated = False
         self.mapped = mapped
         """Whether there is memory behind the addresses; only expandable segments have blocks without."""
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
 
     @property
     def is_split(self) -> bool:
         """Whether it is less than its whole segment."""
         return self.before is not None or self.after is not None
 
-    def split(self, size: int) -> Block:
+    def split(self, size: int) -> MemoryBlock:
         """Keeps the first `size` bytes; the rest is a block of its own."""
-        rest = Block(self.pool, self.address + size, self.size - size, self.mapped)
+        rest = MemoryBlock(self.pool, self.address + size, self.size - size, self.mapped)
         rest.before, rest.after = self, self.after
         if self.after is not None:
             self.after.before = rest
@@ -51,30 +51,30 @@ class Block:
         return rest
 
 
-class Pool:
+class BlockPool:
     """The free blocks of one stream, of small or of large requests."""
 
     __slots__ = ("_free", "small", "unmapped")
 
     def __init__(self, small: bool) -> None:
         self.small = small
-        self._free: list[tuple[int, int, Block]] = []
-        self.unmapped: list[tuple[int, Block]] = []
+        self._free: list[tuple[int, int, MemoryBlock]] = []
+        self.unmapped: list[tuple[int, MemoryBlock]] = []
         """By address: what memory can still be mapped into."""
 
-    def free_blocks(self) -> list[Block]:
+    def free_blocks(self) -> list[MemoryBlock]:
         """Ordered by size, then address."""
         return [block for _, _, block in self._free]
 
-    def put(self, block: Block) -> None:
+    def put(self, block: MemoryBlock) -> None:
         """A block is free; its neighbours are not, see `merge`."""
         insort(self._free, (block.size, block.address, block))
 
-    def take(self, block: Block) -> None:
+    def take(self, block: MemoryBlock) -> None:
         """A free block is so no longer."""
         del self._free[bisect_left(self._free, (block.size, block.address))]
 
-    def best_fit(self, size: int) -> Block | None:
+    def best_fit(self, size: int) -> MemoryBlock | None:
         """
         The smallest free block of at least `size` bytes, of equal ones the lowest.
 
@@ -89,7 +89,7 @@ class Pool:
                 i += 1
         return free[i][2]
 
-    def merge(self, block: Block) -> None:
+    def merge(self, block: MemoryBlock) -> None:
         """A block that is not allocated takes in its neighbours that are not either; it is itself in no list yet."""
         before, after = block.before, block.after
         if before is not None and not before.allocated and before.mapped == block.mapped:
@@ -106,19 +106,19 @@ class Pool:
             if block.after is not None:
                 block.after.before = block
 
-    def _forget(self, block: Block) -> None:
+    def _forget(self, block: MemoryBlock) -> None:
         if block.mapped:
             self.take(block)
         else:
             self.unmapped.remove((block.address, block))
 
 
-def _grown(block: Block) -> int:
+def _grown(block: MemoryBlock) -> int:
     after = block.after
     return block.size if after is None or after.mapped else block.size + after.size
 
 
-class Device:
+class DeviceMemory:
     """Memory that the driver hands out: what is reserved of it, in bytes."""
 
     def __init__(self, capacity: int | None) -> None:
@@ -148,36 +148,36 @@ class Device:
 class Segments(Protocol):
     """How a pool comes by memory."""
 
-    def add(self, pool: Pool, size: int) -> Block | None:
+    def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """A block of at least `size` bytes that is in no list; None if the device has not so much left."""
 
-    def release(self, pool: Pool) -> None:
+    def release(self, pool: BlockPool) -> None:
         """Gives back to the device what is free and can be given back."""
 
 
 class FixedSegments:
     """Segments that keep their size (`cudaMalloc`): given back when they are free as a whole."""
 
-    def __init__(self, device: Device, large_segment: int) -> None:
+    def __init__(self, device: DeviceMemory, large_segment: int) -> None:
         self._device = device
         self._large_segment = large_segment
 
-    def add(self, pool: Pool, size: int) -> Block | None:
+    def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """A whole new segment."""
         nbytes = SMALL_SEGMENT if pool.small else self._large_segment
         if size >= OWN_SEGMENT:
             nbytes = round_up(size, OWN_SEGMENT_UNIT)
         if not self._device.reserve(nbytes):
             return None
-        return Block(pool, self._device.addresses(nbytes, SMALL_SEGMENT), nbytes)
+        return MemoryBlock(pool, self._device.addresses(nbytes, SMALL_SEGMENT), nbytes)
 
-    def release(self, pool: Pool) -> None:
+    def release(self, pool: BlockPool) -> None:
         """Every segment that is free as a whole."""
         for block in pool.free_blocks():
             if not block.is_split:
                 self.release_block(block)
 
-    def release_block(self, block: Block) -> None:
+    def release_block(self, block: MemoryBlock) -> None:
         """One that is free and a whole segment."""
         block.pool.take(block)
         self._device.release(block.size)

@@ -21,10 +21,10 @@ from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.precision.float8 import Float8
 from meshrunner.runner.predict.meta import kernels
 from meshrunner.runner.predict.meta.autocast import rehearsed_autocast
-from meshrunner.runner.predict.meta.ddp import ddp_reduces
+from meshrunner.runner.predict.meta.ddp_reducer import ddp_reduces
 from meshrunner.runner.predict.meta.replacements import Replacements
+from meshrunner.runner.predict.record.device_streams import DeviceModule
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.streams import Handle
 
 META = torch.device("meta")
 DEVICES_OF_OPTIMIZERS = ["meta", "cpu", "cuda"]
@@ -35,7 +35,7 @@ def _fsdp2_streams(torch_own: Replacements, recorder: Recorder) -> None:
     FSDP2 asks for the module of the device, whose streams overlap communication with compute, and of what it gathered in vain,
     such as frozen blocks below the first trained one, for the accelerator's. meta has none.
     """
-    handle = Handle(recorder.device)
+    handle = DeviceModule(recorder.device)
     for module in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         torch_own.replace(module, "_get_device_handle", lambda _="cuda": handle)
     torch_own.replace(torch.accelerator, "current_stream", handle.current_stream)
@@ -54,7 +54,7 @@ def _fsdp1_streams(torch_own: Replacements, recorder: Recorder) -> None:
     As FSDP2's; and FSDP1 tells the allocator which stream uses a tensor, whose memory is then kept until that has passed.
     Whether something has memory it sees by its address.
     """
-    handle = Handle(recorder.device, META)
+    handle = DeviceModule(recorder.device, META)
     torch_own.replace(_common_utils._FSDPDeviceHandle, "from_device", classmethod(lambda cls, device: handle))
     torch_own.replace(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().size() > 0)
     for module in (_flat_param, _runtime_utils):

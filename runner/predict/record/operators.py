@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from meshrunner.runner.ledger.account import tensors_in
+from meshrunner.runner.ledger.memory_ledger import tensors_in
 
 FREE = {
     *(

@@ -12,11 +12,19 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
-from meshrunner.runner.ledger.account import Account, Life, parts, tensors_in
+from meshrunner.runner.ledger.memory_ledger import Allocation, MemoryLedger, parts, tensors_in
 from meshrunner.runner.ledger.phases import START, Phases
-from meshrunner.runner.predict.record.events import Born, Collective, Died, Entry, Log, Operator, Used
+from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.operators import COLLECTIVES, Traits, cost, nbytes, traits
-from meshrunner.runner.predict.record.streams import Device
+from meshrunner.runner.predict.record.trace_events import (
+    Allocated,
+    Collective,
+    EventLog,
+    Freed,
+    Operator,
+    TraceEvent,
+    UsedByStream,
+)
 
 SAME = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
 """On a device they return their argument; their kernels for meta make another tensor."""
@@ -30,10 +38,10 @@ class Compiled(Enum):
     FUSED = "fused into a kernel: its result never is in memory"
 
 
-class Recorder(Account):  # type: ignore[no-untyped-call]
+class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     """An account of tensors on meta, as if they were on the device, and a log."""
 
-    def __init__(self, device: Device, phases: Phases, *, on_host: bool, rounding: int, operators: bool) -> None:
+    def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int, operators: bool) -> None:
         """
         Args:
             on_host: the device is the CPU, so that tensors of the host count, too, such as an optimizer's counts of steps.
@@ -42,7 +50,7 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
         """
         super().__init__("meta", phases, rounding)
         self.device, self.on_host, self.operators = device, on_host, operators
-        self.log: Log = []
+        self.events: EventLog = []
         self.paused = 0
         """Above 0, nothing is seen."""
         self.compiled = Compiled.NO
@@ -81,14 +89,14 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
     def _block_ended(self, output: Any) -> None:
         for each in tensors_in((output,)):
             for part in parts(each):
-                if (life := self._life(part)) is not None:
-                    life.ends_block = True
+                if (allocation := self._life(part)) is not None:
+                    allocation.is_block_output = True
 
     def used(self, tensor: Tensor, stream: Any) -> None:
         """Another stream uses a tensor."""
-        life = self._life(tensor)
-        if life is not None and life.nbytes:
-            self._write(Used(life, stream.number))
+        allocation = self._life(tensor)
+        if allocation is not None and allocation.nbytes:
+            self._write(UsedByStream(allocation, stream.number))
 
     def _made(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         if func._schema.name in SAME:
@@ -157,15 +165,15 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
     def _stream(self) -> int:
         return self.device.current[-1].number
 
-    def _was_born(self, life: Life) -> None:
-        self.log.append(Born(life))
+    def _was_born(self, allocation: Allocation) -> None:
+        self.events.append(Allocated(allocation))
 
-    def _has_died(self, life: Life) -> None:
-        self.log.append(Died(life))
+    def _has_died(self, allocation: Allocation) -> None:
+        self.events.append(Freed(allocation))
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: TraceEvent) -> None:
         if not self.paused:
-            self.log.append(entry)
+            self.events.append(entry)
 
     def _counts(self, storage: UntypedStorage) -> bool:
         if storage.device.type == "meta":
@@ -176,7 +184,7 @@ class Recorder(Account):  # type: ignore[no-untyped-call]
         if created_here and not isinstance(value, FakeTensor):  # of DTensor's sharding propagation
             super()._track_tensor(value, category, created_here=True)
 
-    def _track(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Life | None:
+    def _track(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Allocation | None:
         if created_here or storage._cdata in self._by_storage:
             return super()._track(storage, category, created_here=created_here)
         return None  # of the network before it has memory

@@ -5,12 +5,21 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Protocol
 
-from meshrunner.runner.ledger.account import Life
 from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import START, Phase
-from meshrunner.runner.predict.allocator.allocator import Allocator, OutOfMemory
-from meshrunner.runner.predict.allocator.segments import Block
-from meshrunner.runner.predict.record.events import Born, Collective, Died, Entry, HostWaited, Log, Operator, Used
+from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory
+from meshrunner.runner.predict.allocator.segments import MemoryBlock
+from meshrunner.runner.predict.record.trace_events import (
+    Allocated,
+    Collective,
+    EventLog,
+    Freed,
+    HostWaited,
+    Operator,
+    TraceEvent,
+    UsedByStream,
+)
 from meshrunner.runner.predict.replay.peaks import Change, Peak, Peaks, Replayed
 
 
@@ -24,11 +33,11 @@ class Clock(Protocol):
     def passed(self, stream: int) -> float:
         """When the stream will have done all that it was given so far."""
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: TraceEvent) -> None:
         """The next of the log's entries other than Born, Died and Used; HostWaited(None) also where the allocator waits."""
 
 
-def replay(log: Log, clock: Clock, allocator: Allocator, changes: list[Change] | None = None) -> Replayed:
+def replay(log: EventLog, clock: Clock, allocator: CachingAllocator, changes: list[Change] | None = None) -> Replayed:
     """
     In one pass.
 
@@ -38,15 +47,15 @@ def replay(log: Log, clock: Clock, allocator: Allocator, changes: list[Change] |
     """
     memory = _Memory(clock, allocator, changes)
     for entry in log:
-        if isinstance(entry, Born):
+        if isinstance(entry, Allocated):
             try:
-                memory.born(entry.life)
+                memory.allocate(entry.allocation)
             except OutOfMemory as error:
-                return memory.replayed(entry.life.phase, error.asked)
-        elif isinstance(entry, Died):
-            memory.died(entry.life)
-        elif isinstance(entry, Used):
-            memory.used(entry.life, entry.stream)
+                return memory.replayed(entry.allocation.phase, error.asked)
+        elif isinstance(entry, Freed):
+            memory.free(entry.allocation)
+        elif isinstance(entry, UsedByStream):
+            memory.used(entry.allocation, entry.stream)
         else:
             if isinstance(entry, Operator | Collective):
                 memory.enter(entry.phase)
@@ -57,14 +66,14 @@ def replay(log: Log, clock: Clock, allocator: Allocator, changes: list[Change] |
 class _Memory:
     """The blocks of the lives, and the peaks of each step."""
 
-    def __init__(self, clock: Clock, allocator: Allocator, changes: list[Change] | None) -> None:
+    def __init__(self, clock: Clock, allocator: CachingAllocator, changes: list[Change] | None) -> None:
         self._clock = clock
         self._changes = changes
         self._allocator = allocator
         allocator.synchronize = self._synchronize
-        self._blocks: dict[Life, Block] = {}
-        self._users: dict[Life, set[int]] = {}
-        self._freed: list[tuple[float, int, Life, Block]] = []
+        self._blocks: dict[Allocation, MemoryBlock] = {}
+        self._users: dict[Allocation, set[int]] = {}
+        self._freed: list[tuple[float, int, Allocation, MemoryBlock]] = []
         """A heap of what has died and is still in use: until when, the moment of the life's birth, the life, its block."""
         self._grown = start = Phase(-1, START)
         """In which `reserved` last grew."""
@@ -74,41 +83,44 @@ class _Memory:
         self._at_peak = self._by_category
         """Of `_by_category`, when most was active in this step."""
 
-    def born(self, life: Life) -> None:
+    def allocate(self, allocation: Allocation) -> None:
         """Gives it a block; raises OutOfMemory."""
-        self.enter(life.phase)
+        self.enter(allocation.phase)
         # As in torch, the events of what was freed are only looked at here, and memory of no bytes is no request.
-        if life.nbytes == 0:
+        if allocation.nbytes == 0:
             return
         self._free_until(self._clock.host)
         reserved = self._allocator.reserved
-        block = self._blocks[life] = self._allocator.allocate(life.nbytes, life.stream)
-        self._changed(life, block.size, life.phase)
+        block = self._blocks[allocation] = self._allocator.allocate(allocation.nbytes, allocation.stream)
+        self._changed(allocation, block.size, allocation.phase)
         if self._allocator.reserved > reserved:
-            self._grown = life.phase
+            self._grown = allocation.phase
         peaks = self._peaks[self._step]
         if self._allocator.peak_active > peaks.active.nbytes:
-            peaks = peaks._replace(active=Peak(self._allocator.peak_active, life.phase))
+            peaks = peaks._replace(active=Peak(self._allocator.peak_active, allocation.phase))
             self._at_peak = self._by_category.copy()
         if self._allocator.peak_reserved > peaks.reserved.nbytes:
-            peaks = peaks._replace(reserved=Peak(self._allocator.peak_reserved, life.phase))
+            peaks = peaks._replace(reserved=Peak(self._allocator.peak_reserved, allocation.phase))
         self._peaks[self._step] = peaks
 
-    def used(self, life: Life, stream: int) -> None:
+    def used(self, allocation: Allocation, stream: int) -> None:
         """By the stream that it was allocated on, too: that changes nothing."""
-        if stream != life.stream:
-            self._users.setdefault(life, set()).add(stream)
+        if stream != allocation.stream:
+            self._users.setdefault(allocation, set()).add(stream)
 
-    def died(self, life: Life) -> None:
+    def free(self, allocation: Allocation) -> None:
         """Frees it, now or once the streams that use it have passed this point."""
-        block = self._blocks.pop(life, None)
-        users = self._users.pop(life, None)
+        block = self._blocks.pop(allocation, None)
+        users = self._users.pop(allocation, None)
         if block is None:
             return
         if users is None:
-            self._free(life, block)
+            self._free(allocation, block)
         else:
-            heappush(self._freed, (max(self._clock.passed(stream) for stream in users), life.born, life, block))
+            heappush(
+                self._freed,
+                (max(self._clock.passed(stream) for stream in users), allocation.allocated_at, allocation, block),
+            )
 
     def enter(self, phase: Phase) -> None:
         """A new step begins if the phase is of one: its peaks begin with what there is."""
@@ -137,16 +149,16 @@ class _Memory:
         while self._freed and self._freed[0][0] <= now:
             self._free(*heappop(self._freed)[2:])
 
-    def _free(self, life: Life, block: Block) -> None:
+    def _free(self, allocation: Allocation, block: MemoryBlock) -> None:
         nbytes = block.size  # before the block is merged with others
         self._allocator.free(block)
-        self._changed(life, -nbytes, self._phase)
+        self._changed(allocation, -nbytes, self._phase)
 
-    def _changed(self, life: Life | None, nbytes: int, phase: Phase) -> None:
-        if life is not None:
-            self._by_category[life.category] += nbytes
+    def _changed(self, allocation: Allocation | None, nbytes: int, phase: Phase) -> None:
+        if allocation is not None:
+            self._by_category[allocation.category] += nbytes
         if self._changes is not None:
-            self._changes.append(Change(life, nbytes, phase, self._allocator.reserved))
+            self._changes.append(Change(allocation, nbytes, phase, self._allocator.reserved))
 
     def _synchronize(self) -> None:
         # Giving up segments waits for the device (cudaFree), not only for the events.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshrunner.runner.ledger.account import Life
+from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import Phase
 
 
 class Change(NamedTuple):
     """A life's memory is allocated, or free again; or another part of the step begins."""
 
-    life: Life | None
+    allocation: Allocation | None
     """None: a part begins."""
     nbytes: int
     """Of the life's block, below 0 where that is free again."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from meshrunner.runner.ledger.categories import CATEGORIES
 from meshrunner.runner.ledger.phases import START, Phase
-from meshrunner.runner.predict.record.events import Born, Collective, Died, Log, Operator
+from meshrunner.runner.predict.record.trace_events import Allocated, Collective, EventLog, Freed, Operator
 from meshrunner.runner.predict.replay.peaks import Change
 
 POINTS = 2000
@@ -66,26 +66,26 @@ def timeline(changes: Iterable[Change], step: int, capacity: int, memory: int, m
     found: list[Point] = []
     held, reserved = [0] * len(CATEGORIES), None
     places = {name: place for place, name in enumerate(CATEGORIES)}
-    for life, nbytes, phase, reserved_then in changes:
+    for allocation, nbytes, phase, reserved_then in changes:
         if phase.step == step and not found:
             found.append(Point(0, phase, tuple(held), reserved))
-        if life is not None:
-            held[places[life.category]] += nbytes
+        if allocation is not None:
+            held[places[allocation.category]] += nbytes
         reserved = reserved_then
         if found:
             found.append(Point(len(found), phase, tuple(held), reserved))
     return Timeline(_thinned(found, most), list(_parts(found)), capacity, memory)
 
 
-def changes_of(log: Log) -> Iterator[Change]:
+def changes_of(log: EventLog) -> Iterator[Change]:
     """Those of memory that nothing else uses once it has died, and that no allocator is known of."""
     phase = Phase(-1, START)
     for entry in log:
-        if isinstance(entry, Born):
-            phase = entry.life.phase
-            yield Change(entry.life, entry.life.nbytes, phase, None)
-        elif isinstance(entry, Died):
-            yield Change(entry.life, -entry.life.nbytes, phase, None)
+        if isinstance(entry, Allocated):
+            phase = entry.allocation.phase
+            yield Change(entry.allocation, entry.allocation.nbytes, phase, None)
+        elif isinstance(entry, Freed):
+            yield Change(entry.allocation, -entry.allocation.nbytes, phase, None)
         elif isinstance(entry, Operator | Collective) and entry.phase != phase:
             if entry.phase.part != phase.part:
                 yield Change(None, 0, entry.phase, None)

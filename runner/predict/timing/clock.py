@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshrunner.runner.predict.record.events import (
+from meshrunner.runner.predict.record.trace_events import (
     COMPUTE,
     Collective,
-    Entry,
+    EventRecorded,
     HostWaited,
     Operator,
-    Recorded,
-    Waited,
-    WaitedForStream,
+    StreamWaitedForEvent,
+    StreamWaitedForStream,
+    TraceEvent,
 )
 from meshrunner.runner.predict.timing.rates import Rates
 
@@ -86,7 +86,7 @@ class Clock:
         """When a stream will have done all that it was given so far."""
         return self._streams.get(stream, 0.0)
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: TraceEvent) -> None:
         """
         The next entry.
 
@@ -97,12 +97,12 @@ class Clock:
             self._operator(entry)
         elif isinstance(entry, Collective):
             self._collective(entry)
-        elif isinstance(entry, Recorded):
+        elif isinstance(entry, EventRecorded):
             self._events[entry.event] = self.passed(entry.stream)
-        elif isinstance(entry, Waited):
+        elif isinstance(entry, StreamWaitedForEvent):
             # As in CUDA, nobody waits for an event that was never recorded.
             self._streams[entry.stream] = max(self.passed(entry.stream), self._events.get(entry.event, 0.0))
-        elif isinstance(entry, WaitedForStream):
+        elif isinstance(entry, StreamWaitedForStream):
             self._streams[entry.stream] = max(self.passed(entry.stream), self.passed(entry.other))
         elif isinstance(entry, HostWaited):
             until = self._everything() if entry.event is None else self._events.get(entry.event, 0.0)
@@ -182,7 +182,7 @@ class StepClock(Clock):
     _step: int | None = None
     _part = ""
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: TraceEvent) -> None:
         if isinstance(entry, Operator | Collective):
             step, part, _ = entry.phase
             if step != self._step:

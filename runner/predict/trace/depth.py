@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from meshrunner.recipes.parallelism.wrap_policy import Rules
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.runner.ledger.account import Account, Peak
+from meshrunner.runner.ledger.memory_ledger import MemoryLedger, PeakMemory
 from meshrunner.runner.ledger.phases import START, Phase
-from meshrunner.runner.predict.trace.tracer import Rehearsal
+from meshrunner.runner.predict.trace.tracer import Trace
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
@@ -79,11 +79,11 @@ class Deep(NamedTuple):
 
     start: int
     """Most bytes before the first step."""
-    peak: Peak
+    peak: PeakMemory
     """Of a step."""
 
 
-def extrapolate(depths: Depths, shallow: Rehearsal, deeper: Rehearsal) -> Deep:
+def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> Deep:
     """Memory at full depth, to the byte."""
     of_shallow, of_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
     totals = {
@@ -93,34 +93,34 @@ def extrapolate(depths: Depths, shallow: Rehearsal, deeper: Rehearsal) -> Deep:
     }
     highest = max(totals, key=totals.__getitem__)
     phases = of_shallow[highest][0], of_deeper[highest][0]
-    parts = [_peak_in(each.account, phase).by_category for each, phase in zip((shallow, deeper), phases, strict=True)]
+    parts = [_peak_in(each.ledger, phase).by_category for each, phase in zip((shallow, deeper), phases, strict=True)]
     by_category = {name: depths.line(parts[0][name], parts[1][name]) for name in parts[0]}
     part, block = highest
     number = None if block is None else block % depths.full
     return Deep(
         depths.line(start_peak(shallow), start_peak(deeper)),
-        Peak(totals[highest], by_category, Phase(deeper.last_step, part, number)),
+        PeakMemory(totals[highest], by_category, Phase(deeper.last_step, part, number)),
     )
 
 
-def start_peak(rehearsal: Rehearsal) -> int:
+def start_peak(rehearsal: Trace) -> int:
     """Most bytes before the first step, when whole parameters are drawn."""
-    return rehearsal.account.peak_of(lambda phase: phase.part == START).total
+    return rehearsal.ledger.peak_of(lambda phase: phase.part == START).total
 
 
-def step_peak(rehearsal: Rehearsal) -> Peak:
+def step_peak(rehearsal: Trace) -> PeakMemory:
     """Of a step that is like all that follow."""
-    return rehearsal.account.peak_of(lambda phase: phase.step == rehearsal.last_step)
+    return rehearsal.ledger.peak_of(lambda phase: phase.step == rehearsal.last_step)
 
 
-def _peak_in(account: Account, phase: Phase) -> Peak:
-    return account.peak_of(lambda each: each == phase)
+def _peak_in(ledger: MemoryLedger, phase: Phase) -> PeakMemory:
+    return ledger.peak_of(lambda each: each == phase)
 
 
-def _positions(rehearsal: Rehearsal, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
+def _positions(rehearsal: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
     """(part of the last step, block from the nearer end: -1 is the last) -> that phase and its peak."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
-    for phase, total in rehearsal.account.peaks().items():
+    for phase, total in rehearsal.ledger.peaks().items():
         if phase.step != rehearsal.last_step:
             continue
         if phase.block is None:
@@ -133,14 +133,12 @@ def _positions(rehearsal: Rehearsal, depth: int, depths: Depths) -> dict[tuple[s
     return found
 
 
-def rehearse_shallow(
-    depths: Depths, recipe: Recipe, rehearse: Callable[[Recipe], Rehearsal]
-) -> tuple[Rehearsal, Rehearsal]:
+def trace_shallow(depths: Depths, recipe: Recipe, trace_recipe: Callable[[Recipe], Trace]) -> tuple[Trace, Trace]:
     """The two rehearsals."""
 
-    def at(blocks: int) -> Rehearsal:
+    def at(blocks: int) -> Trace:
         model = recipe.model.at_depth(blocks)
         assert model is not None
-        return rehearse(recipe.model_copy(update={"model": model}))
+        return trace_recipe(recipe.model_copy(update={"model": model}))
 
     return at(depths.shallow), at(depths.deeper)

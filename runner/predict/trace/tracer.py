@@ -22,13 +22,13 @@ from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.runner.ledger.account import Account
+from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.ledger.phases import START, Phases
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.meta.stand_ins import META, in_place_of
-from meshrunner.runner.predict.record.events import Log
+from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.streams import Device
+from meshrunner.runner.predict.record.trace_events import EventLog
 from meshrunner.runner.process.garbage import collector_held_off
 
 STEPS = 2
@@ -42,25 +42,25 @@ CUDA_ROUNDS_TO = 512
 """Bytes of the smallest block of the caching allocator, which all are multiples of."""
 
 
-class Rehearsal(NamedTuple):
+class Trace(NamedTuple):
     """What was written down."""
 
-    account: Account
-    log: Log
+    ledger: MemoryLedger
+    events: EventLog
     """Up to the end of the last step; the account goes on, and sees the model die."""
     last_step: int
     """Number of the step that is like all that follow."""
     tokens: int
     """Of a step, of one data-parallel rank."""
-    left_out: int
+    skipped_micro_batches: int
     """Micro batches of a step that were not rehearsed, though their tokens were in memory."""
     parameters: int
     """Of the full model."""
 
 
-def rehearse(
+def trace_recipe(
     recipe: Recipe, *, nodes: int, workers: int, device_type: str, rank: int = 0, operators: bool = True
-) -> Rehearsal:
+) -> Trace:
     """
     Assemble a recipe and take two optimizer steps.
 
@@ -74,7 +74,7 @@ def rehearse(
         ConfigError: the recipe does not fit the devices.
     """
     compiles = recipe.compile.compiles
-    phases, device = Phases(START, compiles=compiles), Device()
+    phases, device = Phases(START, compiles=compiles), TracedDevice()
     rounding = CUDA_ROUNDS_TO if device_type == "cuda" else 1
     on_host = device_type == "cpu"
     recorder = Recorder(device, phases, on_host=on_host, rounding=rounding, operators=operators)
@@ -98,7 +98,7 @@ def rehearse(
             pretrain.update(recipe, model, trained, optimizer, batches[:MICRO_BATCHES], recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len
         left_out = max(0, micro - MICRO_BATCHES)
-        return Rehearsal(recorder, recorder.log[:], phases.step, tokens, left_out, parameters)
+        return Trace(recorder, recorder.events[:], phases.step, tokens, left_out, parameters)
 
 
 def _batches(micro: int, micro_batch: int, seq_len: int) -> list[tuple[Tensor, Tensor]]:

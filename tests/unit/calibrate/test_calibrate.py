@@ -17,7 +17,7 @@ from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.ledger.phases import Phase
 from meshrunner.runner.predict.predict import speed_of
-from meshrunner.runner.predict.record.events import Collective, Operator, Recorded, Waited
+from meshrunner.runner.predict.record.trace_events import Collective, EventRecorded, Operator, StreamWaitedForEvent
 from meshrunner.runner.predict.timing.clock import Clock
 from meshrunner.runner.predict.timing.rates import rates
 from tests.composed import config, experiment
@@ -103,12 +103,12 @@ def test_nothing_overlaps_on_a_processor() -> None:
     clock = Clock(rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
     forward = Phase(0, "forward", 0)
     clock.take(Operator("aten::mm", "matmul", 0, forward, 10**9, "float32", 1000))  # 10 ms and 1
-    clock.take(Recorded(0, 0))
+    clock.take(EventRecorded(0, 0))
     clock.take(Collective("all_gather", 2, forward, (0, 1), 10**7))  # 10 ms and 5
     clock.take(Collective("all_reduce", 2, forward, (0, 1), 10**7))  # 20 ms and 5, for which nobody has to be waited
     clock.take(Collective("all_reduce", 2, forward, (0,), 10**7))
     clock.take(Operator("aten::copy_", "memory", 1, forward, 0, "float32", 10**8))  # 10 ms and 1
-    clock.take(Waited(0, 0))
+    clock.take(StreamWaitedForEvent(0, 0))
     timed = clock.step_ends()
     waited = 0.01 * 0.011**0.5 * 0.589  # the larger of two standard normals is 0.56 on average
     assert timed.seconds == pytest.approx(62e-3 + waited, abs=1e-6)

@@ -8,22 +8,22 @@ from torch import Tensor, UntypedStorage, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from meshrunner.runner.ledger.account import Account
+from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.profiler.memory import CATEGORIES
 
 KIB = 256
 """fp32 elements of a KiB."""
 
 
-def kib(account: Account) -> dict[str, float]:
+def kib(ledger: MemoryLedger) -> dict[str, float]:
     """The peak in KiB, without categories that hold nothing."""
-    peak = account.peak
+    peak = ledger.peak
     assert sum(peak.by_category.values()) == peak.total and set(peak.by_category) == set(CATEGORIES)
     return {name: size / 1024 for name, size in peak.by_category.items() if size}
 
 
 def test_births_and_deaths() -> None:
-    with torch.no_grad(), Account() as account:
+    with torch.no_grad(), MemoryLedger() as ledger:
         a = torch.zeros(4 * KIB)
         b = a + 1
         view = b[KIB:].view(3, KIB)  # of b's storage
@@ -31,30 +31,30 @@ def test_births_and_deaths() -> None:
         c = torch.zeros(3 * KIB)  # while view holds all of b
         del view, c
         torch.zeros(6 * KIB)
-    assert kib(account) == {"temporary": 8}, "a and b; then b and c are 7"
+    assert kib(ledger) == {"temporary": 8}, "a and b; then b and c are 7"
 
 
 def test_what_is_older_counts_from_its_first_use_and_parameters_from_the_beginning() -> None:
     old, weight = torch.zeros(2 * KIB), nn.Parameter(torch.zeros(5 * KIB))
-    with torch.no_grad(), Account() as account:
+    with torch.no_grad(), MemoryLedger() as ledger:
         torch.zeros(8 * KIB)
         torch.sum(old)
         torch.sum(weight)
-    assert kib(account) == {"temporary": 8, "parameters": 5}
-    with Account() as account:
+    assert kib(ledger) == {"temporary": 8, "parameters": 5}
+    with MemoryLedger() as ledger:
         pass
-    assert account.peak.total == 0
+    assert ledger.peak.total == 0
 
 
 def test_a_storage_that_is_resized() -> None:
     """FSDP frees and allocates parameters so."""
     before = UntypedStorage.resize_
-    with torch.no_grad(), Account() as account:
+    with torch.no_grad(), MemoryLedger() as ledger:
         a = torch.zeros(4 * KIB)
         a.untyped_storage().resize_(0)
         b = torch.zeros(3 * KIB)
         a.untyped_storage().resize_(6 * 1024)
-    assert kib(account) == {"temporary": 3, "unsharded": 6} and UntypedStorage.resize_ is before
+    assert kib(ledger) == {"temporary": 3, "unsharded": 6} and UntypedStorage.resize_ is before
     del b
 
 
@@ -63,23 +63,23 @@ def test_categories() -> None:
     model = nn.Linear(16, 16, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.ones(64, 16)  # 4 KiB
-    with Account() as account:
+    with MemoryLedger() as ledger:
         hidden = model(x)
         with torch.no_grad():
             torch.zeros(100 * KIB)
-    assert kib(account) == {"parameters": 1, "activations": 4, "temporary": 104}
-    with Account() as account:
+    assert kib(ledger) == {"parameters": 1, "activations": 4, "temporary": 104}
+    with MemoryLedger() as ledger:
         model(x).sum().backward()
         del hidden
         with torch.no_grad():
             torch.zeros(100 * KIB)
         optimizer.step()
-    assert kib(account) == {"parameters": 1, "gradients": 1, "temporary": 104}
-    with account:  # continues where it stopped
+    assert kib(ledger) == {"parameters": 1, "gradients": 1, "temporary": 104}
+    with ledger:  # continues where it stopped
         optimizer.zero_grad()
         with torch.no_grad():
             torch.zeros(200 * KIB)
-    assert kib(account) == {"parameters": 1, "optimizer": 1, "temporary": 204}
+    assert kib(ledger) == {"parameters": 1, "optimizer": 1, "temporary": 204}
 
 
 class Net(nn.Module):
@@ -96,7 +96,7 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-def a_step(recompute: bool) -> tuple[Account, int]:
+def a_step(recompute: bool) -> tuple[MemoryLedger, int]:
     """The account of a step, and the allocator's peak of the same step."""
     torch.manual_seed(0)
     model, x = Net(recompute), torch.randn(1024, 32)
@@ -108,7 +108,7 @@ def a_step(recompute: bool) -> tuple[Account, int]:
         optimizer.zero_grad()
 
     step()  # makes the optimizer's state
-    with Account() as account:
+    with MemoryLedger() as ledger:
         step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
@@ -119,13 +119,13 @@ def a_step(recompute: bool) -> tuple[Account, int]:
     for event in sorted(events, key=lambda event: event.start_ns()):
         total += event.nbytes()
         peak = max(peak, total)
-    return account, peak
+    return ledger, peak
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_allocator_agrees(recompute: bool) -> None:
-    account, allocated = a_step(recompute)
-    assert account.peak.total == pytest.approx(allocated, rel=0.02)
+    ledger, allocated = a_step(recompute)
+    assert ledger.peak.total == pytest.approx(allocated, rel=0.02)
 
 
 def test_recomputing_saves_activations() -> None:

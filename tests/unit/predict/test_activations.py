@@ -14,11 +14,11 @@ from meshrunner.recipes.activation_checkpoint.selective_op import SelectiveOp
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.devices import described, described_type
-from meshrunner.runner.ledger.account import UNKNOWN
+from meshrunner.runner.ledger.memory_ledger import UNKNOWN
 from meshrunner.runner.predict import activations as recomputed
 from meshrunner.runner.predict.activations import Kind, recomputed_blocks
 from meshrunner.runner.predict.kept import Kept, kept_by_block, most_added
-from meshrunner.runner.predict.trace.tracer import Rehearsal, rehearse
+from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from tests.composed import SMALL, experiment
 
 FULL, SELECTIVE = "activation_checkpoint=full", "activation_checkpoint=selective_op"
@@ -37,9 +37,9 @@ def only(*overrides: str) -> Kind:
     return kind
 
 
-def rehearsed(*overrides: str) -> Rehearsal:
+def rehearsed(*overrides: str) -> Trace:
     chosen = experiment(*ON_CPU, *overrides)
-    return rehearse(chosen.on("cpu"), nodes=1, workers=chosen.launch.workers, device_type="cpu", operators=False)
+    return trace_recipe(chosen.on("cpu"), nodes=1, workers=chosen.launch.workers, device_type="cpu", operators=False)
 
 
 def test_full_keeps_nothing_but_the_input() -> None:
@@ -104,8 +104,12 @@ def test_a_block_adds_to_memory_what_it_keeps_and_its_input(overrides: tuple[str
     held = []
     for blocks in (3, 4):
         found = rehearsed(*overrides, f"model.n_layers={blocks}")
-        begins = next(life for life in found.account.lives if life.phase[:2] == (found.last_step, "backward"))
-        held.append(sum(found.account.by_category(begins.born - 1)[name] for name in UNKNOWN))
+        begins = next(
+            allocation
+            for allocation in found.ledger.allocations
+            if allocation.phase[:2] == (found.last_step, "backward")
+        )
+        held.append(sum(found.ledger.by_category(begins.allocated_at - 1)[name] for name in UNKNOWN))
         kept = kept_by_block(found)
         assert len(kept) == blocks and len({each.nbytes for each in kept.values()}) == 1
     assert held[1] - held[0] == kept[0].nbytes + stream
@@ -128,9 +132,9 @@ def test_of_several_micro_batches_it_is_the_first() -> None:
 def test_a_part_of_a_hybrid_tells_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
     depths: list[int] = []
 
-    def counted(recipe: Any, **how: Any) -> Rehearsal:
+    def counted(recipe: Any, **how: Any) -> Trace:
         depths.append(recipe.model.n_layers)
-        return rehearse(recipe, **how)
+        return trace_recipe(recipe, **how)
 
     monkeypatch.setattr(recomputed, "rehearse", counted)
     long = ("model=hybrid_tiny", "hardware=cpu", "launch.workers=2", FULL, "model.pattern=M-M*M-EM*")

@@ -7,24 +7,24 @@ from random import Random
 
 import pytest
 
-from meshrunner.runner.predict.allocator.allocator import Allocator, OutOfMemory
-from meshrunner.runner.predict.allocator.segments import MIB, Block, Pool
-from meshrunner.runner.predict.allocator.settings import Settings
+from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings
+from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory
+from meshrunner.runner.predict.allocator.segments import MIB, BlockPool, MemoryBlock
 
 KIB = 1024
-DEFAULT = Settings()
-EXPANDABLE = Settings(expandable_segments=True)
+DEFAULT = AllocatorSettings()
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
 EACH = (
     DEFAULT,
     EXPANDABLE,
-    Settings(max_split_size=32 * MIB),
-    Settings(expandable_segments=True, max_split_size=32 * MIB),
-    Settings(roundup_power2_divisions=(4,) * 16),
+    AllocatorSettings(max_split_size=32 * MIB),
+    AllocatorSettings(expandable_segments=True, max_split_size=32 * MIB),
+    AllocatorSettings(roundup_power2_divisions=(4,) * 16),
 )
 
 
-def allocator(settings: Settings = DEFAULT, capacity: int | None = None) -> Allocator:
-    return Allocator(capacity, settings)
+def allocator(settings: AllocatorSettings = DEFAULT, capacity: int | None = None) -> CachingAllocator:
+    return CachingAllocator(capacity, settings)
 
 
 @pytest.mark.parametrize(
@@ -44,31 +44,31 @@ def allocator(settings: Settings = DEFAULT, capacity: int | None = None) -> Allo
     ],
 )
 def test_sizes_are_rounded(nbytes: int, divisions: int, size: int) -> None:
-    made = allocator(Settings(roundup_power2_divisions=(divisions,) * 16))
+    made = allocator(AllocatorSettings(roundup_power2_divisions=(divisions,) * 16))
     made.allocate(nbytes, 0)
     assert made.active == size
 
 
 def test_settings_are_read_as_torch_reads_them() -> None:
-    assert Settings.parse("") == Settings.parse(" backend:native, ") == DEFAULT
-    found = Settings.parse(
+    assert AllocatorSettings.parse("") == AllocatorSettings.parse(" backend:native, ") == DEFAULT
+    found = AllocatorSettings.parse(
         "expandable_segments:True, max_split_size_mb:64,garbage_collection_threshold:0.8,"
         "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],backend:cudaMallocAsync"
     )
-    assert found == Settings(
+    assert found == AllocatorSettings(
         expandable_segments=True,
         max_split_size=64 * MIB,
         roundup_power2_divisions=(1,) * 9 + (2, 4) + (8,) * 5,
         ignored=("garbage_collection_threshold:0.8", "backend:cudaMallocAsync"),
     )
-    found = Settings.parse("roundup_power2_divisions:4,max_non_split_rounding_mb:30,large_segment_size_mb:24")
-    assert found == Settings(False, None, 30 * MIB, 24 * MIB, (4,) * 16)
-    found = Settings.parse("roundup_power2_divisions:[64:8,256:4]")
+    found = AllocatorSettings.parse("roundup_power2_divisions:4,max_non_split_rounding_mb:30,large_segment_size_mb:24")
+    assert found == AllocatorSettings(False, None, 30 * MIB, 24 * MIB, (4,) * 16)
+    found = AllocatorSettings.parse("roundup_power2_divisions:[64:8,256:4]")
     assert found.roundup_power2_divisions == (8,) * 7 + (0, 4) + (0,) * 7
 
 
 def test_an_interval_of_sizes_has_its_own_divisions() -> None:
-    settings = Settings.parse("roundup_power2_divisions:[1:2,2:4,>:8]")
+    settings = AllocatorSettings.parse("roundup_power2_divisions:[1:2,2:4,>:8]")
     assert [settings.rounded(each * MIB + 1) // KIB for each in (1, 2, 4)] == [1536, 2560, 4608]
 
 
@@ -88,7 +88,7 @@ def test_an_interval_of_sizes_has_its_own_divisions() -> None:
 )
 def test_settings_that_torch_refuses(text: str) -> None:
     with pytest.raises(ValueError, match=text.split(":")[0]):
-        Settings.parse(text)
+        AllocatorSettings.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_settings_that_torch_refuses(text: str) -> None:
         (DEFAULT, 10 * MIB - 512, 20),
         (DEFAULT, 10 * MIB, 10),
         (DEFAULT, 10 * MIB + 1, 12),
-        (Settings(large_segment_size=24 * MIB), 9 * MIB, 24),
+        (AllocatorSettings(large_segment_size=24 * MIB), 9 * MIB, 24),
         (EXPANDABLE, 1, 2),
         (EXPANDABLE, MIB + 1, 20),
         (EXPANDABLE, 20 * MIB + 1, 40),
     ],
 )
-def test_segments(settings: Settings, nbytes: int, mib: int) -> None:
+def test_segments(settings: AllocatorSettings, nbytes: int, mib: int) -> None:
     made = allocator(settings)
     made.allocate(nbytes, 0)
     assert made.reserved == made.peak_reserved == mib * MIB
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
-def test_streams_and_pools_share_nothing(settings: Settings) -> None:
+def test_streams_and_pools_share_nothing(settings: AllocatorSettings) -> None:
     made = allocator(settings)
     made.free(made.allocate(2 * MIB, 0))
     made.allocate(2 * MIB, 0)
@@ -163,7 +163,7 @@ def test_neighbours_become_one() -> None:
 
 def test_oversize_blocks() -> None:
     """From max_split_size on they are kept whole, for requests of nearly their size."""
-    made = allocator(Settings(max_split_size=32 * MIB))
+    made = allocator(AllocatorSettings(max_split_size=32 * MIB))
     large = made.allocate(60 * MIB, 0)
     made.free(large)
     assert made.allocate(31 * MIB, 0).address != large.address
@@ -194,7 +194,7 @@ def test_at_the_capacity_the_cache_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
-def test_what_waits_for_the_device_is_freed_before_the_cache_is_given_up(settings: Settings) -> None:
+def test_what_waits_for_the_device_is_freed_before_the_cache_is_given_up(settings: AllocatorSettings) -> None:
     made = allocator(settings, capacity=60 * MIB)
     waiting = [made.allocate(40 * MIB, 0)]
     made.synchronize = lambda: made.free(waiting.pop())
@@ -210,7 +210,7 @@ def test_what_waits_for_the_device_is_freed_before_the_cache_is_given_up(setting
 )
 def test_oversize_blocks_are_given_up_first(mib: int, reserved: int) -> None:
     """One that is large enough, or the largest ones; without waiting for the device."""
-    made = allocator(Settings(max_split_size=32 * MIB), capacity=200 * MIB)
+    made = allocator(AllocatorSettings(max_split_size=32 * MIB), capacity=200 * MIB)
     for block in [made.allocate(each * MIB, 0) for each in (40, 50, 80)]:
         made.free(block)
     made.synchronize = pytest.fail
@@ -249,23 +249,23 @@ def test_expandable_segments_shrink_at_the_capacity() -> None:
     assert (first.size, third.address) == (10 * MIB, second.address + 50 * MIB)
 
 
-def pools(live: list[Block]) -> set[Pool]:
+def pools(live: list[MemoryBlock]) -> set[BlockPool]:
     return {block.pool for block in live}
 
 
-def all_mapped(known: set[Pool], live: list[Block]) -> int:
+def all_mapped(known: set[BlockPool], live: list[MemoryBlock]) -> int:
     """Bytes of all blocks of these pools that are in use or free."""
     return sum(block.size for block in live) + sum(block.size for pool in known for block in pool.free_blocks())
 
 
 @pytest.mark.parametrize("settings", EACH)
 @pytest.mark.parametrize("capacity", [None, 700 * MIB, 400 * MIB])
-def test_random_requests(settings: Settings, capacity: int | None) -> None:
+def test_random_requests(settings: AllocatorSettings, capacity: int | None) -> None:
     """No two blocks overlap, what is counted is there, the capacity holds, and in the end all can be given back."""
     random = Random(0)
     made = allocator(settings, capacity)
-    live: list[Block] = []
-    known: set[Pool] = set()
+    live: list[MemoryBlock] = []
+    known: set[BlockPool] = set()
     failed = 0
     for i in range(3000):
         if live and random.random() < (0.6 if len(live) > 60 else 0.4):

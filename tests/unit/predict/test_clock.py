@@ -8,18 +8,18 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.hardware import GPU, Efficiency, PeakFlops
-from meshrunner.runner.ledger.account import Life
+from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import Phase
-from meshrunner.runner.predict.record.events import (
-    Born,
+from meshrunner.runner.predict.record.trace_events import (
+    Allocated,
     Collective,
-    Died,
-    Entry,
+    EventRecorded,
+    Freed,
     HostWaited,
     Operator,
-    Recorded,
-    Waited,
-    WaitedForStream,
+    StreamWaitedForEvent,
+    StreamWaitedForStream,
+    TraceEvent,
 )
 from meshrunner.runner.predict.timing import collectives
 from meshrunner.runner.predict.timing.clock import Clock
@@ -64,7 +64,7 @@ def gather(ms: float, stream: int = NETWORK, ranks: tuple[int, ...] = (0, 1)) ->
     return Collective("all_gather", stream, FORWARD, ranks, round((ms * 1e-3 - 8e-6) * 537e9))
 
 
-def clock(*entries: Entry, **efficiency: float) -> Clock:
+def clock(*entries: TraceEvent, **efficiency: float) -> Clock:
     made = Clock(rates(gpu(**efficiency), "tf32", 8))
     for entry in entries:
         made.take(entry)
@@ -116,20 +116,20 @@ def test_streams_run_beside_each_other_and_in_order() -> None:
 
 def test_a_stream_waits_for_an_event() -> None:
     """As it stood when the event was recorded, not for what came later; a new recording replaces it."""
-    before = (product(2), Recorded(7, 0), product(5), Waited(COPY, 7), copy(1, COPY))
+    before = (product(2), EventRecorded(7, 0), product(5), StreamWaitedForEvent(COPY, 7), copy(1, COPY))
     assert ms(clock(*before).passed(COPY)) == 3
-    assert ms(clock(*before, Recorded(7, 0), Waited(COPY, 7), copy(1, COPY)).passed(COPY)) == 8
-    assert ms(clock(*before, Recorded(8, COPY), Waited(0, 8), product(1)).passed(0)) == 8
-    assert ms(clock(product(2), Waited(COPY, 9), copy(1, COPY)).passed(COPY)) == 1
+    assert ms(clock(*before, EventRecorded(7, 0), StreamWaitedForEvent(COPY, 7), copy(1, COPY)).passed(COPY)) == 8
+    assert ms(clock(*before, EventRecorded(8, COPY), StreamWaitedForEvent(0, 8), product(1)).passed(0)) == 8
+    assert ms(clock(product(2), StreamWaitedForEvent(COPY, 9), copy(1, COPY)).passed(COPY)) == 1
 
 
 def test_a_stream_waits_for_another() -> None:
-    run = clock(product(2), WaitedForStream(COPY, 0), product(5), copy(1, COPY), WaitedForStream(0, COPY))
+    run = clock(product(2), StreamWaitedForStream(COPY, 0), product(5), copy(1, COPY), StreamWaitedForStream(0, COPY))
     assert (ms(run.passed(0)), ms(run.passed(COPY))) == (7, 3)
 
 
 def test_the_host_waits() -> None:
-    one = (product(2), Recorded(1, 0), product(3), copy(9, COPY))
+    one = (product(2), EventRecorded(1, 0), product(3), copy(9, COPY))
     assert ms(clock(*one).host) == 0
     assert ms(clock(*one, HostWaited(1)).host) == 2
     assert ms(clock(*one, HostWaited(None)).host) == 9
@@ -160,20 +160,20 @@ def test_collectives_of_one_group_run_one_after_another() -> None:
 
 def test_a_queue_waits_for_the_collective_in_front() -> None:
     """The first of a group waits for compute, and what another stream has of the group for it."""
-    run = clock(product(5), WaitedForStream(NETWORK, 0), gather(2), gather(1, OTHER))
+    run = clock(product(5), StreamWaitedForStream(NETWORK, 0), gather(2), gather(1, OTHER))
     assert (ms(run.passed(NETWORK)), ms(run.passed(OTHER))) == (7, 8)
 
 
-def prefetching() -> list[Entry]:
+def prefetching() -> list[TraceEvent]:
     """Two blocks: the second is gathered while the first computes; compute waits 2 ms for the first and 1 for the second."""
     return [
         gather(2),
-        Recorded(1, NETWORK),
-        Waited(0, 1),
+        EventRecorded(1, NETWORK),
+        StreamWaitedForEvent(0, 1),
         gather(5),
-        Recorded(2, NETWORK),
+        EventRecorded(2, NETWORK),
         product(4),
-        Waited(0, 2),
+        StreamWaitedForEvent(0, 2),
         product(4),
     ]
 
@@ -189,7 +189,7 @@ def test_what_is_exposed_of_communication() -> None:
 def test_overlapped_communication_slows_compute() -> None:
     timed = clock(*prefetching(), contention=0.25).step_ends()
     assert (ms(timed.seconds), ms(timed.exposed_communication_s)) == (12, 3)
-    assert ms(clock(gather(2), WaitedForStream(0, NETWORK), product(3), contention=0.25).step_ends().seconds) == 5
+    assert ms(clock(gather(2), StreamWaitedForStream(0, NETWORK), product(3), contention=0.25).step_ends().seconds) == 5
 
 
 def test_parts_of_a_step() -> None:
@@ -218,7 +218,7 @@ def test_steps_are_counted_apart() -> None:
     run = clock(product(10), gather(30))
     for _ in range(2):
         run.step_begins()
-        for entry in (WaitedForStream(0, NETWORK), product(3), gather(1), WaitedForStream(NETWORK, 0)):
+        for entry in (StreamWaitedForStream(0, NETWORK), product(3), gather(1), StreamWaitedForStream(NETWORK, 0)):
             run.take(entry)
         timed = run.step_ends()
         assert (ms(timed.seconds), ms(timed.seconds_by_part["matmul"])) == (3, 3)
@@ -227,10 +227,17 @@ def test_steps_are_counted_apart() -> None:
 
 def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
     """A step of a model with 7 billion parameters; CPU time, and generous for a busy machine."""
-    life = Life(512, "temporary", FORWARD, 0, 0)
+    allocation = Allocation(512, "temporary", FORWARD, 0, 0)
     ranks = tuple(range(4096))
-    block = [Born(life), product(1), Recorded(1, 0), Waited(COPY, 1), copy(1, COPY), Died(life)] * 100
-    log: list[Entry] = ([*block, *[gather(1, ranks=ranks)] * 6]) * 165
+    block = [
+        Allocated(allocation),
+        product(1),
+        EventRecorded(1, 0),
+        StreamWaitedForEvent(COPY, 1),
+        copy(1, COPY),
+        Freed(allocation),
+    ] * 100
+    log: list[TraceEvent] = ([*block, *[gather(1, ranks=ranks)] * 6]) * 165
     run = Clock(rates(gpu(), "tf32", 8))
     began = time.process_time()
     for entry in log:

@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from meshrunner.runner.ledger.phases import Phases
 from meshrunner.runner.predict.meta.compile.fusion import memory_of, nbytes
 from meshrunner.runner.predict.meta.compile.interpreter import Interpreter
-from meshrunner.runner.predict.record.events import Born, Died, Operator
+from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.streams import Device
+from meshrunner.runner.predict.record.trace_events import Allocated, Freed, Operator
 from tests.composed import SMALL, experiment
 
 META = torch.device("meta")
@@ -28,23 +28,23 @@ def on_meta(function: Any, *shapes: tuple[int, ...]) -> tuple[fx.GraphModule, li
     """The graph of a function, its arguments, and what is to watch it."""
     arguments = [torch.empty(shape, device=META) for shape in shapes]
     graph = make_fx(function, tracing_mode="fake")(*arguments)
-    recorder = Recorder(Device(), Phases(), on_host=False, rounding=1, operators=True)
+    recorder = Recorder(TracedDevice(), Phases(), on_host=False, rounding=1, operators=True)
     return graph, arguments, recorder
 
 
 def run(graph: fx.GraphModule, arguments: list[Tensor], recorder: Recorder) -> list[Operator]:
     with recorder:
         Interpreter(graph, memory_of(graph.graph), recorder).boxed_run(list(arguments))
-    return [each for each in recorder.log if isinstance(each, Operator)]
+    return [each for each in recorder.events if isinstance(each, Operator)]
 
 
 def test_a_chain_is_one_kernel_and_one_result() -> None:
     graph, arguments, recorder = on_meta(lambda x: x.sin().cos().exp(), (4, 5))
     operators = run(graph, arguments, recorder)
-    births = [each.life.nbytes for each in recorder.log if isinstance(each, Born)]
+    births = [each.allocation.nbytes for each in recorder.events if isinstance(each, Allocated)]
     assert births == [80]
     assert [(each.kind, each.nbytes) for each in operators] == [("memory", 160)]
-    assert any(isinstance(each, Died) for each in recorder.log)
+    assert any(isinstance(each, Freed) for each in recorder.events)
 
 
 def test_a_product_is_a_product_and_has_its_arguments_in_memory() -> None:
@@ -53,7 +53,7 @@ def test_a_product_is_a_product_and_has_its_arguments_in_memory() -> None:
     assert [each.kind for each in operators] == ["memory", "matmul", "memory"]
     assert operators[1].name == "aten::mm"
     assert operators[1].flops == 2 * 4 * 5 * 6
-    assert [each.life.nbytes for each in recorder.log if isinstance(each, Born)] == [80, 96, 96]
+    assert [each.allocation.nbytes for each in recorder.events if isinstance(each, Allocated)] == [80, 96, 96]
 
 
 def test_what_is_read_twice_is_computed_twice_unless_much_is_read_for_it() -> None:
@@ -85,7 +85,7 @@ def test_complex_numbers_are_left_to_torch() -> None:
     graph, arguments, recorder = on_meta(turned, (3, 2))
     operators = run(graph, arguments, recorder)
     assert [each.name.partition("::")[0] for each in operators] == ["fused", "aten", "fused"]
-    assert [each.life.nbytes for each in recorder.log if isinstance(each, Born)] == [24, 24, 24]
+    assert [each.allocation.nbytes for each in recorder.events if isinstance(each, Allocated)] == [24, 24, 24]
 
 
 class Found(NamedTuple):
@@ -107,7 +107,7 @@ def rehearsed(overrides: list[str]) -> list[Found]:
     """Some rehearsals; `pretrain` and the compiler are watched."""
     from meshrunner.recipes import pretrain
     from meshrunner.runner.predict.meta.compile import backend as compiled
-    from meshrunner.runner.predict.trace.tracer import rehearse
+    from meshrunner.runner.predict.trace.tracer import trace_recipe
 
     counted = {"without": 0, "graphs": 0}
     clip, call = pretrain.clip_by_norm, compiled._Backend.__call__
@@ -126,17 +126,17 @@ def rehearsed(overrides: list[str]) -> list[Found]:
     for line in overrides:
         counted.update(without=0, graphs=0)
         recipe = experiment(*(() if HYBRID in line else SMALL), *line.split()).on("cuda")
-        result = rehearse(recipe, nodes=1, workers=recipe.launch.workers, device_type="cuda")
-        account, last = result.account, result.last_step
-        first = next(each for each in account.lives if (each.phase.step, each.phase.part) == (last, "backward"))
-        products = [each for each in result.log if isinstance(each, Operator) and each.kind == "matmul"]
+        result = trace_recipe(recipe, nodes=1, workers=recipe.launch.workers, device_type="cuda")
+        ledger, last = result.ledger, result.last_step
+        first = next(each for each in ledger.allocations if (each.phase.step, each.phase.part) == (last, "backward"))
+        products = [each for each in result.events if isinstance(each, Operator) and each.kind == "matmul"]
         found.append(
             Found(
-                account.by_category(first.born)["activations"],
+                ledger.by_category(first.allocated_at)["activations"],
                 counted["without"],
                 counted["graphs"],
                 {each.dtype for each in products if each.phase.block is not None},
-                {each.phase.block for each in account.lives if each.phase.part == "backward"},
+                {each.phase.block for each in ledger.allocations if each.phase.part == "backward"},
             )
         )
     return found
@@ -189,7 +189,7 @@ def saved_in_training_and_in_rehearsal(model: str) -> tuple[list[Any], list[Any]
 
     from meshrunner.recipes.data.loader import micro_batches
     from meshrunner.runner.predict.meta.compile import backend as compiled
-    from meshrunner.runner.predict.trace.tracer import rehearse
+    from meshrunner.runner.predict.trace.tracer import trace_recipe
 
     one = ("hardware=cpu", "launch.workers=1", "parallelism=single", "precision=bf16", "data=random", model)
     recipe = experiment(*one).on("cpu")
@@ -224,7 +224,7 @@ def saved_in_training_and_in_rehearsal(model: str) -> tuple[list[Any], list[Any]
 
     compiled._Backend._interpreted = watched  # type: ignore[method-assign]
     recipe = experiment(*one, COMPILED).on("cpu")
-    rehearse(recipe, nodes=1, workers=1, device_type="cpu")
+    trace_recipe(recipe, nodes=1, workers=1, device_type="cpu")
     return trained, rehearsed
 
 

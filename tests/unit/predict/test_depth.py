@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from meshrunner.runner.predict.trace.depth import extrapolate, rehearse_shallow, shallow_depths, start_peak, step_peak
-from meshrunner.runner.predict.trace.tracer import rehearse
+from meshrunner.runner.predict.trace.depth import extrapolate, shallow_depths, start_peak, step_peak, trace_shallow
+from meshrunner.runner.predict.trace.tracer import trace_recipe
 from tests.composed import experiment
 
 DEEP = (
@@ -36,11 +36,11 @@ def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")
     workers = recipe.launch.workers
     assert isinstance(workers, int)
-    rehearsal = partial(rehearse, nodes=1, workers=workers, device_type="cuda", operators=False)
+    rehearsal = partial(trace_recipe, nodes=1, workers=workers, device_type="cuda", operators=False)
     blocks = recipe.model.n_layers  # type: ignore[attr-defined]
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
-    deep, full = extrapolate(depths, *rehearse_shallow(depths, recipe, rehearsal)), rehearsal(recipe)
+    deep, full = extrapolate(depths, *trace_shallow(depths, recipe, rehearsal)), rehearsal(recipe)
     expected = step_peak(full)
     assert deep.peak.total == expected.total and deep.peak.by_category == expected.by_category
     assert str(deep.peak.phase) == str(expected.phase)

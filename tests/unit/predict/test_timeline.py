@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.ledger.account import Life
 from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import PARTS, START, Phase
-from meshrunner.runner.predict.record.events import Born, Died
+from meshrunner.runner.predict.record.trace_events import Allocated, Freed
 from meshrunner.runner.predict.replay.page.write import PARTS as PAGE
 from meshrunner.runner.predict.replay.page.write import write_page
 from meshrunner.runner.predict.replay.peaks import Change
 from meshrunner.runner.predict.replay.timeline import POINTS, Part, Point, Timeline, changes_of, timeline
 from meshrunner.runner.predict.trace.depth import step_peak
-from meshrunner.runner.predict.trace.tracer import Rehearsal, rehearse
+from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from meshrunner.runner.predict.verdict import GIB
 from tests.composed import SMALL, experiment
 
@@ -30,7 +30,7 @@ EVERY_POINT = 10**9
 
 
 def change(nbytes: int, phase: Phase, category: str = "activations", reserved: int | None = None) -> Change:
-    return Change(Life(abs(nbytes), category, phase, 0, 0), nbytes, phase, reserved)
+    return Change(Allocation(abs(nbytes), category, phase, 0, 0), nbytes, phase, reserved)
 
 
 def of(changes: list[Change], step: int = 0, most: int = EVERY_POINT) -> Timeline:
@@ -87,18 +87,20 @@ def test_no_peak_is_lost_with_the_points_that_are_left_out(count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def rehearsal() -> Rehearsal:
+def rehearsal() -> Trace:
     recipe = experiment(*SMALL, "launch.workers=2").on("cpu")
-    return rehearse(recipe, nodes=1, workers=2, device_type="cpu")
+    return trace_recipe(recipe, nodes=1, workers=2, device_type="cpu")
 
 
-def test_every_point_is_what_the_account_holds_then(rehearsal: Rehearsal) -> None:
-    account, log = rehearsal.account, rehearsal.log
+def test_every_point_is_what_the_account_holds_then(rehearsal: Trace) -> None:
+    ledger, log = rehearsal.ledger, rehearsal.events
     found = timeline(changes_of(log), rehearsal.last_step, 0, 0, EVERY_POINT)
     moments = [
-        (each.life.born, each.life.phase) if isinstance(each, Born) else (each.life.died, None)
+        (each.allocation.allocated_at, each.allocation.phase)
+        if isinstance(each, Allocated)
+        else (each.allocation.freed_at, None)
         for each in log
-        if isinstance(each, Born | Died)
+        if isinstance(each, Allocated | Freed)
     ]
     first = next(i for i, (_, phase) in enumerate(moments) if phase is not None and phase.step == rehearsal.last_step)
     held = [point for before, point in pairwise(found.points) if point.by_category != before.by_category]
@@ -106,27 +108,27 @@ def test_every_point_is_what_the_account_holds_then(rehearsal: Rehearsal) -> Non
     for (moment, _), point in zip(moments[first:], held, strict=True):
         assert moment is not None
         if point.at % 11 == 0:
-            assert dict(zip(CATEGORIES, point.by_category, strict=True)) == account.by_category(moment)
+            assert dict(zip(CATEGORIES, point.by_category, strict=True)) == ledger.by_category(moment)
     totals = accumulate(
-        (each.life.nbytes if isinstance(each, Born) else -each.life.nbytes)
+        (each.allocation.nbytes if isinstance(each, Allocated) else -each.allocation.nbytes)
         for each in log
-        if isinstance(each, Born | Died)
+        if isinstance(each, Allocated | Freed)
     )
     assert [point.total for point in held] == list(totals)[first:]
 
 
-def test_the_peak_is_that_of_the_prediction(rehearsal: Rehearsal) -> None:
+def test_the_peak_is_that_of_the_prediction(rehearsal: Trace) -> None:
     peak = step_peak(rehearsal)
     for most in (EVERY_POINT, 100):
-        points = timeline(changes_of(rehearsal.log), rehearsal.last_step, 0, 0, most).points
+        points = timeline(changes_of(rehearsal.events), rehearsal.last_step, 0, 0, most).points
         highest = max(points, key=lambda point: point.total)
         assert (highest.total, highest.phase) == (peak.total, peak.phase)
         assert dict(zip(CATEGORIES, highest.by_category, strict=True)) == peak.by_category
     assert points[-1].total == points[0].total, "the step ends as it began: the model is still alive"
 
 
-def test_the_parts_are_in_the_order_of_a_step(rehearsal: Rehearsal) -> None:
-    found = timeline(changes_of(rehearsal.log), rehearsal.last_step, 0, 0, EVERY_POINT)
+def test_the_parts_are_in_the_order_of_a_step(rehearsal: Trace) -> None:
+    found = timeline(changes_of(rehearsal.events), rehearsal.last_step, 0, 0, EVERY_POINT)
     names = [part.name for part in found.parts]
     assert list(dict.fromkeys(names)) == list(PARTS[1:]), "the optimizer's, too, which allocates nothing"
     assert found.parts[0].begins == 0 and found.parts[-1].ends == found.points[-1].at

@@ -18,21 +18,21 @@ from meshrunner.runner.predict.meta import kernels
 from meshrunner.runner.predict.meta import stand_ins as device
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.record import recorder as record
-from meshrunner.runner.predict.record.events import COMPUTE, Collective, Operator, Used
-from meshrunner.runner.predict.trace.tracer import Rehearsal, rehearse
+from meshrunner.runner.predict.record.trace_events import COMPUTE, Collective, Operator, UsedByStream
+from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from tests.composed import SMALL, experiment
 
 
-def rehearsed(*overrides: str, device_type: str = "cuda", workers: int = 2) -> Rehearsal:
+def rehearsed(*overrides: str, device_type: str = "cuda", workers: int = 2) -> Trace:
     recipe = experiment(*SMALL, "global_batch=2", "model.n_layers=2", *overrides).on(device_type)
-    return rehearse(recipe, nodes=1, workers=workers, device_type=device_type)
+    return trace_recipe(recipe, nodes=1, workers=workers, device_type=device_type)
 
 
-def found(rehearsal: Rehearsal) -> tuple[Any, ...]:
+def found(rehearsal: Trace) -> tuple[Any, ...]:
     """What a rehearsal says of memory and time."""
-    peak = rehearsal.account.peak_of(lambda phase: phase.step == rehearsal.last_step)
+    peak = rehearsal.ledger.peak_of(lambda phase: phase.step == rehearsal.last_step)
     kinds: dict[Any, int] = {}
-    for entry in rehearsal.log:
+    for entry in rehearsal.events:
         key = (entry.name, entry.stream) if isinstance(entry, Operator | Collective) else type(entry).__name__
         kinds[key] = kinds.get(key, 0) + 1
     return peak, kinds
@@ -120,16 +120,16 @@ def test_the_first_rehearsal_of_a_process_is_like_all_others() -> None:
 def test_communication_overlaps_and_fsdp1_keeps_what_other_streams_use() -> None:
     for layout in ("fsdp1", "fsdp2"):
         rehearsal = rehearsed(f"parallelism={layout}")
-        gathers = [each for each in rehearsal.log if isinstance(each, Collective) and each.name == "all_gather"]
+        gathers = [each for each in rehearsal.events if isinstance(each, Collective) and each.name == "all_gather"]
         assert gathers and all(each.stream != COMPUTE for each in gathers), layout
-        assert any(isinstance(each, Used) for each in rehearsal.log) == (layout == "fsdp1")
+        assert any(isinstance(each, UsedByStream) for each in rehearsal.events) == (layout == "fsdp1")
 
 
 def test_operators_have_their_work() -> None:
     """The FLOPs of all matrix products are those of the formula, but for attention."""
     single = "parallelism=single", "global_batch=1"
     recipe, rehearsal = experiment(*SMALL, "model.n_layers=2", *single), rehearsed(*single, workers=1)
-    last = [each for each in rehearsal.log if isinstance(each, Operator) and each.phase.step == rehearsal.last_step]
+    last = [each for each in rehearsal.events if isinstance(each, Operator) and each.phase.step == rehearsal.last_step]
     flops = recipe.model.flops_per_token(recipe.seq_len)
     products = sum(each.flops for each in last if each.kind == "matmul")
     assert products == (flops.total - flops.attention) * rehearsal.tokens - _not_products(recipe) * rehearsal.tokens
@@ -159,7 +159,7 @@ def test_ddp_reduces_the_buckets_that_it_would_while_backward_goes_on(tmp_path: 
     from meshrunner.recipes.parallelism.mesh import build_mesh
 
     overrides = ("parallelism=ddp", "parallelism.bucket_cap_mb=0.03")
-    log = rehearsed(*overrides).log
+    log = rehearsed(*overrides).events
     reduced = [each for each in log if isinstance(each, Collective) and each.name == "all_reduce"]
     last = [each for each in reduced if each.phase.step == 1]
     recipe = experiment(*SMALL, "model.n_layers=2", *overrides, "launch.workers=1").on("cpu")

@@ -136,8 +136,8 @@ def test_without_a_profiler_none_is_imported() -> None:
         "chosen = experiment(); session = chosen.profiler.session(chosen.profiled, Path('.'), None); "
         "import meshrunner.runner.measure.meter; "
         "assert not session.recording and session.step_done(1) is None; "
-        "names = ('trace', 'memory', 'account', 'phases', 'overlap'); "
-        "found = {'meshrunner.runner.profiler.' + name for name in names} & set(sys.modules); "
+        "names = ('profiler.trace', 'profiler.memory', 'profiler.overlap', 'ledger.memory_ledger', 'ledger.phases'); "
+        "found = {'meshrunner.runner.' + name for name in names} & set(sys.modules); "
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])

@@ -29,7 +29,7 @@ READS_TO_INLINE = 4
 (`torch._inductor.config.realize_reads_threshold`)."""
 
 
-class Memory(NamedTuple):
+class GraphMemory(NamedTuple):
     """What a graph does to memory. What is in none of these is no work and no memory: it is fused into others, or a view."""
 
     extern: set[Node]
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
     """Fused kernels, by the result that each gives memory -> the results in memory that it reads -> bytes."""
 
 
-def memory_of(graph: Graph) -> Memory:
+def memory_of(graph: Graph) -> GraphMemory:
     """What a graph does to memory."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     extern = {node for node in calls if _is_extern(node)}
@@ -60,7 +60,7 @@ def memory_of(graph: Graph) -> Memory:
         if node in needed or _short(node) in REDUCTIONS or _is_written(node) or reused:
             in_memory.add(node)
             kernels[node] = read
-    return Memory(extern, kernels)
+    return GraphMemory(extern, kernels)
 
 
 def nbytes(node: Node) -> int:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Target, map_aggregate
 
-from meshrunner.runner.predict.meta.compile.fusion import Memory, nbytes
+from meshrunner.runner.predict.meta.compile.fusion import GraphMemory, nbytes
 from meshrunner.runner.predict.record.recorder import Compiled, Recorder
 
 
 class Interpreter(fx.Interpreter):
     """Runs a graph; every node is an operator of its own, the result of a fused kernel, or neither."""
 
-    def __init__(self, graph: fx.GraphModule, memory: Memory | None, recorder: Recorder) -> None:
+    def __init__(self, graph: fx.GraphModule, memory: GraphMemory | None, recorder: Recorder) -> None:
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
         self.fresh: set[fx.Node] = set()

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshrunner.runner.ledger.account import Life
+from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import Phase
 
 COMPUTE = 0
 """The stream that the device computes on unless another is named."""
 
 
-class Born(NamedTuple):
+class Allocated(NamedTuple):
     """Memory is allocated, on `life.stream`."""
 
-    life: Life
+    allocation: Allocation
 
 
-class Died(NamedTuple):
+class Freed(NamedTuple):
     """The host frees it; other streams may still use it, see `Used`."""
 
-    life: Life
+    allocation: Allocation
 
 
-class Used(NamedTuple):
+class UsedByStream(NamedTuple):
     """Another stream than its own uses a life's memory (`record_stream`): freed, it is kept until that stream has passed."""
 
-    life: Life
+    allocation: Allocation
     stream: int
 
 
@@ -59,21 +59,21 @@ class Collective(NamedTuple):
     """Of the whole: of an all-gather's output, of a reduction's input, of what a rank sends in an all-to-all."""
 
 
-class Recorded(NamedTuple):
+class EventRecorded(NamedTuple):
     """An event is recorded on a stream."""
 
     event: int
     stream: int
 
 
-class Waited(NamedTuple):
+class StreamWaitedForEvent(NamedTuple):
     """A stream waits for an event."""
 
     stream: int
     event: int
 
 
-class WaitedForStream(NamedTuple):
+class StreamWaitedForStream(NamedTuple):
     """A stream waits for all that another was given so far."""
 
     stream: int
@@ -86,5 +86,15 @@ class HostWaited(NamedTuple):
     event: int | None
 
 
-Entry = Born | Died | Used | Operator | Collective | Recorded | Waited | WaitedForStream | HostWaited
-Log = list[Entry]
+TraceEvent = (
+    Allocated
+    | Freed
+    | UsedByStream
+    | Operator
+    | Collective
+    | EventRecorded
+    | StreamWaitedForEvent
+    | StreamWaitedForStream
+    | HostWaited
+)
+EventLog = list[TraceEvent]

@@ -5,9 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from meshrunner.runner.predict.allocator.alloc_conf import UNIT, AllocatorSettings
 from meshrunner.runner.predict.allocator.expandable import ExpandableSegments
-from meshrunner.runner.predict.allocator.segments import MIB, Block, Device, FixedSegments, Pool, Segments
-from meshrunner.runner.predict.allocator.settings import UNIT, Settings
+from meshrunner.runner.predict.allocator.segments import (
+    MIB,
+    BlockPool,
+    DeviceMemory,
+    FixedSegments,
+    MemoryBlock,
+    Segments,
+)
 
 SMALL = MIB
 """Largest request of a small pool; of a large pool's block this much is not split off."""
@@ -23,7 +30,7 @@ class OutOfMemory(Exception):
         self.reserved = reserved
 
 
-class Allocator:
+class CachingAllocator:
     """
     Blocks by best fit from the cache of a stream, or from new segments. In bytes.
 
@@ -31,7 +38,7 @@ class Allocator:
     choice of addresses, which decides only between free blocks of equal size.
     """
 
-    def __init__(self, capacity: int | None, settings: Settings) -> None:
+    def __init__(self, capacity: int | None, settings: AllocatorSettings) -> None:
         """`capacity`: what this process can reserve, so the device's memory less contexts and communicators; None: any amount."""
         self.active = self.peak_active = 0
         """Of blocks, as torch's `active_bytes`."""
@@ -41,10 +48,10 @@ class Allocator:
         """Called before the cache is given up: waits for the device and frees the blocks that waited for it."""
         self._settings = settings
         self._max_split_size = sys.maxsize if settings.max_split_size is None else settings.max_split_size
-        self._device = Device(capacity)
+        self._device = DeviceMemory(capacity)
         self._fixed = None if settings.expandable_segments else FixedSegments(self._device, settings.large_segment_size)
         self._segments: Segments = self._fixed or ExpandableSegments(self._device, settings.large_segment_size)
-        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._pools: dict[tuple[int, bool], BlockPool] = {}
 
     @property
     def reserved(self) -> int:
@@ -61,13 +68,13 @@ class Allocator:
         self.peak_active = self.active
         self._device.peak = self._device.reserved
 
-    def allocate(self, nbytes: int, stream: int) -> Block:
+    def allocate(self, nbytes: int, stream: int) -> MemoryBlock:
         """A block for one request; raises OutOfMemory."""
         size = self._settings.rounded(nbytes)
         small = size <= SMALL
         pool = self._pools.get((stream, small))
         if pool is None:
-            pool = self._pools[stream, small] = Pool(small)
+            pool = self._pools[stream, small] = BlockPool(small)
         block = self._cached(pool, size) or self._added(pool, size)
         if block is None:
             raise OutOfMemory(nbytes, self.active, self.reserved)
@@ -79,7 +86,7 @@ class Allocator:
             self.peak_active = self.active
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """The block is in the cache again."""
         self.active -= block.size
         block.allocated = False
@@ -92,13 +99,13 @@ class Allocator:
         for pool in self._pools.values():
             self._segments.release(pool)
 
-    def _splits(self, block: Block, size: int) -> bool:
+    def _splits(self, block: MemoryBlock, size: int) -> bool:
         rest = block.size - size
         if block.pool.small or self._settings.expandable_segments:
             return rest >= UNIT
         return rest > SMALL and size < self._max_split_size
 
-    def _cached(self, pool: Pool, size: int) -> Block | None:
+    def _cached(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         block = pool.best_fit(size)
         if block is None:
             return None
@@ -109,7 +116,7 @@ class Allocator:
         pool.take(block)
         return block
 
-    def _added(self, pool: Pool, size: int) -> Block | None:
+    def _added(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         block = self._segments.add(pool, size)
         if block is None and self._released_oversize(pool, size):
             block = self._segments.add(pool, size)
@@ -119,7 +126,7 @@ class Allocator:
             block = self._segments.add(pool, size)
         return block
 
-    def _released_oversize(self, pool: Pool, size: int) -> bool:
+    def _released_oversize(self, pool: BlockPool, size: int) -> bool:
         """Gives up the smallest oversize block that is large enough, or the largest ones together; whether that is enough."""
         if self._fixed is None or self._settings.max_split_size is None:
             return False

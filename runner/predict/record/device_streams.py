@@ -9,12 +9,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from meshrunner.runner.predict.record.events import COMPUTE, Entry, HostWaited, Recorded, Waited, WaitedForStream
+from meshrunner.runner.predict.record.trace_events import (
+    COMPUTE,
+    EventRecorded,
+    HostWaited,
+    StreamWaitedForEvent,
+    StreamWaitedForStream,
+    TraceEvent,
+)
 
-NO_WRITER: Callable[[Entry], None] = lambda entry: None  # noqa: E731
+NO_WRITER: Callable[[TraceEvent], None] = lambda entry: None  # noqa: E731
 
 
-class Device:
+class TracedDevice:
     """The device: its streams, of which one is current."""
 
     def __init__(self) -> None:
@@ -22,7 +29,7 @@ class Device:
         """Takes what is logged."""
         self._numbers = count(COMPUTE + 1)
         self.events = count()
-        compute = Stream.__new__(Stream)
+        compute = TracedStream.__new__(TracedStream)
         compute.device, compute.number = self, COMPUTE
         self.current = [compute]
 
@@ -30,30 +37,30 @@ class Device:
         return next(self._numbers)
 
 
-class Stream:
+class TracedStream:
     """As `torch.cuda.Stream`."""
 
     device_index: ClassVar[int] = 0
-    device: Device
+    device: TracedDevice
     """Set on the subclass of a rehearsal."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.number = self.device.next_stream()
 
-    def wait_stream(self, other: Stream) -> None:
-        self.device.write(WaitedForStream(self.number, other.number))
+    def wait_stream(self, other: TracedStream) -> None:
+        self.device.write(StreamWaitedForStream(self.number, other.number))
 
-    def wait_event(self, event: Event | None) -> None:
+    def wait_event(self, event: TracedEvent | None) -> None:
         if event is not None and event.number is not None:
-            self.device.write(Waited(self.number, event.number))
+            self.device.write(StreamWaitedForEvent(self.number, event.number))
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: TracedEvent | None = None) -> TracedEvent:
         event = event or self.device_event()
         event.record(self)
         return event
 
-    def device_event(self) -> Event:
-        event = Event.__new__(Event)
+    def device_event(self) -> TracedEvent:
+        event = TracedEvent.__new__(TracedEvent)
         event.device, event.number = self.device, None
         return event
 
@@ -61,20 +68,20 @@ class Stream:
         self.record_event().synchronize()
 
 
-class Event:
+class TracedEvent:
     """As `torch.cuda.Event`."""
 
-    device: Device
+    device: TracedDevice
     """Set on the subclass of a rehearsal."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.number: int | None = None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: TracedStream | None = None) -> None:
         self.number = next(self.device.events)
-        self.device.write(Recorded(self.number, (stream or self.device.current[-1]).number))
+        self.device.write(EventRecorded(self.number, (stream or self.device.current[-1]).number))
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: TracedStream | None = None) -> None:
         (stream or self.device.current[-1]).wait_event(self)
 
     def query(self) -> bool:
@@ -85,10 +92,10 @@ class Event:
             self.device.write(HostWaited(self.number))
 
 
-class On:
+class StreamContext:
     """As `torch.cuda.stream`: a stream is current."""
 
-    def __init__(self, device: Device, stream: Stream | None) -> None:
+    def __init__(self, device: TracedDevice, stream: TracedStream | None) -> None:
         self.device, self.stream = device, stream
 
     def __enter__(self) -> None:
@@ -102,22 +109,22 @@ class On:
             self.device.current.pop()
 
 
-class Handle:
+class DeviceModule:
     """As the module `torch.cuda`, as far as FSDP asks for it."""
 
-    def __init__(self, device: Device, current_device: Any = 0) -> None:
+    def __init__(self, device: TracedDevice, current_device: Any = 0) -> None:
         """
         Args:
             current_device: what `current_device()` returns; FSDP1 compares it with a torch.device.
         """
         self._device, self._current_device = device, current_device
-        self.Stream = type("RehearsedStream", (Stream,), {"device": device})
-        self.Event = type("RehearsedEvent", (Event,), {"device": device})
+        self.Stream = type("Stream", (TracedStream,), {"device": device})
+        self.Event = type("Event", (TracedEvent,), {"device": device})
 
-    def stream(self, stream: Stream | None) -> On:
-        return On(self._device, stream)
+    def stream(self, stream: TracedStream | None) -> StreamContext:
+        return StreamContext(self._device, stream)
 
-    def current_stream(self, _: Any = None) -> Stream:
+    def current_stream(self, _: Any = None) -> TracedStream:
         return self._device.current[-1]
 
     def current_device(self) -> Any:

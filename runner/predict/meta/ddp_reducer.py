@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, GradBucket, 
 from torch.nn.parallel import DistributedDataParallel
 
 from meshrunner.runner.predict.meta.replacements import Replacements
+from meshrunner.runner.predict.record.device_streams import DeviceModule
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.streams import Handle
 
 
 class _Except:
@@ -30,7 +30,7 @@ class _Reductions:
     """What a replica does with its buckets, as in C++: divided first, then added up, on NCCL's stream while backward goes on."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.handle = Handle(recorder.device)
+        self.handle = DeviceModule(recorder.device)
         self.stream = self.handle.Stream()
 
     def reduce(self, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:

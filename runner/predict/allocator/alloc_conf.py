@@ -13,7 +13,7 @@ INTERVALS = 16
 """Of `roundup_power2_divisions`: sizes from 1 MiB, from 2 MiB, ... from 32 GiB on."""
 
 
-class Settings(NamedTuple):
+class AllocatorSettings(NamedTuple):
     """What PYTORCH_ALLOC_CONF says. Sizes are in bytes."""
 
     expandable_segments: bool = False
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     """Settings that the model does not know, as they stand: `garbage_collection_threshold` and other backends, say."""
 
     @classmethod
-    def parse(cls, text: str) -> Settings:
+    def parse(cls, text: str) -> AllocatorSettings:
         """Of the variable's text; raises ValueError where torch would refuse a setting that the model knows."""
         settings = cls()
         for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", text)):

@@ -34,31 +34,43 @@ BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_g
 """Operators of FSDP whose arguments and results are communication buffers."""
 
 
-class Life:
+class Allocation:
     """The memory of a storage for as long as it keeps its size."""
 
-    __slots__ = ("born", "category", "died", "ends_block", "nbytes", "older", "operator", "phase", "stream")
+    __slots__ = (
+        "allocated_at",
+        "category",
+        "freed_at",
+        "is_block_output",
+        "nbytes",
+        "operator",
+        "phase",
+        "preexisting",
+        "stream",
+    )
 
-    def __init__(self, nbytes: int, category: str, phase: Phase, born: int, stream: int, older: bool = False) -> None:
+    def __init__(
+        self, nbytes: int, category: str, phase: Phase, allocated_at: int, stream: int, preexisting: bool = False
+    ) -> None:
         self.nbytes = nbytes
         self.category = category
         """One of CATEGORIES, of its whole lifetime; what it is may show only later."""
         self.phase = phase
         """That it was born in."""
-        self.born = born
+        self.allocated_at = allocated_at
         """Moment of birth, or of its first use under the account."""
-        self.older = older
+        self.preexisting = preexisting
         """Whether it was there before that."""
-        self.died: int | None = None
+        self.freed_at: int | None = None
         self.stream = stream
         """Stream of the device that it was allocated on."""
         self.operator = ""
         """Name of the operator whose result it is, as in its schema: `aten::mm`; empty: of none."""
-        self.ends_block = False
+        self.is_block_output = False
         """Whether it is an output of a block."""
 
 
-class Peak(NamedTuple):
+class PeakMemory(NamedTuple):
     """Bytes of memory at their maximum."""
 
     total: int
@@ -67,7 +79,7 @@ class Peak(NamedTuple):
     """None: nothing was allocated."""
 
 
-class Account(TorchDispatchMode):
+class MemoryLedger(TorchDispatchMode):
     """
     Bytes of memory over time, by category.
 
@@ -102,12 +114,12 @@ class Account(TorchDispatchMode):
         self.device_type, self.phases, self.rounding = device_type, phases or Phases(), rounding
         self.now = 0
         """The present moment: a count of births and deaths."""
-        self.lives: list[Life] = []
-        self._by_storage: dict[int, tuple[Life, weakref.ref[UntypedStorage]]] = {}
+        self.allocations: list[Allocation] = []
+        self._by_storage: dict[int, tuple[Allocation, weakref.ref[UntypedStorage]]] = {}
         self._hook: RemovableHandle | None = None
         self._resize: Callable[..., Any] = UntypedStorage.resize_
 
-    def __enter__(self) -> Account:
+    def __enter__(self) -> MemoryLedger:
         self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._after_optimizer_step(optimizer))
         self._resize = UntypedStorage.resize_
 
@@ -150,62 +162,62 @@ class Account(TorchDispatchMode):
         part = self.phases.now.part
         recorded = self._records() and part != START
         category = "logits" if part == "loss" else "activations" if recorded else "temporary"
-        results, begun = list(tensors_in((result,))), len(self.lives)
+        results, begun = list(tensors_in((result,))), len(self.allocations)
         for value in results[:1] if len(results) > 1 and func.is_view else results:  # chunks share one storage
             self._track_tensor(value, category, created_here=True)
-        for new in self.lives[begun:]:
+        for new in self.allocations[begun:]:
             new.operator = func._schema.name
         if func._schema.name in BUFFERS:
             for value in (*inputs, *results):
-                life = self._life(value)
-                if life is not None and life.category in UNKNOWN:
-                    life.category = "communication"
+                allocation = self._life(value)
+                if allocation is not None and allocation.category in UNKNOWN:
+                    allocation.category = "communication"
 
     def peaks(self) -> dict[Phase, int]:
         """The highest total in every phase in which something was born."""
         found: dict[Phase, int] = {}
-        for life, total in self._births():
-            if total > found.get(life.phase, -1):
-                found[life.phase] = total
+        for allocation, total in self._births():
+            if total > found.get(allocation.phase, -1):
+                found[allocation.phase] = total
         return found
 
     @property
-    def peak(self) -> Peak:
+    def peak(self) -> PeakMemory:
         """The peak so far."""
         return self.peak_of(lambda _: True)
 
-    def peak_of(self, counts: Callable[[Phase], bool]) -> Peak:
+    def peak_of(self, counts: Callable[[Phase], bool]) -> PeakMemory:
         """The peak in those phases that count."""
         most, when = 0, None
-        for life, total in self._births():
-            if total > most and counts(life.phase):
-                most, when = total, life
+        for allocation, total in self._births():
+            if total > most and counts(allocation.phase):
+                most, when = total, allocation
         if when is None:
-            return Peak(0, dict.fromkeys(CATEGORIES, 0), None)
-        return Peak(most, self.by_category(self._since(when)), when.phase)
+            return PeakMemory(0, dict.fromkeys(CATEGORIES, 0), None)
+        return PeakMemory(most, self.by_category(self._since(when)), when.phase)
 
     def by_category(self, moment: int) -> dict[str, int]:
         """Bytes of each category at a moment."""
         found = dict.fromkeys(CATEGORIES, 0)
-        for life in self.lives:
-            if self._since(life) <= moment and (life.died is None or life.died > moment):
-                found[life.category] += life.nbytes
+        for allocation in self.allocations:
+            if self._since(allocation) <= moment and (allocation.freed_at is None or allocation.freed_at > moment):
+                found[allocation.category] += allocation.nbytes
         return found
 
-    def _births(self) -> Iterator[tuple[Life, int]]:
+    def _births(self) -> Iterator[tuple[Allocation, int]]:
         """Every life in the order of birth, with the bytes that are alive then."""
         change = [0] * (self.now + 1)
-        for life in self.lives:
-            change[self._since(life)] += life.nbytes
-            if life.died is not None:
-                change[life.died] -= life.nbytes
+        for allocation in self.allocations:
+            change[self._since(allocation)] += allocation.nbytes
+            if allocation.freed_at is not None:
+                change[allocation.freed_at] -= allocation.nbytes
         totals = list(accumulate(change))
-        for life in self.lives:
-            yield life, totals[self._since(life)]
+        for allocation in self.allocations:
+            yield allocation, totals[self._since(allocation)]
 
     @staticmethod
-    def _since(life: Life) -> int:
-        return 0 if life.older and life.category in PERSISTENT else life.born
+    def _since(allocation: Allocation) -> int:
+        return 0 if allocation.preexisting and allocation.category in PERSISTENT else allocation.allocated_at
 
     def _records(self) -> bool:
         """Whether what lives on is for backward."""
@@ -218,10 +230,10 @@ class Account(TorchDispatchMode):
     def _ran(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
         """An operator has run, and what it made is tracked."""
 
-    def _was_born(self, life: Life) -> None:
+    def _was_born(self, allocation: Allocation) -> None:
         """A life begins."""
 
-    def _has_died(self, life: Life) -> None:
+    def _has_died(self, allocation: Allocation) -> None:
         """A life ends."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
@@ -236,43 +248,53 @@ class Account(TorchDispatchMode):
         others = (reference() for _, reference in self._by_storage.values())
         return any(each is not None and 0 <= address - each.data_ptr() < each.nbytes() for each in others)
 
-    def _begin(self, nbytes: int, category: str, older: bool) -> Life:
+    def _begin(self, nbytes: int, category: str, preexisting: bool) -> Allocation:
         self.now += 1
         rounded = -(-nbytes // self.rounding) * self.rounding
-        life = Life(rounded, category, self.phases.now, self.now, self._stream(), older)
-        self.lives.append(life)
+        allocation = Allocation(rounded, category, self.phases.now, self.now, self._stream(), preexisting)
+        self.allocations.append(allocation)
         if rounded:
-            self._was_born(life)
-        return life
+            self._was_born(allocation)
+        return allocation
 
-    def _end(self, life: Life) -> None:
-        if life.category == "temporary" and life.phase.part == "forward" and self.phases.now.part == "backward":
-            life.category = "activations"
+    def _end(self, allocation: Allocation) -> None:
+        if (
+            allocation.category == "temporary"
+            and allocation.phase.part == "forward"
+            and self.phases.now.part == "backward"
+        ):
+            allocation.category = "activations"
         self.now += 1
-        life.died = self.now
-        if life.nbytes:
-            self._has_died(life)
+        allocation.freed_at = self.now
+        if allocation.nbytes:
+            self._has_died(allocation)
 
-    def _track(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Life | None:
+    def _track(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Allocation | None:
         identity = storage._cdata
         known = self._by_storage.get(identity)
         if known is not None:
             return known[0]
         if not self._counts(storage):
             return None
-        return self._follow(storage, storage.nbytes(), None, category, older=not created_here)
+        return self._follow(storage, storage.nbytes(), None, category, preexisting=not created_here)
 
     def _follow(
-        self, storage: UntypedStorage, nbytes: int, keeps: Any, category: str = "temporary", *, older: bool = False
-    ) -> Life:
+        self,
+        storage: UntypedStorage,
+        nbytes: int,
+        keeps: Any,
+        category: str = "temporary",
+        *,
+        preexisting: bool = False,
+    ) -> Allocation:
         """Begin the life of an unknown storage. keeps: what is kept alive as long."""
-        identity, life = storage._cdata, self._begin(nbytes, category, older)
+        identity, allocation = storage._cdata, self._begin(nbytes, category, preexisting)
 
         def released(_: Any, keeps: Any = keeps) -> None:
             self._end(self._by_storage.pop(identity)[0])
 
-        self._by_storage[identity] = life, weakref.ref(storage, released)
-        return life
+        self._by_storage[identity] = allocation, weakref.ref(storage, released)
+        return allocation
 
     def _resized(self, storage: UntypedStorage) -> None:
         """A storage has another size, and so begins another life."""
@@ -281,13 +303,13 @@ class Account(TorchDispatchMode):
         if known is None:
             self._track(storage, "unsharded", created_here=True)
             return
-        life, reference = known
-        if life.category not in PERSISTENT or not nbytes:
-            life.category = "unsharded"
-        self._end(life)
-        self._by_storage[identity] = self._begin(nbytes, "unsharded", older=False), reference
+        allocation, reference = known
+        if allocation.category not in PERSISTENT or not nbytes:
+            allocation.category = "unsharded"
+        self._end(allocation)
+        self._by_storage[identity] = self._begin(nbytes, "unsharded", preexisting=False), reference
 
-    def _life(self, tensor: Tensor) -> Life | None:
+    def _life(self, tensor: Tensor) -> Allocation | None:
         known = self._by_storage.get(tensor.untyped_storage()._cdata)
         return known[0] if known is not None else None
 
@@ -299,9 +321,9 @@ class Account(TorchDispatchMode):
         """Set the category of a tensor's storages."""
         if isinstance(value, Tensor):
             for part in parts(value):
-                life = self._track(part.untyped_storage(), category, created_here=False)
-                if life is not None and life.category != "unsharded":
-                    life.category = category
+                allocation = self._track(part.untyped_storage(), category, created_here=False)
+                if allocation is not None and allocation.category != "unsharded":
+                    allocation.category = category
 
     def _track_parameter(self, parameter: nn.Parameter) -> None:
         self.set_category(parameter, "parameters")
