@@ -1,68 +1,66 @@
-"""Process trees, read from /proc; processes that die with their parent."""
+"""Process trees, and processes that die with their parent."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 
-class Process(NamedTuple):
-    """A process, identified even after its id is reused."""
+def descendants(pid: int) -> list[psutil.Process]:
+    """Return the living descendants of a process."""
+    import psutil  # here: `status` imports this module for `started_at` alone
 
-    pid: int
-    started: int
-    """Start time in clock ticks since boot."""
-
-
-def descendants(pid: int) -> list[Process]:
-    """The living descendants of a process, parents first."""
-    children: dict[int, list[Process]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-            children.setdefault(int(fields[1]), []).append(Process(int(entry.name), int(fields[19])))
-    found = list(children.get(pid, ()))
-    for process in found:  # grows during the iteration
-        found.extend(children.get(process.pid, ()))
-    return found
+    try:
+        return [each for each in psutil.Process(pid).children(recursive=True) if is_alive(each)]
+    except psutil.NoSuchProcess:
+        return []
 
 
-def process_name(process: Process) -> str:
-    """The kernel's name of a process, at most 15 characters; empty if it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{process.pid}/comm").read_text().strip()
+def process_name(process: psutil.Process) -> str:
+    """Return the name of a process; empty if the process is gone."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        return process.name()
     return ""
 
 
-def started_at(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
-    fields = _stat(pid)
-    return None if fields is None else int(fields[19])
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process exists and is not a zombie. A reused process id does not count."""
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
-def is_alive(process: Process) -> bool:
-    """Whether a process exists and is not a zombie."""
-    return started_at(process.pid) == process.started
-
-
-def kill(process: Process) -> None:
+def kill(process: psutil.Process) -> None:
     """Send SIGKILL to a process, unless it is gone."""
-    if is_alive(process):
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the name: state, parent, ...; None when the process is gone or a zombie."""
+def started_at(pid: int) -> int | None:
+    """
+    Return the start time of a process in clock ticks since boot; None if it is gone or a zombie.
+
+    psutil converts ticks to seconds since the epoch, which shift when the clock is set; `status.json` needs an exact value.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else fields
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 _prctl: Callable[..., int] = ctypes.CDLL(None).prctl  # looked up on import: unsafe between fork and exec

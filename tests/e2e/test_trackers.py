@@ -15,9 +15,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from meshrunner.runner.process.tree import Process, descendants, is_alive, kill, process_name
+from meshrunner.runner.process.tree import descendants, is_alive, kill, process_name
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.rundir.owner import claim
@@ -77,7 +78,7 @@ class Run:
         until(lambda: read_tracking(self.run_dir).get("phase") == phase)
         return self
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[psutil.Process]:
         """Of the tracker: its own, then those that it started."""
         assert self.handle is not None
         assert self.handle.pid is not None

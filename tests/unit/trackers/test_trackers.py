@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -325,7 +326,9 @@ def test_descendants_are_found_and_end() -> None:
         while len(found := processes.descendants(shell.pid)) < 2 or processes.process_name(found[-1]) != "sleep":
             pass
         assert all(map(processes.is_alive, found))
-        assert not processes.is_alive(processes.Process(shell.pid, started=0))  # another process had this id
+        earlier = psutil.Process(shell.pid)
+        earlier._ident = (shell.pid, 0.0)  # another process had this id
+        assert not processes.is_alive(earlier)
         for process in found:
             processes.kill(process)
     while any(map(processes.is_alive, found)):
