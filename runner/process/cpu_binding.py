@@ -1,4 +1,4 @@
-"""The CPUs of a worker on a GPU: those next to it, where a node has several NUMA domains."""
+"""Binds a worker to the CPUs close to its GPU, on nodes with several NUMA domains."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from contextlib import suppress
 from pathlib import Path
 
 FEWEST_CORES = 2
-"""Cores that a worker on a GPU needs: one for its Python code, one for the thread of backward."""
+"""Cores that a worker on a GPU needs: one for Python, one for the backward thread."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
     """
-    Bind this worker to the CPUs next to its GPU; before CUDA has a context, whose threads and host memory are to be there, too.
+    Bind this worker to the CPUs close to its GPU.
+
+    Call it before CUDA creates its context, so that the context's threads and host memory are close to the GPU, too.
 
     Args:
-        workers: workers on this node, one for each of its first GPUs.
+        workers: workers on this node; worker `i` uses GPU `i`.
     """
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
-        with suppress(ProcessLookupError):  # it has ended meanwhile
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cpus)
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
     """
-    The CPUs next to the GPU of a worker; empty where binding has no use: they are all there are, or too few for their workers.
+    Return the CPUs close to a worker's GPU; empty if these are all allowed CPUs, or too few for the workers that share them.
 
     Args:
-        bus_ids: PCI addresses of the GPUs of the node's workers.
-        allowed: CPUs that this process may run on: SLURM may have given some to it.
+        bus_ids: PCI addresses of the GPUs, in the order of the node's workers.
+        allowed: CPUs that this process may run on, such as those that SLURM assigned.
     """
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
@@ -39,7 +41,7 @@ def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> 
 
 
 def cpus_near(bus_id: str) -> set[int]:
-    """The CPUs in the NUMA domain of a PCI device, such as `0000:dc:00.0`; empty where the kernel does not say."""
+    """Return the CPUs in the NUMA domain of a PCI device, such as `0000:dc:00.0`; empty if the kernel does not tell."""
     try:
         text = (PCI_DEVICES / bus_id / "local_cpulist").read_text()
     except OSError:
@@ -49,13 +51,13 @@ def cpus_near(bus_id: str) -> set[int]:
 
 
 def allowed_cpus() -> str:
-    """The CPUs that this process may run on, as the kernel writes them: `0-31,64-95`."""
+    """Return the CPUs that this process may run on, in the kernel's notation: `0-31,64-95`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:"))
 
 
 def _bus_id(gpu: int) -> str:
-    """The PCI address of a GPU as sysfs writes it."""
+    """Return the PCI address of a GPU in the notation of sysfs."""
     import torch
 
     found = torch.cuda.get_device_properties(gpu)

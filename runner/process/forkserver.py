@@ -1,4 +1,4 @@
-"""The child processes of meshrunner: all are forked by one warm forkserver, and none outlives its parent."""
+"""The forkserver that all child processes are forked from, with torch imported. No child outlives its parent."""
 
 from __future__ import annotations
 
@@ -35,34 +35,40 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. Never a user's: an exception there would end the forkserver."""
+"""Modules that the forkserver imports before it forks. Never a user's module: an exception in it would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
-"""What was added to the environment of the forkserver; None before it was started."""
+"""Variables that were added to the forkserver's environment; None until it is started."""
 END_SIGNAL = signal.SIGUSR2
-"""The signal that ends a child after its stack is written to its log. Not SIGTERM: SLURM sends that to every process of a job
-to request a stop, and only the launcher may act on it."""
+"""
+The signal that makes a child write its stack to its log and end.
+
+Not SIGTERM: SLURM sends SIGTERM to every process of a job to request a stop, and only the launcher may act on it.
+"""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """
-    Start the forkserver; it imports torch in the background. Takes milliseconds. Raises ConfigError.
+    Start the forkserver, which imports torch in the background. Return within milliseconds.
 
     Args:
-        variables: added to its environment. Libraries read many variables while they are loaded, for children too late; so a
-            forkserver that was started with others is replaced. It must have no children then.
+        variables: added to its environment. Libraries read many variables when they are loaded, before a child could set them.
+            A forkserver that was started with other variables is therefore replaced; it must have no children then.
+
+    Raises:
+        ConfigError: no folder for temporary files can be written.
     """
     global _variables
     variables = variables or {}
     if variables == _variables:
         return
     if _variables is not None and (pid := _kill()):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects it, and starts another
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing reaps it and starts another
     _variables = variables
     multiprocessing.set_forkserver_preload(PRELOAD)
     with ExitStack() as stack:
-        # Inherited by the forkserver: only the launcher handles Ctrl-C. Here it is blocked until the forkserver is started.
+        # The forkserver inherits the blocked signal, so that only the launcher handles Ctrl-C.
         stack.enter_context(blocked({signal.SIGINT}))
         for name in STOP_REQUESTS if in_slurm_job() else ():  # inherited, too
             stack.callback(signal.signal, name, signal.signal(name, signal.SIG_IGN))
@@ -81,7 +87,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
 
 
 def warm_if_cold() -> None:
-    """Start the forkserver unless there is one, with whatever variables. Raises ConfigError."""
+    """Start the forkserver unless one was started, with whichever variables. Raises ConfigError as `warm` does."""
     if _variables is None:
         warm()
 
@@ -94,7 +100,7 @@ def _set_environment(variable: str, value: str | None) -> None:
 
 
 def _kill() -> int | None:
-    """Kill the forkserver, which may still be importing torch. Returns its process id; None: there is none."""
+    """Kill the forkserver, which may still be importing torch. Return its process id, or None if none was started."""
     pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -102,7 +108,7 @@ def _kill() -> int | None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit immediately; kill the forkserver and remove the command's temporary files."""
+    """Kill the forkserver, remove the command's temporary files and exit immediately."""
     _kill()
     remove()
     os._exit(code)
@@ -114,12 +120,12 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
 
     Args:
         log: file to which stdout and stderr are appended.
-        environment: replaces the environment, which a child inherits from the start of the forkserver.
+        environment: replaces the environment, which the forkserver copied when it was started.
         path: replaces sys.path, for the same reason.
     """
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as error:  # e.g. the run directory was moved; stderr is still the user's
+    except OSError as error:  # the run directory was moved, say; stderr is still the user's terminal
         print(f"meshrunner: {log}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(1)
     os.dup2(file, 1)
@@ -127,7 +133,7 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     os.close(file)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    gc.freeze()  # the forkserver's modules stay, in shared pages
+    gc.freeze()  # keeps the pages of the forkserver's modules shared
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(2)
@@ -136,7 +142,7 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     die_with_parent(signal.SIGKILL)  # the parent of this process is the forkserver
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # asked for by a preloaded module; TMPDIR may be another now
+    tempfile.tempdir = None  # a preloaded module may have cached another TMPDIR
     sys.path[:] = path
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector, held off for a while."""
+"""A context without garbage collections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_held_off() -> Iterator[None]:
-    """No collection begins by itself; afterwards it is as before."""
+    """Disable automatic garbage collection inside the context."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""How often the kernel has killed for lack of memory, from which follows whether it was the kernel that killed a worker."""
+"""Counts the kernel's kills for lack of memory, to tell whether the kernel killed a worker."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ MACHINE = Path("/proc/vmstat")
 
 def oom_kills() -> int:
     """
-    Processes that the kernel has killed for lack of memory: of this process's cgroup, where its memory is accounted, so that the
-    kill of another job on the machine does not count; else of the machine, since boot. 0 when unknown.
+    Return how many processes the kernel has killed for lack of memory; 0 if unknown.
+
+    The count of this process's cgroup excludes other jobs on the machine. Without one, it is the machine's count since boot.
     """
-    for counters in (*_of_cgroup(), MACHINE):
+    for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
                 return int(found[1])
     return 0
 
 
-def _of_cgroup() -> Iterator[Path]:
-    """The files that may hold the count, the nearest cgroup's first: a container may see its own cgroup as the root."""
+def _cgroup_files() -> Iterator[Path]:
+    """Yield the files that may hold the count, nearest cgroup first. A container may see its own cgroup as the root."""
     with suppress(OSError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -34,5 +35,5 @@ def _of_cgroup() -> Iterator[Path]:
                 folder, name = CGROUPS / "memory", "memory.oom_control"
             elif controllers:
                 continue
-            place = Path(path.lstrip("/"))
-            yield from (folder / each / name for each in (place, *place.parents))
+            cgroup = Path(path.lstrip("/"))
+            yield from (folder / each / name for each in (cgroup, *cgroup.parents))

@@ -1,9 +1,10 @@
 """
-The forkserver's first import: what must be so before the others.
+The first module that the forkserver imports, for its side effects.
 
-Garbage collection is off: it would take 0.5 s of the 2.2 s of importing torch. A child whose parent is interrupted before it
-has said what to do ends without a traceback: until then its stderr is the user's terminal. The temporary
-files of a command that is killed are removed.
+- Garbage collection is switched off: it would take 0.5 s of the 2.2 s that importing torch takes.
+- A child ends without a traceback if its parent is interrupted before it sends the child's task: the child's stderr is still
+  the user's terminal then.
+- The forkserver removes the temporary files of a command that is killed.
 """
 
 import gc
@@ -18,7 +19,7 @@ _main = spawn._main
 
 
 def _main_of_parent(fd: int, parent_sentinel: int) -> int:
-    """Exit code of a child."""
+    """Run a child; return its exit code."""
     try:
         return int(_main(fd, parent_sentinel))
     except (EOFError, UnpicklingError):

@@ -1,4 +1,4 @@
-"""Integers that a process shares with its children."""
+"""Integers in memory that a process shares with its children."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BYTES = 8
 
 class SharedIntegers:
     """
-    A fixed number of integers in memory that children see, too, 0 at first. Without a lock: each integer has one writer.
+    A fixed number of integers, initially 0, shared with child processes. There is no lock: each integer has one writer.
 
-    In a file without a name, so that it needs neither /dev/shm nor a folder for temporary files, as multiprocessing's do.
+    They are in an anonymous file (memfd), which needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
     """
 
     def __init__(self, count: int, file: int | None = None) -> None:
-        """file: descriptor of the file that a parent has created."""
+        """Create the memory, or map the parent's `file` descriptor."""
         self._file = os.memfd_create("meshrunner") if file is None else file
         weakref.finalize(self, os.close, self._file)
         if file is None:

@@ -1,7 +1,7 @@
 """The signals that end a command: interrupts end it immediately, stop requests after a checkpoint.
 
-Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM are interrupts; of a run that saves checkpoints, only the second Ctrl-C. In a
-SLURM job SIGTERM and SIGUSR1 are stop requests, which `launch.preemption` handles.
+Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM are interrupts. For a run that saves checkpoints, the first Ctrl-C is a stop
+request and the second an interrupt. In a SLURM job SIGTERM and SIGUSR1 are stop requests, which `launch.preemption` handles.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from meshrunner.recipes.errors import Interrupted
 
 
 def in_slurm_job() -> bool:
-    """Whether this process runs in a SLURM job, which may be requested to stop."""
+    """Return whether this process runs in a SLURM job, which may be requested to stop."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def job_start_id() -> str:
-    """The SLURM job's id and its number of requeues, `12.0`: one start of the job."""
+    """Return the id of this start of the SLURM job: the job's id and its number of requeues, `12.0`."""
     return f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
@@ -31,11 +31,11 @@ STOP_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIGTERM,)))
 """Signals that interrupt a run."""
 IGNORE_S = 15.0
-"""Seconds after an interrupt during which others are ignored: the workers are being ended."""
+"""Seconds after an interrupt during which further ones are ignored, while the workers are ended."""
 
 
 def hold_stop_requests() -> None:
-    """Block stop requests until a `Preemption` handles them: by default they would kill the command. Only in a SLURM job."""
+    """In a SLURM job, block stop requests until a `Preemption` handles them: by default they would kill the command."""
     if in_slurm_job():
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_REQUESTS)
 
@@ -43,10 +43,10 @@ def hold_stop_requests() -> None:
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
     """
-    A context in which INTERRUPTS raise Interrupted; others within IGNORE_S are ignored.
+    Make INTERRUPTS raise Interrupted inside the context. Further ones within IGNORE_S are ignored.
 
     Args:
-        consequence: end of the message to the user.
+        consequence: appended to the message for the user.
     """
     last = float("-inf")
 
@@ -68,10 +68,10 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
     """
-    A context, inside of `interruptible`, in which the first Ctrl-C calls a function; the second interrupts.
+    Make the first Ctrl-C call a function inside the context; the second interrupts. Requires an enclosing `interruptible`.
 
     Args:
-        request: called by the signal handler; False: the first Ctrl-C interrupts.
+        request: called by the signal handler. If it returns False, the first Ctrl-C interrupts.
     """
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
@@ -90,7 +90,7 @@ def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """A context in which signals are blocked; they are delivered at its end, and never to a process started inside."""
+    """Block signals inside the context; they are delivered at its end, but never to a process started inside."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The standard streams of a command, wherever it was started: closed, into a full disk, into a pipe that nobody reads."""
+"""Makes standard streams safe to use when they are closed, lead to a full disk or to a pipe that nobody reads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 class _Output(io.FileIO):
-    """A file that never fails to be written: what cannot be written is dropped."""
+    """A file whose writes never fail: data that cannot be written is dropped."""
 
     problem: OSError | None = None
-    """The first failure, unless nobody reads any more."""
+    """The first failure other than a closed pipe."""
 
     def write(self, data: Any, /) -> int:
         try:
-            while (written := super().write(data)) is None:  # not blocking, and the reader is slow
+            while (written := super().write(data)) is None:  # a non-blocking stream with a slow reader
                 select.select([], [self], [])
             return written
         except OSError as error:
@@ -35,13 +35,13 @@ def secure_streams() -> None:
     """
     Open closed standard streams on /dev/null, and replace sys.stdout and sys.stderr by streams that never raise OSError.
 
-    To be called before anything opens a file, which would take the place of a closed stream: workers write to it.
+    Call it before anything opens a file: the file would get the descriptor of a closed stream, to which workers write.
     """
     for number, name in enumerate(STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: this one
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
@@ -50,7 +50,7 @@ def secure_streams() -> None:
         output = io.TextIOWrapper(
             io.BufferedWriter(_Output(number, "w", closefd=False)),
             encoding=stream.encoding,
-            errors="backslashreplace",  # a path may hold what the terminal cannot show
+            errors="backslashreplace",  # a path may contain characters that the terminal cannot show
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
@@ -58,7 +58,7 @@ def secure_streams() -> None:
 
 
 def output_is_lost() -> bool:
-    """Write what is buffered; whether something printed to stdout could not be written, although somebody waits for it."""
+    """Flush both streams; return whether output to stdout was lost for another reason than a closed pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
     buffer = getattr(sys.stdout, "buffer", None)

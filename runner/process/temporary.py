@@ -1,4 +1,4 @@
-"""The folder for temporary files of a command: the forkserver's socket, and those of trackers."""
+"""The folder for a command's temporary files: the forkserver's socket and the files of trackers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 from meshrunner.recipes.errors import ConfigError
 
 VARIABLE = "MESHRUNNER_TEMPORARY"
-"""The variable that tells the forkserver the folder."""
+"""The environment variable that passes the folder to the forkserver."""
 LONGEST = 40
-"""Bytes of a path in which sockets of meshrunner and of libraries still find room: the kernel allows them 107."""
+"""Most bytes of the parent folder's path: the kernel limits the path of a socket, here or of a library, to 107 bytes."""
 
 
 def temporary_folder() -> str:
     """
-    The folder, created at the first call and removed at the end of the command, however it ends.
+    Return the folder. The first call creates it; it is removed when the command ends, even if it is killed.
 
     Raises:
         ConfigError: no folder can be written.
     """
-    # multiprocessing would choose one in TMPDIR, however long that is.
+    # multiprocessing would choose a folder in TMPDIR, however long its path is.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
     if settings.get("tempdir") is None:
         settings["tempdir"] = _create()
@@ -43,17 +43,17 @@ def _create() -> str:
                 return tempfile.mkdtemp(prefix="meshrunner-", dir=parent)
             except OSError:
                 continue
-    raise ConfigError(f"TMPDIR: '{usual}' is too long a path for sockets, and /tmp and /var/tmp cannot be written")
+    raise ConfigError(f"TMPDIR: '{usual}' is too long a path for sockets, and /tmp and /var/tmp are not writable")
 
 
 def remove() -> None:
-    """Remove the folder, if there is one."""
+    """Remove the folder if it was created."""
     folder = current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_with_forkserver() -> None:
-    """Have the forkserver, which outlives a killed command, remove the folder. Its children end without exit handlers."""
+    """Have the forkserver remove the folder when it exits: it outlives a killed command. Its children run no exit handlers."""
     if folder := os.environ.pop(VARIABLE, None):
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The context that a launcher passes to a worker: its place among the ranks, and their shared memory."""
+"""The context that a launcher passes to a worker: its rank, its node, and the memory they share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from meshrunner.runner.process.shared_integers import SharedIntegers
 
 @dataclass(frozen=True)
 class Node:
-    """This node's place among the nodes of a run."""
+    """A node of a run, and the rendezvous of the run."""
 
     rank: int
     count: int
     host: str
     """Host of the rendezvous: the node of rank 0."""
     port: int
-    """TCP port of the rendezvous; 0: a free one, on a single node only."""
+    """TCP port of the rendezvous; 0 chooses a free one, on a single node only."""
     rendezvous: str
-    """Id of the rendezvous, new with each start of the job: workers of an earlier start cannot join."""
+    """Id of the rendezvous, different for each start of the job, so that workers of an earlier start cannot join."""
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """A worker's place in the run, and the memory it shares with its launcher."""
+    """A worker's rank, and the memory it shares with its launcher."""
 
     rank: int
     local_rank: int
@@ -35,16 +35,16 @@ class WorkerContext:
     threads: int
     attempt: int
     port: SharedIntegers
-    """One integer: the port of the rendezvous on the first node, 0 until rank 0 has opened it."""
+    """One integer: the port of the rendezvous on the first node; 0 until rank 0 opens it."""
     steps: SharedIntegers
-    """The last completed step of each rank of the node."""
+    """The last completed step of each rank on this node."""
     phase: SharedIntegers
-    """One integer: what the node's first rank is doing, as its place in PHASES."""
+    """One integer: the phase of this node's first rank, as an index into PHASES."""
     stop_requested: SharedIntegers | None
-    """One integer, not 0 once the run is to save a checkpoint and end; None where nothing requests that."""
+    """One integer, nonzero once the run should save a checkpoint and end; None if nothing can request that."""
 
     def doing(self, phase: Phase) -> None:
-        """Let the launcher know what this rank begins; the node's first speaks for all."""
+        """Tell the launcher that this rank enters a phase. Only the first rank of a node reports."""
         if self.local_rank == 0:
             self.phase[0] = PHASES.index(phase)
 
@@ -54,7 +54,7 @@ class WorkerContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that torchrun would set, for user code that reads them."""
+        """The environment variables that torchrun would set, for user code that reads them."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
