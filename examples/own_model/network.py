@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshrunner.recipes.model.initial import ONES, Initial, TruncatedNormal
+from meshrunner.recipes.model.distributions import ONES, Initial, TruncatedNormal
 from meshrunner.recipes.model.network import Network
 
 if TYPE_CHECKING:

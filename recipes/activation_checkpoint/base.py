@@ -33,22 +33,22 @@ class ActivationCheckpoint(Option):
 
     @property
     def repeats_exchange(self) -> bool:
-        """Whether the tokens of a recomputed block are sent to their experts once more."""
+        """Whether recomputing a block sends its tokens to their experts again."""
         return False
 
     def problems(self) -> list[str]:
-        """One sentence for each mistake that only torch can detect."""
+        """Return one sentence for each mistake that only torch can detect."""
         return []
 
     def configure(self) -> None:
-        """Set process-wide options. Every worker calls it before anything is compiled."""
+        """Set process-wide options, in every worker, before anything is compiled."""
 
     def recomputes(self, block: int) -> bool:
         """Whether any part of a block, counted from 0, is recomputed."""
         return False
 
     def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
-        """The module that replaces a block. preserve_rng_state: recomputation has to draw the same random numbers."""
+        """Return the module that replaces a block. preserve_rng_state: make recomputation draw the same random numbers."""
         return block
 
 
@@ -72,7 +72,7 @@ class Recompute(ActivationCheckpoint):
         return True
 
     def wrap(self, block: nn.Module, *, preserve_rng_state: bool, **how: Any) -> nn.Module:
-        """The checkpointed block. how: additional arguments of torch's checkpoint_wrapper."""
+        """Return the checkpointed block. how: additional arguments of torch's checkpoint_wrapper."""
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
         return checkpoint_wrapper(

@@ -28,7 +28,7 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that every supported torch has; any other is looked up in torch."""
+"""Operators that every supported torch has, so that checking a config with these does not import torch."""
 
 
 class SavedOperator(Section):
@@ -37,11 +37,11 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops, without the overload: `aten.mm`."""
     every: Count = 1
-    """One in this many calls in a block is saved, beginning with the first; 1: all. torchtitan saves every second mm."""
+    """One in this many calls per block is saved, beginning with the first; 1: all. torchtitan saves every second mm."""
 
 
 class SelectiveOp(Recompute):
-    """The listed results are saved, also in a compiled block: the partitioner honours the list."""
+    """The results of listed operators are saved, in compiled blocks too, where the partitioner follows the list."""
 
     inside_compile: ClassVar[bool] = True
 
@@ -75,7 +75,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """The policy function for one forward and its recomputation; it counts the calls of each."""
+        """Return the policy for one forward and its recomputation. It counts the calls of each separately."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
@@ -96,10 +96,10 @@ class SelectiveOp(Recompute):
 
 
 def _packet(name: str) -> OpOverloadPacket[..., Any]:
-    """The operator with a name such as `aten.mm`; raises AttributeError when there is none."""
+    """Return the operator with a name such as `aten.mm`; raise AttributeError if there is none."""
     import torch
 
-    from meshrunner.recipes.model.experts import grouped_mm  # noqa: F401 (it registers an operator)
+    from meshrunner.recipes.model.experts import grouped_mm  # noqa: F401 (registers an operator)
 
     namespace, _, op = name.partition(".")
     if not op:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the token losses, in fp32. logits: [batch, seq, vocab]; targets: [batch, seq]."""
+    """Return the sum of the token losses, in fp32. logits: [batch, seq, vocab]; targets: [batch, seq]."""
     import torch.nn.functional as F
 
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
@@ -31,36 +31,36 @@ class Loss(Option):
     """A way to compute the loss. Every option gives the same value."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "plain": "meshrunner.recipes.loss.base:Plain",
-        "chunked": "meshrunner.recipes.loss.base:Chunked",
+        "plain": "meshrunner.recipes.loss.base:PlainLoss",
+        "chunked": "meshrunner.recipes.loss.base:ChunkedLoss",
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         """
-        As `function`, for a network that nothing but tensor parallelism has wrapped yet.
+        Return the loss function for a network that at most tensor parallelism has wrapped so far.
 
         Args:
-            output: the network's module of that name, which may be changed in place; None: it has none.
+            output: the network's module `output`, which may be changed in place; None if it has none.
             summed: the cross entropy of logits, possibly compiled.
         """
         return self.function(summed)
 
     @abstractmethod
     def function(self, summed: SummedLoss) -> LossFunction:
-        """The loss function that the model calls. `summed`: the cross entropy of logits, possibly compiled."""
+        """Return the loss function that the model calls. summed: the cross entropy of logits, possibly compiled."""
 
 
-class Plain(Loss):
+class PlainLoss(Loss):
     """The logits of all tokens are in memory at the same time."""
 
     def function(self, summed: SummedLoss) -> LossFunction:
         return lambda output, hidden, targets: summed(output(hidden), targets) / targets.numel()
 
 
-class Chunked(Loss):
+class ChunkedLoss(Loss):
     """The logits are computed chunk by chunk and recomputed in backward, so they are never all in memory.
 
-    The projection's gradient is added up over the chunks in fp32, and reduced once.
+    The projection's gradient is accumulated over the chunks in fp32, and reduced once.
     """
 
     tokens: Count
@@ -75,7 +75,7 @@ class Chunked(Loss):
         return lambda output, hidden, targets: output(hidden, targets=targets) / targets.numel()
 
     def function(self, summed: SummedLoss) -> LossFunction:
-        """For any module: `output` is called for every chunk."""
+        """Return a loss function for any output projection. It calls the projection once per chunk."""
         import torch
         from torch.distributed.tensor import DTensor
         from torch.utils.checkpoint import checkpoint
@@ -88,7 +88,7 @@ class Chunked(Loss):
                 hidden = hidden.to_local()
             # Under sequence parallelism a rank holds a shard of every sequence. The projection all-gathers the same
             # positions of all shards, shard by shard, so a chunk's targets are selected in that order.
-            parts = targets.view(targets.shape[0], -1, hidden.shape[1])
+            parts = targets.view(targets.shape[0], -1, hidden.shape[1])  # [batch, shards, positions of a shard]
             positions = max(1, self.tokens // hidden.shape[0])
             losses = [
                 checkpoint(chunk_loss, output, chunk, part.flatten(1), use_reentrant=False, preserve_rng_state=False)

@@ -1,7 +1,7 @@
-"""The projection and the cross entropy chunk by chunk, in one call of the projection's module.
+"""Output projection and cross entropy chunk by chunk, within one call of the projection's module.
 
-FSDP gathers that module's weight when it is called and reduces its gradient once it has gone backward: called for every chunk, it
-would do so for every chunk.
+FSDP gathers a module's weight before each call and reduces its gradient after each backward. Calling the projection once per
+chunk would repeat both for every chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SummedLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def takes_chunks(output: nn.Module) -> bool:
-    """Whether `install` knows how this module projects: a linear layer, whole or split over the vocabulary."""
+    """Whether `install` supports this projection: a linear layer without bias, whole or split over the vocabulary."""
     if type(output) is not nn.Linear or output.bias is not None:
         return False
     return not isinstance(output.weight, DTensor) or output.weight.placements == (Shard(0),)
@@ -30,40 +30,41 @@ def takes_chunks(output: nn.Module) -> bool:
 
 def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
     """
-    Have `output(hidden, targets=targets)` return the sum of the token losses; without targets it still returns logits.
+    Make `output(hidden, targets=targets)` return the sum of the token losses. Without targets it still returns logits.
 
-    It is called before anything but tensor parallelism has wrapped the module.
+    Call it before anything but tensor parallelism wraps the module.
 
     Args:
-        output: the projection, for which `takes_chunks` holds.
-        tokens: tokens in one chunk.
+        output: a projection for which `takes_chunks` is true.
+        tokens: tokens per chunk.
     """
     assert isinstance(output, nn.Linear)
-    # What tensor parallelism does with the logits, it does with those of every chunk.
+    # Tensor parallelism redistributes logits in forward hooks. They are applied to the logits of each chunk instead.
     hooks = list(output._forward_hooks.values())
     output._forward_hooks.clear()
 
     def forward(hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         if targets is None:
-            return after(F.linear(hidden, output.weight))
+            return redistributed(F.linear(hidden, output.weight))
         weight = output.weight
         if not isinstance(weight, DTensor):
             return summed_in_chunks(weight, summed, hidden, targets, tokens)
         assert isinstance(hidden, DTensor)
         mesh = weight.device_mesh
-        # Every rank knows its share of the vocabulary alone, and so a part of the gradient of `hidden`.
+        # Each rank has a shard of the vocabulary, and so computes a partial sum of the gradient of `hidden`.
         hidden = hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
         def summed_of_split(local: Tensor, targets: Tensor) -> Tensor:
             batch, seq = targets.shape
-            # Given, not inferred: the ranks' shares of the vocabulary may differ in size.
+            # Given explicitly, because ranks may have shards of different sizes.
             whole = torch.Size((batch, seq, output.out_features))
             stride = (seq * output.out_features, output.out_features, 1)
-            return summed(after(DTensor.from_local(local, mesh, [Shard(-1)], shape=whole, stride=stride)), targets)
+            logits = DTensor.from_local(local, mesh, [Shard(-1)], shape=whole, stride=stride)
+            return summed(redistributed(logits), targets)
 
         return summed_in_chunks(weight.to_local(), summed_of_split, hidden, targets, tokens)
 
-    def after(logits: Tensor) -> Tensor:
+    def redistributed(logits: Tensor) -> Tensor:
         for hook in hooks:
             logits = hook(output, (), logits)
         return logits
@@ -73,9 +74,9 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
 
 def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets: Tensor, tokens: int) -> Tensor:
     """
-    Sum of the token losses. The logits of a chunk are computed, freed, and computed again in backward.
+    Return the sum of the token losses. The logits of a chunk are computed, freed, and computed again in backward.
 
-    The weight's gradient is added up in fp32 over the chunks, whatever its dtype: in bf16 every addition would round.
+    The weight's gradient is accumulated over the chunks in fp32 whatever its dtype, because bf16 would round every addition.
 
     Args:
         weight: [vocab, dim], or this rank's rows of it.
@@ -84,25 +85,26 @@ def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets
     """
     positions = max(1, tokens // hidden.shape[0])
     chunks = zip(torch.split(hidden, positions, 1), torch.split(targets, positions, 1), strict=True)
-    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if torch.compiler.is_compiling():
-        # It cannot trace what is below. Autograd adds up in the dtype of what it is the gradient of, and the compiler sees
-        # that going forward nothing has to be converted.
+        # The compiler cannot trace the autograd functions below. Autograd accumulates the gradient of an fp32 copy in fp32, and
+        # the compiler eliminates the conversion there and back from forward.
         dtype, weight = weight.dtype, weight.float()
 
-        def simply(hidden: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        def traced_loss(hidden: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
             return summed(F.linear(hidden, weight.to(dtype)), targets)
 
-        return torch.stack([_local(again(simply, chunk, part, weight)) for chunk, part in chunks]).sum()
+        return torch.stack([_local(recomputed(traced_loss, chunk, part, weight)) for chunk, part in chunks]).sum()
 
-    def of_chunk(hidden: Tensor, targets: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        own, gradient = _OwnGradient.apply(weight.detach(), gradient)  # type: ignore[no-untyped-call]
+    def chunk_loss(hidden: Tensor, targets: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        own, gradient = _ChunkWeight.apply(weight.detach(), gradient)  # type: ignore[no-untyped-call]
         return summed(F.linear(hidden, own), targets), gradient
 
-    gradient = _Gradient.apply(weight)  # type: ignore[no-untyped-call]
+    # The chain of `gradient` through the chunks carries the accumulated gradient back to the weight.
+    gradient = _GradientCarrier.apply(weight)  # type: ignore[no-untyped-call]
     losses = []
     for chunk, part in chunks:
-        loss, gradient = again(of_chunk, chunk, part, gradient)
+        loss, gradient = recomputed(chunk_loss, chunk, part, gradient)
         losses.append(_local(loss))
     return torch.stack(losses).sum()
 
@@ -111,8 +113,8 @@ def _local(loss: Tensor) -> Tensor:
     return loss.to_local() if isinstance(loss, DTensor) else loss
 
 
-class _Gradient(Function):
-    """A stand-in for the weight through which its gradient comes back, in fp32; going forward it is no memory."""
+class _GradientCarrier(Function):
+    """A placeholder for the weight whose gradient is fp32. In forward it is one expanded element, so it takes no memory."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
@@ -125,8 +127,8 @@ class _Gradient(Function):
         return gradient
 
 
-class _OwnGradient(Function):
-    """The weight for one chunk, whose gradient is added to that of the chunks behind it, which went backward before."""
+class _ChunkWeight(Function):
+    """The weight for one chunk. Its gradient is added to that of the later chunks, whose backward runs first."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,6 +137,6 @@ class _OwnGradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor]:
-        own, behind = gradients
-        # In place, as nobody else holds it: one fp32 gradient of the largest weight at a time, not one more.
-        return None, own.float() if behind is None else behind.add_(own)
+        own, later = gradients
+        # In place, because nothing else holds it: a second fp32 gradient of the largest weight would raise the peak.
+        return None, own.float() if later is None else later.add_(own)

@@ -1,4 +1,4 @@
-"""The `model` group: the base class of model options."""
+"""The `model` group: the base class of its options."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Flops(NamedTuple):
 
     total: int
     attention: int
+    """The part of `total` that multiplies queries with keys and scores with values. It grows with the sequence length."""
 
 
 class Model(Option):
@@ -36,59 +37,59 @@ class Model(Option):
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:
-        """The module on the default device, uninitialised."""
+        """Build the module on the default device, without initial values."""
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
-        """FLOPs to train on one token of a sequence of `seq_len`: 6 per active parameter that is trained, plus attention."""
+        """Return the FLOPs of training on one token of a sequence of `seq_len`: 6 per active trained weight, plus attention."""
 
     def inactive_parameters(self) -> int:
-        """Number of parameters that one token does not pass through, such as those of the experts it is not sent to."""
+        """Return the number of parameters that a token does not use, such as those of experts it is not routed to."""
         return 0
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a parameter is not trained."""
+        """Whether a pattern of `freeze` matches the name of a parameter."""
         return any(fnmatchcase(name, pattern) for pattern in self.freeze)
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        """Reasons that this model cannot be split over `tensor` devices; [] if it can."""
+        """Return the reasons that tensor parallelism over `tensor` devices cannot split this model; [] if it can."""
         return []
 
     def expert_problems(self, expert: int) -> list[str]:
-        """Reasons that this model's experts cannot lie on `expert` devices; [] if they can."""
+        """Return the reasons that this model's experts cannot be spread over `expert` devices; [] if they can."""
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Reasons that its matrix products do not work in a dtype of so many bytes, split over `tensor` devices."""
+        """Return the reasons that its matmuls refuse elements of `element_bytes`, split over `tensor` devices; [] if none."""
         return []
 
     def unsupported(self, device_type: str) -> str | None:
-        """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        """Return why `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
         return None
 
     def on(self, device_type: str) -> Self:
-        """This model on `cpu` or `cuda` devices, what is `auto` about it resolved."""
+        """Return this model with its `auto` keys resolved for `cpu` or `cuda` devices."""
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """Key -> value, for keys that `on` resolves."""
+        """Return the values of the keys that `on` resolves."""
         return {}
 
     @property
     def first_blocks(self) -> int:
-        """Number of first blocks that are of another kind than all that follow."""
+        """Number of leading blocks that differ from the rest."""
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """This model with another number of blocks, which are all alike but for `first_blocks`; None: it cannot be changed."""
+        """Return this model with another number of blocks, alike after the leading ones; None if its depth is fixed."""
         return None
 
     def first(self, blocks: int) -> Self | None:
-        """This model with its first blocks alone, at least one more than `first_blocks`; None: it cannot be cut."""
+        """Return this model cut to its first `blocks` blocks, more than `first_blocks`; None if it cannot be cut."""
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """The module with `freeze` applied; raises ConfigError for a pattern that matches nothing."""
+        """Build the module and apply `freeze`; raise ConfigError for a pattern that matches nothing."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:
@@ -104,12 +105,12 @@ class Model(Option):
         return network
 
     def on_meta(self, seq_len: int) -> Network:
-        """As `build`, on meta: there no model is too large, and no module has initial values."""
+        """Call `build` on the meta device, where no model is too large and no initial values are computed."""
         import torch
         from torch.overrides import TorchFunctionMode
 
         class NoInitialValues(TorchFunctionMode):
-            # On meta they are nothing, but to compute them torch imports its compiler: a second.
+            # Initialising meta tensors has no effect, but makes torch import its compiler, which takes a second.
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if getattr(func, "__module__", "") == "torch.nn.init":
                     return (kwargs or {}).get("tensor", next(iter(args), None))

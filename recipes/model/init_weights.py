@@ -15,21 +15,28 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from meshrunner.recipes.model.initial import Initial
+from meshrunner.recipes.model.distributions import Initial
 from meshrunner.recipes.model.network import Network
 
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 """Prefixes that FSDP1, activation checkpointing and torch.compile add to parameter names."""
 
 
+def clean_name(name: str) -> str:
+    """Return a parameter's name in the network as built, without the prefixes that wrappers add."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")  # DDP
+
+
 def parameter_seed(seed: int, name: str) -> int:
-    """A 63-bit seed from the run's seed and the parameter's fully qualified name."""
+    """Derive a 63-bit seed from the run's seed and the parameter's fully qualified name."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, device: torch.device) -> Tensor:
-    """The full initial value of a parameter, fp32."""
+    """Draw the full initial value of a parameter, fp32."""
     generator = torch.Generator("cpu" if device.type == "meta" else device)
     return initial.draw(shape, generator.manual_seed(parameter_seed(seed, name)), device)
 
@@ -44,11 +51,11 @@ class Initialiser:
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
         """
-        Allocate and initialise a network on meta, sharded or not; values are drawn on the device.
+        Allocate and initialise a network on meta, sharded or not. Values are drawn on the device.
 
         Args:
             model: the network or its wrapper.
-            offload: parameters are kept in host memory; buffers are on the device even then.
+            offload: keep parameters in host memory. Buffers stay on the device.
         """
         model.to_empty(device="cpu" if offload else self.device)
         if offload:
@@ -61,7 +68,7 @@ class Initialiser:
         self.network.reset_buffers()
 
     def param_init_fn(self) -> Callable[[nn.Module], None]:
-        """FSDP1's `param_init_fn`: materialises one module of the network, without its submodules."""
+        """Return FSDP1's `param_init_fn`, which materialises one module of the network without its submodules."""
         names = {module: clean_name(f"{name}.").strip(".") for name, module in self.network.named_modules()}
         # A tied parameter is listed once, under its first name.
         own = {clean_name(name) for name, _ in self.network.named_parameters()}
@@ -79,7 +86,7 @@ class Initialiser:
         return materialise
 
     def whole(self, name: str, shape: torch.Size) -> Tensor:
-        """The full initial value of a parameter, fp32, for a layout that cuts it as no DTensor is cut."""
+        """Return the full initial value of a parameter, fp32, for a layout whose shards are not DTensors."""
         value = nn.Parameter(torch.empty(shape, device=self.device))
         self._initialise(name, value)
         return value.detach()
@@ -89,17 +96,18 @@ class Initialiser:
         initial = self.network.initial(name)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if self.network.is_stack(name):
-            # A whole stack can take more memory than all else: a rank draws only the matrices that it has a part of.
-            for number, own in zip(_own_indices(parameter, 0), local, strict=True):
+            # A whole stack of experts can take more memory than all other parameters, so a rank draws only the matrices that
+            # it holds a part of.
+            for number, shard in zip(_own_indices(parameter, 0), local, strict=True):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
-                own.copy_(_own_part(value, parameter, first_dim=1))
+                shard.copy_(_own_shard(value, parameter, first_dim=1))
         else:
             value = initial_value(name, parameter.shape, initial, self.seed, self.device)
-            local.copy_(_own_part(value, parameter))
+            local.copy_(_own_shard(value, parameter))
 
 
-def _own_part(value: Tensor, parameter: nn.Parameter, first_dim: int = 0) -> Tensor:
-    """This rank's part of a value that a parameter has in its dimensions from `first_dim` on, a view."""
+def _own_shard(value: Tensor, parameter: nn.Parameter, first_dim: int = 0) -> Tensor:
+    """Return a view of this rank's shard of `value`, which spans the dimensions of the parameter from `first_dim` on."""
     for dim in range(first_dim, parameter.dim()):
         own = _own_indices(parameter, dim)
         value = value.narrow(dim - first_dim, own.start, len(own))
@@ -107,25 +115,18 @@ def _own_part(value: Tensor, parameter: nn.Parameter, first_dim: int = 0) -> Ten
 
 
 def _own_indices(parameter: nn.Parameter, dim: int) -> range:
-    """What this rank has of a dimension."""
+    """Return the indices along a dimension that this rank holds."""
     own = range(parameter.shape[dim])
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
-        cuts = {
-            mesh_dim: cut
-            for mesh_dim, cut in enumerate(parameter.placements)
-            if isinstance(cut, Shard | _StridedShard) and cut.dim == dim
+        shards = {
+            mesh_dim: placement
+            for mesh_dim, placement in enumerate(parameter.placements)
+            if isinstance(placement, Shard | _StridedShard) and placement.dim == dim
         }
-        # A strided shard is a shard of what the mesh dimensions behind it have cut.
-        for mesh_dim in sorted(cuts, key=lambda mesh_dim: isinstance(cuts[mesh_dim], _StridedShard)):
+        # A strided shard divides what later mesh dimensions have sharded already, so it comes after them.
+        for mesh_dim in sorted(shards, key=lambda mesh_dim: isinstance(shards[mesh_dim], _StridedShard)):
             size = -(-len(own) // mesh.size(mesh_dim))
             begin = mesh.get_local_rank(mesh_dim) * size
             own = own[begin : begin + size]
     return own
-
-
-def clean_name(name: str) -> str:
-    """A parameter's name in the network as it was built, without the prefixes of wrappers."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name.removeprefix("module.")  # DDP

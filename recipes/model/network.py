@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.loss.base import LossFunction
     from meshrunner.recipes.model.balance import Loads
-    from meshrunner.recipes.model.initial import Initial
+    from meshrunner.recipes.model.distributions import Initial
 
 
 class Network(nn.Module):
-    """A language model."""
+    """A language model. Subclasses implement `forward`, `block_names` and `initial`; the other methods have defaults."""
 
     uses_rng: ClassVar[bool] = False
     """Whether forward uses random numbers, such as for dropout."""
     loads: Loads | None = None
-    """What experts had to do since the last optimizer step, which every training forward adds to; None: it has no experts."""
+    """Tokens per expert since the last optimizer step, which every training forward adds to; None without experts."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32; no buffers, as of `Loads`."""
+    """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32. Not buffers: see `Loads`."""
     loss: LossFunction
     """
-    `loss(output, hidden, targets)`, set before training by the option in group `loss`. `forward` calls it, with targets, in
-    place of its output projection:
+    `loss(output, hidden, targets)`, set before training by the option in group `loss`. `forward` calls it, when it has
+    targets, instead of its output projection:
 
-        output: the module of the output projection; it is passed on, not called, so that logits can be computed in chunks.
-            A linear layer named `output` is called once for all chunks, any other module for each.
+        output: the module of the output projection. It is passed, not called, so that logits can be computed in chunks.
+            A linear layer named `output` is called once for all chunks, any other module once for each.
         hidden: the last hidden state, after the final norm, [batch, seq, dim].
         targets: the next tokens, [batch, seq], int64.
 
@@ -43,6 +43,8 @@ class Network(nn.Module):
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """
+        Compute logits or the loss.
+
         Args:
             tokens: [batch, seq].
             targets: the next tokens, [batch, seq].
@@ -53,53 +55,65 @@ class Network(nn.Module):
 
     @abstractmethod
     def block_names(self) -> list[str]:
-        """Names of the repeated blocks, first to last: the default units of wrapping, compilation and recomputation."""
+        """Return the names of the repeated blocks, in order: the default units of wrapping, compilation and recomputation."""
 
     def initial(self, name: str) -> Initial:
-        """The distribution of a parameter's initial values."""
+        """Return the distribution from which the initial values of a parameter are drawn."""
         raise NotImplementedError(f"{type(self).__name__} has no method `initial(name)`: a parameter's initial values")
 
     def is_stack(self, name: str) -> bool:
-        """Whether a parameter is a stack of matrices, [number, in, out], of which each has initial values of its own."""
+        """Whether a parameter is a stack of matrices, [number, in, out], each of which is initialised by itself."""
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether a parameter should compute in fp32 where `precision` lowers the others, as far as the layout can."""
+        """Whether to compute with a parameter in fp32, as far as the layout can, where `precision` lowers the others."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Elements that a token sends to experts in a block, with expert parallelism: its width for each of them; 0 without."""
+        """Return the elements that expert parallelism sends to other ranks per token in a block; 0 without experts."""
         return 0
 
     def calls(self, name: str) -> int:
-        """How often a forward with targets calls a module outside the blocks, such as the output projection; "": itself."""
+        """Return how often a forward with targets calls a module outside the blocks; "" is the network itself."""
         return 1
 
+    def multiplied_modules(self) -> list[nn.Module]:
+        """
+        Return the modules whose weights multiply tokens, in the order in which a forward with targets calls them.
+
+        FLOPs are counted from this list, so a module that is called twice is in it twice. Embedding tables are looked up.
+        """
+        return [module for module in self.children() if not isinstance(module, nn.Embedding)]
+
+    def active_elements(self, name: str) -> int:
+        """Return the number of elements of a parameter that a token is multiplied by."""
+        return self.get_parameter(name).numel()
+
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        """Module name -> its style of tensor parallelism."""
+        """Return the style of tensor parallelism of each module that is split, by its name."""
         raise NotImplementedError(f"{type(self).__name__} has no tensor-parallel plan")
 
     def collective_outputs(self) -> list[str]:
-        """Modules whose output comes from a tensor-parallel collective and is the input of a block."""
+        """Return the modules whose output comes from a tensor-parallel collective and is the input of a block."""
         return []
 
     def tie_weights(self) -> None:
-        """Tie shared parameters again: `Module.to_empty` unties them."""
+        """Tie shared parameters again after `Module.to_empty`, which unties them."""
 
     def reset_buffers(self) -> None:
         """Compute the buffers, once the module is materialised."""
 
     def begin_observing(self, key: str, device: torch.device) -> None:
-        """Have a figure recorded of every step, in addition to the loss."""
+        """Record a figure of every step under `key`, in addition to the loss."""
         self.observed = {**self.observed, key: torch.zeros((), device=device)}
 
     def observe(self, key: str, value: Tensor) -> None:
-        """The figure of this forward, 0-d; a step's is the mean over its forwards and ranks."""
+        """Add the figure of this forward, 0-d. The mean over a step's forwards and ranks is recorded."""
         if key in self.observed and torch.is_grad_enabled():
             with torch.no_grad():
                 self.observed[key].add_(value)
 
 
 def network_of(model: nn.Module) -> Network:
-    """What a model is or wraps: its first module that is a network."""
+    """Return the network that a model is or wraps."""
     return next(module for module in model.modules() if isinstance(module, Network))

@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3, written so that tensor parallelism can shard heads and FFN width."""
+"""The network of Llama 2 and 3. Its modules are split so that tensor parallelism can shard heads and FFN width."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshrunner.recipes.model.initial import ONES, Initial, TruncatedNormal
+from meshrunner.recipes.model.distributions import ONES, Initial, TruncatedNormal
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan, stream
+from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan, stream_placement
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-    from meshrunner.recipes.model.shape import DecoderShape, RopeScaling
+    from meshrunner.recipes.model.decoder import Decoder, RopeScaling
 
 
 class RMSNorm(nn.Module):
@@ -34,17 +34,18 @@ class RMSNorm(nn.Module):
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """
-    Radians per position of each pair, [head_dim / 2], fp32, on the CPU.
+    Return the radians per position of each rotated pair, [head_dim / 2], fp32, on the CPU.
 
-    The order of operations is that of transformers (`_compute_llama3_parameters`): at position 8,000 a frequency's last bit is
-    half a thousandth of a radian.
+    The order of operations is that of transformers (`_compute_llama3_parameters`), because it matters: at position 8,000 the
+    last bit of a frequency is half a thousandth of a radian.
     """
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if scaling is None:
         return freqs
     length, low, high = scaling.original_seq_len, scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / freqs
-    # few rotations in the original length: slower by the factor; many: unchanged; linear in between
+    # A pair that rotates only a few times within the original length is slowed down by the factor, one that rotates often is
+    # unchanged, and those in between are interpolated.
     slow = wavelength > length / low
     scaled = torch.where(slow, freqs / scaling.factor, freqs)
     keep = (length / wavelength - low) / (high - low)
@@ -53,7 +54,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
 
 
 def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
-    """For every position what `rotate` multiplies a head and its swapped halves by, [seq_len, 2, head_dim], fp32."""
+    """Return the cosines and signed sines that `rotate` uses at each position, [seq_len, 2, head_dim], fp32."""
     freqs = rope_frequencies(head_dim, theta, scaling).to(device)
     angles = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), freqs)
     cos, sin = angles.cos(), angles.sin()
@@ -62,10 +63,10 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """
-    Rotate every pair (i, i + head_dim / 2) of a head by its position's angle (Su et al. 2021), in fp32.
+    Rotate each pair (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
-    The pairs are those of transformers; the original code of Llama rotates neighbours, the same up to the order of rows in the
-    weights of queries and keys.
+    transformers pairs the same elements. Llama's original code pairs neighbours, which is the same function with the rows of
+    the query and key weights in another order.
 
     Args:
         x: [batch, seq, heads, head_dim].
@@ -78,18 +79,18 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
     """
-    Whether torch has no fused kernel for fewer key than query heads, and would compute attention from whole score matrices.
+    Whether torch lacks a fused kernel for grouped-query attention, and would materialise whole score matrices.
 
-    In fp32 on CUDA: flash and cuDNN attention are for 16 bits, and the memory-efficient one takes equal heads alone
-    (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
+    That is so for fp32 on CUDA: flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key as
+    query heads (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     """
     return query.is_cuda and query.dtype == torch.float32
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention (Ainslie et al. 2023) with rotary positions or none."""
+    """Causal grouped-query attention (Ainslie et al. 2023), with or without rotary position embeddings."""
 
-    def __init__(self, config: DecoderShape) -> None:
+    def __init__(self, config: Decoder) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.queries_per_key = config.n_heads // config.n_kv_heads
@@ -100,18 +101,18 @@ class Attention(nn.Module):
         self.wo = nn.Linear(q_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """x: [batch, seq, dim]; rope: from `rope_table`; None: no positions."""
-        # -1: under tensor parallelism a rank holds only some of the heads
+        """Attend within each sequence. x: [batch, seq, dim]; rope: from `rope_table`, None for no positions."""
+        # [batch, seq, dim] -> [batch, seq, heads, head_dim]. Under tensor parallelism a rank has only some of the heads: -1.
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [batch, heads, seq, head_dim]
         grouped = self.queries_per_key > 1
         if grouped and lacks_grouped_kernel(q):
             k, v = (t.repeat_interleave(self.queries_per_key, dim=1) for t in (k, v))
             grouped = False
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return self.wo(out.transpose(1, 2).flatten(2))
+        return self.wo(out.transpose(1, 2).flatten(2))  # [batch, seq, dim]
 
 
 class FeedForward(nn.Module):
@@ -130,7 +131,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: DecoderShape, feed_forward: nn.Module) -> None:
+    def __init__(self, config: Decoder, feed_forward: nn.Module) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
@@ -147,8 +148,8 @@ class Transformer(Network):
 
     rope: Tensor | None
 
-    def __init__(self, config: DecoderShape, seq_len: int, blocks: Iterable[nn.Module] | None = None) -> None:
-        """blocks: in place of `Block` with a dense feed-forward network in every layer."""
+    def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module] | None = None) -> None:
+        """blocks: the repeated modules; by default one `Block` with a dense feed-forward network per layer."""
         super().__init__()
         self.config, self.seq_len = config, seq_len
         if blocks is None:
@@ -170,23 +171,19 @@ class Transformer(Network):
         return self.output(x) if targets is None else self.loss(self.output, x, targets)
 
     def positions(self, tokens: Tensor) -> Tensor | None:
-        """What attention rotates the positions of these tokens by, [seq, 2, head_dim]; None: it knows no positions."""
+        """Return the rows of the rotary table for these tokens, [seq, 2, head_dim]; None without position encoding."""
         return None if self.rope is None else self.rope[: tokens.shape[1]]
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        """
-        Heads, FFN width and vocabulary are split; activations in between are sharded over the sequence or replicated.
-
-        Without sequence parallelism the norms are plain tensors, so their gradients are the same on every rank.
-        """
+        """Split heads, FFN width and vocabulary: see `tensor_plan`."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-        between = stream(sequence_parallel)
+        stream = stream_placement(sequence_parallel)
         plan: dict[str, ParallelStyle] = {
-            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
             "output": ColwiseParallel(
-                input_layouts=between,
+                input_layouts=stream,
                 output_layouts=Shard(-1) if loss_parallel else Replicate(),
                 use_local_output=not loss_parallel,
             ),
@@ -197,7 +194,7 @@ class Transformer(Network):
         return plan
 
     def block_plan(self, layer: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-        """`tensor_plan` of one block, by the names inside it."""
+        """Return the styles of one block, by the names of its modules."""
         plan = attention_plan("attention", sequence_parallel) | feed_forward_plan("feed_forward", sequence_parallel)
         return plan | norm_plan(("attention_norm", "ffn_norm"), sequence_parallel)
 
@@ -212,17 +209,21 @@ class Transformer(Network):
         return [f"layers.{i}" for i in range(len(self.layers))]
 
     def initial(self, name: str) -> Initial:
-        """A normal of 0.02; less for projections into the residual stream, so that its variance does not grow with depth."""
+        """Return a normal of std 0.02, with exceptions for norms, tables and projections into the residual stream."""
         if name.endswith("norm.weight"):
             return ONES
         if name in ("tok_embeddings.weight", "output.weight"):
             return TruncatedNormal(self.config.dim**-0.5)
         if name.endswith(("attention.wo.weight", "feed_forward.w2.weight")):
-            return self.into_stream()
+            return self.initial_into_stream()
         return TruncatedNormal(0.02)
 
-    def into_stream(self) -> Initial:
-        """Of what is added to the residual stream."""
+    def initial_into_stream(self) -> Initial:
+        """
+        Return the distribution for projections into the residual stream, of which a block has two.
+
+        It is narrower, so that the variance of the stream does not grow with depth (Radford et al. 2019, GPT-2).
+        """
         return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 
     def reset_buffers(self) -> None:

@@ -1,7 +1,7 @@
 """The global gradient norm on any mesh, and gradient clipping.
 
-torch's `clip_grad_norm_` rejects parameters on different meshes and mixtures of DTensor and Tensor; FSDP1's reduces over one
-mesh dimension only.
+torch's `clip_grad_norm_` rejects parameters on different meshes and mixtures of DTensor and Tensor. FSDP1's version reduces over
+one mesh dimension only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Trainable(NamedTuple):
     name: str
     parameter: nn.Parameter
     shard_groups: tuple[dist.ProcessGroup, ...]
-    """Process groups whose ranks hold different shards of it; over every other mesh dimension it is replicated."""
+    """Process groups whose ranks hold different shards. Over every other mesh dimension the parameter is replicated."""
 
 
 def _to_local(tensor: Tensor) -> Tensor:
@@ -33,22 +33,22 @@ def _device(trained: Sequence[Trainable]) -> torch.device:
 
 
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
-    """This rank's gradient shards. A rank whose shard of a parameter is empty may have no gradient for it."""
+    """Return this rank's gradient shards. A rank whose shard of a parameter is empty may have no gradient for it."""
     return [_to_local(t.parameter.grad) for t in trained if t.parameter.grad is not None]
 
 
 @torch.no_grad()
 def global_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
     """
-    The 2-norm of all full gradients: 0-d, fp32, the same on every rank.
+    Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
-    Accumulated in fp64: in fp32 on a CPU, the rounding error depends on how a layout shards the parameters. Through clipping,
-    that error alone (2e-6 of the norm) made FSDP1 and FSDP2 drift apart, which are otherwise bit-identical.
+    It is accumulated in fp64, because the rounding error of fp32 on a CPU depends on how a layout shards the parameters.
+    Through clipping, that error alone (2e-6 of the norm) makes FSDP1 and FSDP2 drift apart, which are otherwise bit-identical.
 
-    A collective: every rank calls it with the same parameters in the same order.
+    This is a collective: every rank calls it with the same parameters in the same order.
 
     Args:
-        device: where ranks communicate and the result lies; None: where the parameters do, which may be host memory.
+        device: the device to communicate on and return the result on; None: that of the parameters, which may be the host.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
@@ -66,6 +66,6 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
 
 @torch.no_grad()
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients in place to a global norm of at most `max_norm`, without a sync unless they are in host memory."""
+    """Scale all gradients in place to a global norm of at most `max_norm`. Syncs only if they are in host memory."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(local_gradients(trained), factor.to(_device(trained)))

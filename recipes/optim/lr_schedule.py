@@ -27,10 +27,10 @@ class LRSchedule(Option):
 
     @abstractmethod
     def factor(self, step: int) -> float:
-        """The factor at a step, counted from 1."""
+        """Return the factor at a step, counted from 1."""
 
     def remarks(self, steps: int) -> list[str]:
-        """What works, but is perhaps not what was meant, in a run of so many steps."""
+        """Return remarks on settings that work but may not be intended in a run of `steps` steps."""
         return []
 
 
@@ -44,14 +44,14 @@ class Constant(LRSchedule):
         return step / self.warmup_steps if step < self.warmup_steps else 1.0
 
     def remarks(self, steps: int) -> list[str]:
-        # A few steps to try something out are the normal case with the shipped warm-up.
+        # The shipped warm-up is not worth a remark: runs of a few steps, to try something out, are normal.
         if self.warmup_steps < steps or self.warmup_steps == SHIPPED_WARMUP:
             return []
         return [f"lr_schedule.warmup_steps({self.warmup_steps}) lasts all of steps({steps}): the rate only rises"]
 
 
 class Warmup(LRSchedule):
-    """Linear warm-up, then decay to `final` at `total_steps`; the subclass gives its shape. Constant afterwards."""
+    """Linear warm-up, then decay to `final` at `total_steps`, constant afterwards. Subclasses define the decay."""
 
     total_steps: Count
     """Length of the schedule in steps. It stays the same when a run is resumed with more `steps`."""
@@ -62,7 +62,7 @@ class Warmup(LRSchedule):
 
     @abstractmethod
     def decay_factor(self, progress: float) -> float:
-        """The shape of the decay: from 1 to 0 as `progress` goes from 0 (end of the warm-up) to 1 (`total_steps`)."""
+        """Return a factor that falls from 1 to 0 as `progress` goes from 0 (end of the warm-up) to 1 (`total_steps`)."""
 
     def factor(self, step: int) -> float:
         if step < self.warmup_steps:

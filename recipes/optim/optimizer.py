@@ -26,12 +26,12 @@ class Optimizer(Option):
     """Learning rate before the schedule's factor."""
 
     def state_bytes(self, elements: int, tensors: int) -> int | None:
-        """Bytes of the state for so many trained elements in so many parameters of a device; None: not known."""
+        """Return the bytes of state for `elements` trained elements in `tensors` parameters; None if unknown."""
         return None
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of sharded, materialised parameters."""
+        """Build the optimizer for sharded, materialised parameters."""
 
 
 class AdamW(Optimizer):
@@ -40,14 +40,14 @@ class AdamW(Optimizer):
     betas: tuple[Beta, Beta] = Field(strict=False)
     """Decay rates of the running means of the gradient and the squared gradient."""
     eps: float = Field(gt=0)
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: float = Field(ge=0)
     """Decoupled weight decay, on every parameter."""
     implementation: Literal["fused", "foreach", "for_loop"]
     """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
 
     def state_bytes(self, elements: int, tensors: int) -> int:
-        """Two fp32 moments, and for each parameter its fp32 count of steps."""
+        """Return the bytes of two fp32 moments per element and one fp32 step count per parameter."""
         return 8 * elements + 4 * tensors
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
@@ -68,10 +68,12 @@ def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
     """
     Take one optimizer step, unless the global gradient norm is not finite.
 
-    A fused kernel reads the flag on the device. The other implementations cannot skip a step there, so the host reads
-    the flag: a host-device sync on an accelerator.
+    A fused kernel reads the flag on the device. The other implementations need the host to read it, which is a sync on an
+    accelerator.
     """
-    finite = grad_norm.isfinite().to(optimizer.param_groups[0]["params"][0].device)  # of offloaded parameters: the host
+    finite = grad_norm.isfinite().to(
+        optimizer.param_groups[0]["params"][0].device
+    )  # the host, if parameters are offloaded
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = (~finite).to(grad_norm.dtype)  # type: ignore[attr-defined]
         optimizer.step()

@@ -23,25 +23,25 @@ class Precision(Option):
         "float8": "meshrunner.recipes.precision.float8:Float8",
     }
     compute: ClassVar[str] = "fp32"
-    """dtype of the matrix products; MFU is relative to its peak FLOP/s."""
+    """dtype of the matmuls; MFU is relative to its peak FLOP/s."""
 
     def on(self, device_type: str) -> Precision:
-        """The option that this one stands for on `cpu` or `cuda` devices."""
+        """Return the option that `auto` resolves to on `cpu` or `cuda` devices; any other option returns itself."""
         return self
 
     def unsupported(self, device_type: str) -> str | None:
-        """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        """Return why `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
         return None
 
     def convert(self, network: Network) -> None:
-        """Replace modules of a network on meta with others that have the same parameters."""
+        """Replace modules of a network on meta by others with the same parameters."""
 
     def after_step(self, model: nn.Module) -> None:
-        """Update state that depends on the parameters. Called after every optimizer step."""
+        """Update state that depends on the parameters, after every optimizer step."""
 
     @property
     def param_dtype(self) -> torch.dtype | None:
-        """dtype that fp32 parameters are computed with, and in which sharded ones are all-gathered; None: unchanged."""
+        """dtype to which parameters are cast for compute, and in which shards are all-gathered; None: unchanged."""
         return None
 
     @property
@@ -51,7 +51,7 @@ class Precision(Option):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes per element of activations, and of weights whose products are not in float8."""
+        """Bytes per element of activations, and of weights whose matmuls are not in float8."""
         return 4 if self.compute == "fp32" else 2
 
     @property
@@ -66,7 +66,7 @@ class Precision(Option):
 
 
 class FP32(Precision):
-    """Everything in fp32. `matmul` decides whether an accelerator may use TF32 for matrix products."""
+    """Everything is in fp32. `matmul` decides whether an accelerator may use TF32 for matmuls."""
 
     compute: ClassVar[str] = "fp32"
 
@@ -77,7 +77,7 @@ class FP32(Precision):
 class BF16(Precision):
     """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
 
-    `single` and `ddp` gather nothing: there autocast has every matrix product and attention compute in bf16, the rest in fp32.
+    `single` and `ddp` gather nothing. They use autocast, which computes matmuls and attention in bf16 and the rest in fp32.
     """
 
     compute: ClassVar[str] = "bf16"
@@ -103,7 +103,7 @@ class BF16(Precision):
 
 
 class AutoPrecision(Precision):
-    """bf16 on CUDA, fp32 on CPU. It is decided where the run starts, and environment.json records it."""
+    """bf16 on CUDA, fp32 on CPU. It is resolved where the run starts and recorded in environment.json."""
 
     def on(self, device_type: str) -> Precision:
         return BF16(kind="bf16") if device_type == "cuda" else FP32(kind="fp32")

@@ -1,4 +1,4 @@
-"""Matrix products in float8 through torchao, bf16 everywhere else."""
+"""Matmuls in float8 through torchao, bf16 everywhere else."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 ALIGNMENT = 16
-"""Every dimension of a float8 matrix product must be a multiple of this: those of a weight, and the tokens of a micro batch."""
+"""Number that must divide every dimension of a float8 matmul: both of a weight, and the tokens of a micro batch."""
 
 
 class Float8(BF16):
-    """Inputs, weights and output gradients of linear layers are scaled and cast to float8 for each matrix product."""
+    """Inputs, weights and output gradients of linear layers are scaled and cast to float8 for each matmul."""
 
     scaling: Literal["tensorwise", "rowwise"]
     """One scale per tensor (fastest) or per row (more accurate)."""
@@ -29,11 +29,11 @@ class Float8(BF16):
     skip: list[str]
     """Linear layers that stay in bf16: patterns for their names."""
     emulate: bool
-    """Round to float8 but multiply in bf16, on any device: for tests, no faster."""
+    """Round to float8 but multiply in bf16, on any device. For tests: it is no faster than bf16."""
 
     @property
     def compute(self) -> str:  # type: ignore[override]
-        """dtype of the matrix products; MFU is relative to its peak FLOP/s."""
+        """dtype of the matmuls; MFU is relative to its peak FLOP/s."""
         return "bf16" if self.emulate else "fp8"
 
     @property
@@ -79,4 +79,4 @@ class Float8(BF16):
         if self.all_gather:
             from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-            precompute_float8_dynamic_scale_for_fsdp(model)  # one all-reduce for all weights
+            precompute_float8_dynamic_scale_for_fsdp(model)  # one all-reduce for all weights, not one for each

@@ -1,1 +1,1 @@
-"""Experts in the place of a feed-forward network: their shape, the router, the products, their ways over ranks."""
+"""Mixture of experts: the section of the configuration, the router, grouped matmuls, and experts on several ranks."""

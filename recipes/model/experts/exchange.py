@@ -1,6 +1,7 @@
-"""
-Rows of tokens around experts: they are put in order, and sent to other ranks and back. Where all ranks have a part of each
-expert, they are gathered before it and added up behind it.
+"""Movement of token rows around experts.
+
+Rows are sorted by expert. With expert parallelism they are sent to the ranks that hold the experts, and back. With tensor
+parallelism, where every rank holds a part of each expert, inputs are gathered and outputs summed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _wait: Callable[[Tensor], Tensor] = collectives.wait_tensor
-# torch 2.13 has other names for the functions of before.
+# Renamed in torch 2.13.
 _gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 _reduce_scatter = (
     getattr(collectives, "reduce_scatter_single_autograd", None) or collectives.reduce_scatter_tensor_autograd
@@ -25,7 +26,7 @@ _reduce_scatter = (
 
 
 def inverse_of(order: Tensor) -> Tensor:
-    """The permutation that undoes one, [rows], int64."""
+    """Return the inverse of a permutation, [rows], int64."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
 
 
@@ -47,10 +48,10 @@ class _Permute(torch.autograd.Function):
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
     """
-    Rows of `x`, each `copies` times, in another order: [rows x copies, dim].
+    Return `copies` of each row of `x`, reordered: [rows x copies, dim].
 
-    Backward takes the inverse permutation, too. By itself autograd would add gradients row by row to zeros, which on a GPU is
-    slow and not deterministic.
+    Backward applies the inverse permutation. Autograd's own backward of indexing would accumulate gradients row by row, which
+    is slow on a GPU and not deterministic.
     """
     permuted: Tensor = _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
     return permuted
@@ -63,35 +64,38 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     Args:
         experts: `GroupedExperts` of this rank.
         rows: sorted by expert, [rows, dim].
-        load: rows of each expert, of all ranks' experts, [experts].
+        load: rows for each expert of all ranks, [experts].
     """
     ranks = group.size()
     with torch.no_grad():
-        theirs = _wait(collectives.all_to_all_single(load, None, None, group)).view(ranks, -1)  # [from, own experts]
-        received, sent = _sizes(theirs, load, rows.shape[0])
-        own = torch.arange(theirs.shape[1], device=load.device).repeat(ranks)
-        order = own.repeat_interleave(theirs.flatten(), output_size=sum(received)).argsort(stable=True)
+        # Rows that arrive, by sending rank and by expert of this rank: [ranks, own experts].
+        arriving = _wait(collectives.all_to_all_single(load, None, None, group)).view(ranks, -1)
+        received, sent = _sizes(arriving, load, rows.shape[0])
+        # They arrive sorted by rank, then by expert; the grouped matmul needs them sorted by expert alone.
+        expert = torch.arange(arriving.shape[1], device=load.device).repeat(ranks)
+        order = expert.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
         inverse = inverse_of(order)
     arrived = _wait(collectives.all_to_all_single_autograd(rows, received, sent, group))
-    results = permute(experts(permute(arrived, order, inverse), theirs.sum(0)), inverse, order)
+    results = permute(experts(permute(arrived, order, inverse), arriving.sum(0)), inverse, order)
     return _wait(collectives.all_to_all_single_autograd(results, sent, received, group))
 
 
-def _sizes(theirs: Tensor, load: Tensor, rows: int) -> tuple[list[int], list[int]]:
+def _sizes(arriving: Tensor, load: Tensor, rows: int) -> tuple[list[int], list[int]]:
     """
-    Rows received from each rank, and sent to each. The one place where the host waits for the device: it has to know them.
+    Return the rows received from each rank, and the rows sent to each.
 
-    On meta, where nobody knows them, the ranks' loads are equal.
+    Only here does the host wait for the device, because it issues the all-to-all and must know its sizes. On meta, where
+    they are unknown, every rank is assumed to get the same load.
 
     Args:
-        theirs: rows from each rank for each expert of this one, [ranks, own experts].
+        arriving: rows from each rank for each expert of this one, [ranks, own experts].
         load: rows for each expert, [experts].
     """
-    ranks = theirs.shape[0]
+    ranks = arriving.shape[0]
     if load.is_meta:
         even = [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
         return even, even
-    received, sent = torch.stack((theirs.sum(1), load.view(ranks, -1).sum(1))).tolist()
+    received, sent = torch.stack((arriving.sum(1), load.view(ranks, -1).sum(1))).tolist()
     return received, sent
 
 
@@ -104,18 +108,18 @@ def around_tensor_parallel(
     sequence_parallel: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """
-    Compute experts of which this rank has a part of the width: gather its input, add up its output.
+    Compute experts whose width is split over a group: gather the input, sum the output.
 
     Args:
-        route: (x, bias) -> (this rank's part of the output, load, balance loss); x: [batch, seq, dim], of whole sequences.
-        x, bias: as of `ExpertFeedForward.forward`.
-        sequence_parallel: x and the output are shards over the sequence.
+        route: (x, bias) -> (this rank's part of the output, load, balance loss); x: [batch, seq, dim], whole sequences.
+        x, bias: see `ExpertFeedForward.forward`.
+        sequence_parallel: x and the output are sharded over the sequence.
     """
     x = x.to_local() if isinstance(x, DTensor) else x
     x = _wait(_gather(x.contiguous(), 1, group)) if sequence_parallel else sum_gradient(x, group)
     y, load, balance = route(x, bias)
     y = _wait(_reduce_scatter(y.contiguous(), "sum", 1, group)) if sequence_parallel else _sum(y, group)
-    # Every rank has the whole balance loss, and its gradient is added to that of the others.
+    # Every rank computes the whole balance loss and the gradients of the ranks are summed, so each contributes its share.
     whole = balance.detach()
     return y, load, whole + (balance - whole) / group.size()
 
@@ -132,7 +136,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """`x` as it is; its gradient times a factor."""
+    """Return `x` and multiply its gradient by a factor in backward."""
     same: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
     return same
 
@@ -149,7 +153,7 @@ class _SumGradient(torch.autograd.Function):
 
 
 def sum_gradient(x: Tensor, group: ProcessGroup) -> Tensor:
-    """`x`, which every rank of a group has whole; its gradient, of which every rank has a part, summed over the group."""
+    """Return `x`, which is the same on every rank of a group, and sum its partial gradients over the group in backward."""
     same: Tensor = _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
     return same
 
@@ -165,6 +169,6 @@ class _Sum(torch.autograd.Function):
 
 
 def _sum(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum over a group; every rank has the sum's gradient."""
+    """Return the sum of `x` over a group. In backward every rank already has the gradient of the sum."""
     total: Tensor = _Sum.apply(x, group)  # type: ignore[no-untyped-call]
     return total

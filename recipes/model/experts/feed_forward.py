@@ -1,7 +1,7 @@
-"""Experts: a feed-forward network of which every token passes a part (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
+"""Mixture of experts in the place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
-No token is dropped: rows are sorted by expert, multiplied group by group, and put back. How many tokens each expert had leaves
-the block as a result and is added up outside: a counter in a block would count again when the block is recomputed.
+No token is dropped: rows are sorted by expert, multiplied group by group, and put back. The number of tokens per expert leaves
+the block as a result and is added up outside, because a counter inside a block would count again when the block is recomputed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from meshrunner.recipes.model.transformer import FeedForward
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from meshrunner.recipes.model.experts.shape import Experts
+    from meshrunner.recipes.model.experts.section import Experts
 
 
 class GroupedExperts(nn.Module):
-    """The SwiGLU experts of a block, or those that lie on this rank, as stacks of matrices."""
+    """The SwiGLU experts of a block that this rank holds, as stacks of matrices."""
 
     ranks = 1
-    """Expert-parallel ranks. A gradient has the tokens of them all already, data parallelism averages over the others only."""
+    """Expert-parallel ranks. Gradients already contain the tokens of all of them; data parallelism averages over the rest."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -43,13 +43,22 @@ class GroupedExperts(nn.Module):
         self.w2 = nn.Parameter(torch.empty(number, ffn_dim, dim))
 
     def forward(self, rows: Tensor, load: Tensor) -> Tensor:
-        """rows: [sum of load, dim], sorted by expert; load: rows of each expert, [experts], int64. Returns [rows, dim]."""
+        """
+        Apply each expert to its rows.
+
+        Args:
+            rows: sorted by expert, [rows, dim].
+            load: rows of each expert, [experts], int64.
+
+        Returns:
+            [rows, dim].
+        """
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)]
         if self.ranks > 1:
             weights = [scale_gradient(w, 1 / self.ranks) for w in weights]
         if leaves_empty_groups(rows.device):
             weights = [zero_gradient(w, load == 0) for w in weights]
-        if torch.is_autocast_enabled(rows.device.type):  # it does not know grouped products
+        if torch.is_autocast_enabled(rows.device.type):  # autocast does not cover grouped matmuls
             dtype = torch.get_autocast_dtype(rows.device.type)
             rows, weights = rows.to(dtype), [w.to(dtype) for w in weights]
         w1, w3, w2 = weights
@@ -58,7 +67,7 @@ class GroupedExperts(nn.Module):
 
 
 class ExpertFeedForward(nn.Module):
-    """A router, the experts it chooses from and, if there is one, the shared expert: what a block has to feed forward."""
+    """A router, the experts it chooses from, and optionally a shared expert that every token passes."""
 
     expert_group: ProcessGroup | None = None
     """Expert-parallel ranks, which hold different experts; None: this rank holds all."""
@@ -77,9 +86,11 @@ class ExpertFeedForward(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
+        Route tokens to experts and sum their weighted outputs.
+
         Args:
             x: [batch, seq, dim].
-            bias: of the choice, [experts].
+            bias: added to the scores that choose experts, [experts].
 
         Returns:
             The output, [batch, seq, dim]; tokens of each expert on this rank, [experts], int64; the balance loss, 0-d.
@@ -90,15 +101,16 @@ class ExpertFeedForward(nn.Module):
 
     def _route(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         routed = self.router(x, bias)
-        tokens = x.flatten(0, 1)
+        tokens = x.flatten(0, 1)  # [T, dim]
+        # Each token has K choices. `order` sorts the T x K choices by expert, keeping the order of tokens.
         by_expert, order = routed.experts.flatten().sort(stable=True)
         inverse = inverse_of(order)
         ends = torch.searchsorted(by_expert, torch.arange(self.number, device=x.device), right=True)
-        load = ends.diff(prepend=ends.new_zeros(1))
-        rows = permute(tokens, order, inverse, self.per_token)
-        results = permute(self._compute(rows, load), inverse, order)
-        choices = results.view(len(tokens), self.per_token, -1).float() * routed.weights.unsqueeze(-1)
-        y = choices.sum(1).to(x.dtype).view_as(x)
+        load = ends.diff(prepend=ends.new_zeros(1))  # [experts]
+        rows = permute(tokens, order, inverse, self.per_token)  # [T x K, dim], sorted by expert
+        results = permute(self._compute(rows, load), inverse, order)  # [T x K, dim], sorted by token
+        weighted = results.view(len(tokens), self.per_token, -1).float() * routed.weights.unsqueeze(-1)  # [T, K, dim]
+        y = weighted.sum(1).to(x.dtype).view_as(x)
         if self.shared is not None:
             y = y + self.shared(self._shared_input(x))
         return y, load, routed.balance
@@ -106,7 +118,8 @@ class ExpertFeedForward(nn.Module):
     def _shared_input(self, x: Tensor) -> Tensor:
         if self.tensor_group is None:
             return x
-        # Its first products hand back the gradient summed over the ranks, the routed part this rank's share of it.
+        # Under tensor parallelism the gradient of x is summed over ranks afterwards. The routed part contributes this rank's
+        # share, but the shared expert's first layers have summed theirs already.
         return scale_gradient(x, 1 / self.tensor_group.size())
 
     def _compute(self, rows: Tensor, load: Tensor) -> Tensor:

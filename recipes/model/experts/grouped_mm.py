@@ -1,4 +1,4 @@
-"""Matrix products of consecutive groups of rows, each with a matrix of its own, in one kernel."""
+"""Grouped matmul: consecutive groups of rows, each multiplied by its own matrix, in one kernel."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SHAPE_RULES_KNOW_FP32 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
-"""Whether meta and fake tensors, and with them the compiler, take grouped products that are not in bf16."""
+"""Whether meta and fake tensors, and hence the compiler, support grouped matmuls outside bf16."""
 
 TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 
 
 def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
-    Row r times the weights of the group it belongs to: [rows, out].
+    Multiply each row by the weights of its group: [rows, out].
 
     Args:
-        x: [rows, in], the rows of a group next to each other. No rows at all work.
+        x: [rows, in], with the rows of a group next to each other. May have no rows.
         weights: [groups, in, out], in the dtype of x; in and out are multiples of 16 bytes.
-        ends: the row behind the last of each group, [groups], int32; the last of them is the number of rows.
+        ends: the row after the last of each group, [groups], int32; the last one is the number of rows.
     """
     if x.dtype == torch.bfloat16 or SHAPE_RULES_KNOW_FP32:
         return F.grouped_mm(x, weights, offs=ends)
@@ -31,9 +31,9 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 def leaves_empty_groups(device: torch.device) -> bool:
     """
-    Whether the gradient of a group's weights is not written where the group has no rows, and is what lay in memory before.
+    Whether the kernel leaves the weight gradient of a group without rows unwritten, with whatever was in that memory.
 
-    So it is on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
+    True on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     """
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10
@@ -53,12 +53,12 @@ class _ZeroGradient(torch.autograd.Function):
 
 
 def zero_gradient(weights: Tensor, empty: Tensor) -> Tensor:
-    """`weights` as they are, [groups, in, out]; their gradient is 0 in groups that are empty, [groups], bool."""
+    """Return `weights`, [groups, in, out], and zero the gradients of the groups that are `empty`, [groups], bool."""
     same: Tensor = _ZeroGradient.apply(weights, empty)  # type: ignore[no-untyped-call]
     return same
 
 
-# Outside of bf16 on the newest GPUs torch takes groups one by one and reads their ends on the host: no part of a CUDA graph.
+# Except for bf16 on the newest GPUs, torch loops over the groups and reads their ends on the host, which a CUDA graph cannot.
 @torch.library.custom_op("meshrunner::grouped_mm", mutates_args=(), tags=TAGS)
 def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(x, weights, offs=ends)
@@ -71,8 +71,8 @@ def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("meshrunner::grouped_mm_weights", mutates_args=(), tags=TAGS)
 def _gradient_of_weights(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
-    # Transposed and not contiguous: a row of a contiguous one would be as long as there are rows, and their number is
-    # seldom a multiple of 16 bytes.
+    # The transpose must not be made contiguous: the rows of a contiguous one would be `rows` long, which is seldom a multiple
+    # of 16 bytes.
     return F.grouped_mm(x.transpose(-2, -1), gradient, offs=ends)
 
 
@@ -87,7 +87,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x, weights, ends = ctx.saved_tensors
-    gradient = gradient.contiguous()  # an expanded one, such as that of a sum, is refused
+    gradient = gradient.contiguous()  # the kernel rejects an expanded gradient, such as that of a sum
     of_x = of_weights = None
     if ctx.needs_input_grad[0]:
         of_x = torch.ops.meshrunner.grouped_mm(gradient, weights.transpose(-2, -1), ends)

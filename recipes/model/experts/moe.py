@@ -1,4 +1,4 @@
-"""Llama with experts. Needs no torch."""
+"""Llama with experts. The network is in `moe_transformer`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes.model.experts.shape import Experts
+from meshrunner.recipes.model.experts.section import Experts
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.option import whole
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from meshrunner.recipes.model.experts.transformer import MoETransformer
+    from meshrunner.recipes.model.experts.moe_transformer import MoETransformer
 
 
 class MoE(Llama):
-    """Llama whose blocks, but for the first `dense_layers`, have experts: Mixtral, Llama 4, the feed-forward of DeepSeek-V3."""
+    """Llama with experts in all blocks after the first `dense_layers`: Mixtral, Llama 4, the feed-forward of DeepSeek-V3."""
 
     dense_layers: Annotated[int, whole(at_least=0)] = 0
-    """First blocks that have a dense feed-forward network, of width `ffn_dim`."""
+    """Leading blocks with a dense feed-forward network, of width `ffn_dim`."""
     experts: Experts
     """The experts of the other blocks."""
 
@@ -41,11 +39,6 @@ class MoE(Llama):
     def inactive_parameters(self) -> int:
         return (self.n_layers - self.dense_layers) * self.experts.inactive_parameters(self.dim)
 
-    def feed_forward_weights(self, layer: int) -> dict[str, int]:
-        if layer < self.dense_layers:
-            return super().feed_forward_weights(layer)
-        return self.experts.active_weights(self.dim)
-
     def tensor_problems(self, tensor: int) -> list[str]:
         found = [each for each in super().tensor_problems(tensor) if self.dense_layers or ".ffn_dim" not in each]
         return found + self.experts.tensor_problems(tensor)
@@ -58,13 +51,13 @@ class MoE(Llama):
 
     def network(self, seq_len: int) -> MoETransformer:
         from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
-        from meshrunner.recipes.model.experts.transformer import ExpertBlock, MoETransformer
+        from meshrunner.recipes.model.experts.moe_transformer import ExpertBlock, MoETransformer
         from meshrunner.recipes.model.transformer import Block, FeedForward
 
-        blocks: list[nn.Module] = []
-        for layer in range(self.n_layers):
-            if layer < self.dense_layers:
-                blocks.append(Block(self, FeedForward(self.dim, self.ffn_dim)))
-            else:
-                blocks.append(ExpertBlock(self, ExpertFeedForward(self.dim, self.experts)))
+        blocks = [
+            Block(self, FeedForward(self.dim, self.ffn_dim))
+            if layer < self.dense_layers
+            else ExpertBlock(self, ExpertFeedForward(self.dim, self.experts))
+            for layer in range(self.n_layers)
+        ]
         return MoETransformer(self, seq_len, blocks, self.experts)

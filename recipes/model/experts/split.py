@@ -1,14 +1,14 @@
-"""Experts on several ranks: whole ones on each with expert parallelism, a part of every one with tensor parallelism."""
+"""Experts on several ranks: expert parallelism gives each rank whole experts, tensor parallelism a part of every expert."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts
+from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
+from meshrunner.recipes.model.tensor_plan import shard_parameter
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -20,14 +20,14 @@ SPLIT_DIMS = {"w1": 2, "w3": 2, "w2": 1}
 
 
 def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
-    """Put every block's experts on the ranks of the mesh's `expert` dimension, in place, on meta."""
+    """Shard every block's experts over the `expert` dimension of the mesh, in place, on meta."""
     group = mesh.get_group("expert")
     for module in network.modules():
         if isinstance(module, ExpertFeedForward):
             module.expert_group = group
             module.experts.ranks = group.size()
             for name in SPLIT_DIMS:
-                _shard(module.experts, name, mesh["expert"], 0)
+                shard_parameter(module.experts, name, mesh["expert"], 0)
 
 
 class SplitExperts(ParallelStyle):
@@ -38,7 +38,7 @@ class SplitExperts(ParallelStyle):
         self.sequence_parallel = sequence_parallel
 
     def split_dims(self, module: nn.Module) -> dict[str, int]:
-        """Name of a parameter -> the dimension that is split."""
+        """Return the dimension that is split of each parameter, by name."""
         return {f"experts.{name}": dim for name, dim in SPLIT_DIMS.items()}
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -46,11 +46,5 @@ class SplitExperts(ParallelStyle):
         module.tensor_group = module.router.tensor_group = device_mesh.get_group()
         module.sequence_parallel = self.sequence_parallel
         for name, dim in SPLIT_DIMS.items():
-            _shard(module.experts, name, device_mesh, dim)
+            shard_parameter(module.experts, name, device_mesh, dim)
         return module
-
-
-def _shard(experts: GroupedExperts, name: str, mesh: DeviceMesh, dim: int) -> None:
-    whole = experts.get_parameter(name)
-    part = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
-    experts.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))

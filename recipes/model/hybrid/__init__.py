@@ -1,1 +1,1 @@
-"""Models whose blocks are of several kinds: Mamba-2, attention, feed-forward, experts."""
+"""Hybrid models, whose blocks are of several kinds: Mamba-2, attention, feed-forward, experts."""

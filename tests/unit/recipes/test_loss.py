@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshrunner.recipes.loss.base import Chunked, Loss, Plain, cross_entropy
-from meshrunner.recipes.model.initial import ONES, Initial
+from meshrunner.recipes.loss.base import ChunkedLoss, Loss, PlainLoss, cross_entropy
+from meshrunner.recipes.model.distributions import ONES, Initial
 from meshrunner.recipes.model.network import Network
 from tests.memory import allocated
 
@@ -51,8 +51,8 @@ def gradients(
 @pytest.mark.parametrize("name", ["output", "head"])
 @pytest.mark.parametrize("tokens", [1, 50, 64, 10_000])
 def test_chunks_change_nothing(tokens: int, name: str) -> None:
-    expected, plain = gradients(Plain(kind="plain"))
-    found, chunked = gradients(Chunked(kind="chunked", tokens=tokens), name=name)
+    expected, plain = gradients(PlainLoss(kind="plain"))
+    found, chunked = gradients(ChunkedLoss(kind="chunked", tokens=tokens), name=name)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     for a, b in zip(chunked, plain, strict=True):
         assert (a - b).norm() / b.norm() < 1e-6
@@ -61,7 +61,7 @@ def test_chunks_change_nothing(tokens: int, name: str) -> None:
 def test_the_projection_is_called_once() -> None:
     """FSDP gathers its weight for every call, and reduces its gradient."""
     head, calls = Head(100, DIM), []
-    head.loss = Chunked(kind="chunked", tokens=8).install(head.projection, cross_entropy)
+    head.loss = ChunkedLoss(kind="chunked", tokens=8).install(head.projection, cross_entropy)
     head.projection.register_forward_hook(lambda *_: calls.append(1))
     head(torch.randn(BATCH, SEQ, DIM, requires_grad=True), torch.zeros(BATCH, SEQ, dtype=torch.int64)).backward()
     assert calls == [1]
@@ -69,10 +69,10 @@ def test_the_projection_is_called_once() -> None:
 
 def test_the_gradient_of_a_bf16_weight_is_added_up_in_fp32() -> None:
     """128 chunks are as near to fp32 as one is; added up in bf16 they are not."""
-    _, (_, exact) = gradients(Plain(kind="plain"))
+    _, (_, exact) = gradients(PlainLoss(kind="plain"))
 
     def error(tokens: int, name: str = "output") -> float:
-        _, (_, found) = gradients(Chunked(kind="chunked", tokens=tokens), dtype=torch.bfloat16, name=name)
+        _, (_, found) = gradients(ChunkedLoss(kind="chunked", tokens=tokens), dtype=torch.bfloat16, name=name)
         assert found.dtype == torch.bfloat16
         return ((found.float() - exact).norm() / exact.norm()).item()
 
@@ -83,21 +83,21 @@ def test_the_gradient_of_a_bf16_weight_is_added_up_in_fp32() -> None:
 def test_one_fp32_gradient_is_in_memory() -> None:
     """With it the weight and the product that is added to it; all are fp32 here, as a CPU casts what it adds."""
     vocabulary, dim = 4000, 512
-    peak = allocated(lambda: gradients(Chunked(kind="chunked", tokens=2), vocabulary=vocabulary, dim=dim)).peak
+    peak = allocated(lambda: gradients(ChunkedLoss(kind="chunked", tokens=2), vocabulary=vocabulary, dim=dim)).peak
     assert peak < 3.3 * 4 * vocabulary * dim
 
 
 def test_what_is_frozen_gets_no_gradient() -> None:
     head = Head(100, DIM)
     head.projection.weight.requires_grad_(False)
-    head.loss = Chunked(kind="chunked", tokens=8).install(head.projection, cross_entropy)
+    head.loss = ChunkedLoss(kind="chunked", tokens=8).install(head.projection, cross_entropy)
     hidden = torch.randn(BATCH, SEQ, DIM, requires_grad=True)
     head(hidden, torch.zeros(BATCH, SEQ, dtype=torch.int64)).backward()
     assert head.projection.weight.grad is None and hidden.grad is not None and hidden.grad.norm() > 0
 
 
 def test_the_softmax_of_bf16_logits_is_fp32() -> None:
-    for loss in (Plain(kind="plain"), Chunked(kind="chunked", tokens=64)):
+    for loss in (PlainLoss(kind="plain"), ChunkedLoss(kind="chunked", tokens=64)):
         value, _ = gradients(loss, dtype=torch.bfloat16)
         assert value.dtype == torch.float32
         assert value.item() == pytest.approx(gradients(loss)[0].item(), rel=1e-2)
@@ -108,5 +108,5 @@ def test_the_logits_are_never_whole_in_memory() -> None:
         return allocated(lambda: gradients(loss, vocabulary=VOCABULARY)).peak
 
     logits = 4 * BATCH * SEQ * VOCABULARY
-    saved = peak(Plain(kind="plain")) - peak(Chunked(kind="chunked", tokens=32))
+    saved = peak(PlainLoss(kind="plain")) - peak(ChunkedLoss(kind="chunked", tokens=32))
     assert saved > logits

@@ -1,4 +1,4 @@
-"""A network of which every block is of the kind of its letter: Mamba-2, attention, feed-forward or experts."""
+"""The network of hybrid decoders: each block is of the kind of its letter in the pattern."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshrunner.recipes.model.distributions import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
-from meshrunner.recipes.model.experts.mtp import PredictionBlock, further, join_plan
-from meshrunner.recipes.model.experts.transformer import MoETransformer, plain, with_gradient_of
+from meshrunner.recipes.model.experts.moe_transformer import MoETransformer, to_plain, with_gradient_of
 from meshrunner.recipes.model.hybrid.mamba import Mamba, mamba_plan
-from meshrunner.recipes.model.initial import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
+from meshrunner.recipes.model.hybrid.multi_token import PredictionBlock, further, join_plan
 from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan
 from meshrunner.recipes.model.transformer import Attention, FeedForward, RMSNorm
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.model.hybrid.shape import HybridShape
+    from meshrunner.recipes.model.hybrid.hybrid_decoder import HybridDecoder
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
@@ -33,10 +33,15 @@ class SquaredReLU(nn.Module):
         return self.w2(F.relu(self.w1(x)).square())
 
 
-class MambaBlock(nn.Module):
-    """M of a pattern."""
+def feed_forward(config: HybridDecoder) -> nn.Module:
+    """Build the feed-forward network that the key `ffn` names."""
+    return (FeedForward if config.ffn == "swiglu" else SquaredReLU)(config.dim, config.ffn_dim)
 
-    def __init__(self, config: HybridShape) -> None:
+
+class MambaBlock(nn.Module):
+    """The block of letter M."""
+
+    def __init__(self, config: HybridDecoder) -> None:
         super().__init__()
         assert config.mamba is not None
         self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -47,9 +52,9 @@ class MambaBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """* of a pattern."""
+    """The block of letter *."""
 
-    def __init__(self, config: HybridShape) -> None:
+    def __init__(self, config: HybridDecoder) -> None:
         super().__init__()
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
@@ -59,9 +64,9 @@ class AttentionBlock(nn.Module):
 
 
 class FeedForwardBlock(nn.Module):
-    """- of a pattern."""
+    """The block of letter -."""
 
-    def __init__(self, config: HybridShape) -> None:
+    def __init__(self, config: HybridDecoder) -> None:
         super().__init__()
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = feed_forward(config)
@@ -71,16 +76,15 @@ class FeedForwardBlock(nn.Module):
 
 
 class ExpertsBlock(nn.Module):
-    """E of a pattern; it also returns what its experts had to do."""
+    """The block of letter E. Like `ExpertBlock`, it also returns the experts' load and balance loss."""
 
-    def __init__(self, config: HybridShape) -> None:
+    def __init__(self, config: HybridDecoder) -> None:
         super().__init__()
         assert config.experts is not None
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = ExpertFeedForward(config.dim, config.experts)
 
     def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `ExpertBlock.forward`."""
         y, load, balance = self.feed_forward(self.norm(x), bias)
         return x + y, load, balance
 
@@ -93,28 +97,25 @@ BLOCKS: dict[str, type[nn.Module]] = {
 }
 
 
-def feed_forward(config: HybridShape) -> nn.Module:
-    """The feed-forward network that the model's key `ffn` names."""
-    return (FeedForward if config.ffn == "swiglu" else SquaredReLU)(config.dim, config.ffn_dim)
-
-
 class HybridTransformer(MoETransformer):
-    """Embedding, blocks by letter, norm, output projection; behind them the modules of multi-token prediction."""
+    """Embedding, blocks by letter, norm, output projection; after them the modules of multi-token prediction."""
 
-    config: HybridShape
+    config: HybridDecoder
 
-    def __init__(self, config: HybridShape, seq_len: int) -> None:
+    def __init__(self, config: HybridDecoder, seq_len: int) -> None:
         super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
         self.mtp = nn.ModuleList(PredictionBlock(config, feed_forward(config)) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """With targets, the loss is the next token's cross entropy; its gradient has that of all other losses, too."""
+        """With targets, the loss is the next token's cross entropy, but its gradient includes those of all other losses."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
-            # As those further on are, also of one sequence: then one compiled cross entropy is for all.
+            # The targets are a slice of longer sequences, those of further tokens are contiguous. With one layout for all,
+            # the cross entropy is compiled once.
             targets = targets.clone(memory_format=torch.contiguous_format)
-        x, *between = self.tok_embeddings(torch.cat(rows)).split(len(tokens))  # the table is gathered once
+        # One lookup for all rows, so that FSDP gathers the table once: [rows x batch, seq, dim].
+        x, *between = self.tok_embeddings(torch.cat(rows)).split(len(tokens))
         x, balance = self.through_blocks(x, rope, count=targets is not None)
         hidden = self.norm(x)
         if targets is None:
@@ -123,9 +124,9 @@ class HybridTransformer(MoETransformer):
         losses = []
         for ahead, (module, token) in enumerate(zip(self.mtp, between, strict=True), 1):
             x, hidden = module(x, token, rope)
-            # The loss is divided by the number of all tokens, those that are ignored included.
+            # The loss divides by the number of all tokens, including ignored ones.
             known = (targets.shape[1] - ahead) / targets.shape[1]
-            losses.append(plain(self.loss(self.output, hidden, further(targets, ahead))) / known)
+            losses.append(to_plain(self.loss(self.output, hidden, further(targets, ahead))) / known)
         if not losses:
             return with_gradient_of(loss, balance)
         mtp_loss = torch.stack(losses).mean()
@@ -138,6 +139,10 @@ class HybridTransformer(MoETransformer):
 
     def calls(self, name: str) -> int:
         return 1 + len(self.mtp) if name == "output" else 1
+
+    def multiplied_modules(self) -> list[nn.Module]:
+        further_on = [each for module in self.mtp for each in (module, self.output)]
+        return [self.layers, self.norm, self.output, *further_on]
 
     def block_plan(self, layer: int, sequence_parallel: bool) -> TensorPlan:
         into = ("w1", "w3") if self.config.ffn == "swiglu" else ("w1",)
@@ -165,9 +170,9 @@ class HybridTransformer(MoETransformer):
 
     def initial(self, name: str) -> Initial:
         """
-        As of Llama; Mamba-2's as of Dao and Gu: decays between 1 and 16, steps between 0.001 and 0.1.
+        Initialise Mamba-2 as Dao and Gu do, with decay rates between 1 and 16 and steps between 0.001 and 0.1.
 
-        A convolution's weights have the variance of torch's, whose bounds are 1 / sqrt(width).
+        A convolution's weights have the variance of torch's default, which is uniform within +-1 / sqrt(width).
         """
         match name.rpartition(".")[2]:
             case "a_log":
@@ -182,5 +187,5 @@ class HybridTransformer(MoETransformer):
             assert self.config.mamba is not None
             return TruncatedNormal((3 * self.config.mamba.conv) ** -0.5)
         if name.endswith("mamba.wo.weight"):
-            return self.into_stream()
+            return self.initial_into_stream()
         return super().initial(name)

@@ -1,22 +1,21 @@
-"""The shape of models whose blocks are of several kinds, given as a string of letters, and its arithmetic. Needs no torch."""
+"""The keys and checks of hybrid decoders, whose kinds of blocks are given as a string of letters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes.model.experts.shape import Experts
-from meshrunner.recipes.model.shape import DecoderShape
+from meshrunner.recipes.model.decoder import Decoder
+from meshrunner.recipes.model.experts.section import Experts
 from meshrunner.recipes.option import Count, Section, whole
 
 LETTERS = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
 
 
-class Mamba(Section):
+class MambaConfig(Section):
     """Mamba-2 (Dao and Gu 2024)."""
 
     heads: Count
@@ -24,84 +23,74 @@ class Mamba(Section):
     head_dim: Count
     """Width of one head."""
     groups: Count
-    """Groups of heads that have B and C in common."""
+    """Groups of heads that share B and C."""
     state: Count
-    """Width of a state, for each of the head_dim channels."""
+    """Size of the state of each of the head_dim channels."""
     conv: Annotated[int, whole(at_most=2**10)] = 4
-    """Tokens that a convolution sees."""
+    """Width of the convolutions in tokens."""
     chunk: Annotated[int, whole(at_most=2**16)] = 128
     """Tokens that are multiplied with each other at once; the result does not depend on it."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
-    """fused: that of package mamba_ssm, on CUDA; torch: products in plain torch; auto: fused where there is one."""
+    """fused: the kernel of package mamba_ssm, on CUDA; torch: matmuls in plain torch; auto: fused where it is available."""
 
     @model_validator(mode="after")
-    def _groups_divide(self) -> Mamba:
+    def _groups_divide(self) -> MambaConfig:
         if self.heads % self.groups:
             raise PydanticCustomError("heads", f"heads({self.heads}) is not a multiple of groups({self.groups})")
         return self
 
     @property
     def inner(self) -> int:
-        """Width between the projections."""
+        """Width of all heads together."""
         return self.heads * self.head_dim
 
     def unsupported(self, device_type: str) -> str | None:
-        """As `Model.unsupported`."""
+        """Implement `Model.unsupported`."""
         if self.kernel != "fused" or (missing := _missing_for_fused(device_type)) is None:
             return None
         return f"model.mamba.kernel: fused needs {missing}; use model.mamba.kernel=torch"
 
     def on(self, device_type: str) -> Self:
-        """As `Model.on`."""
+        """Implement `Model.on`."""
         if self.kernel != "auto":
             return self
         return self.model_copy(update={"kernel": "torch" if _missing_for_fused(device_type) else "fused"})
 
-    def weights(self, dim: int) -> dict[str, int]:
-        """Names and sizes of the parameters of one block's mixer."""
-        inner, state = self.inner, self.groups * self.state
-        found = {"wz.weight": dim * inner, "wx.weight": dim * inner, "wb.weight": dim * state, "wc.weight": dim * state}
-        found["wdt.weight"] = dim * self.heads
-        for name, channels in (("x", inner), ("b", state), ("c", state)):
-            found |= {f"scan.conv_{name}.weight": channels * self.conv, f"scan.conv_{name}.bias": channels}
-        found |= {f"scan.{name}": self.heads for name in ("a_log", "dt_bias", "d")}
-        return found | {"scan.norm": inner, "wo.weight": inner * dim}
-
     @property
     def scan_flops(self) -> int:
-        """FLOPs of the recurrence for a token in forward, as Megatron-LM counts them; a few percent of a block's."""
+        """Forward FLOPs of the recurrence per token, as Megatron-LM counts them; a few percent of a block's."""
         return 7 * self.inner * self.state
 
 
 def _missing_for_fused(device_type: str) -> str | None:
-    """What the fused kernel lacks on `cpu` or `cuda` devices."""
+    """Return what the fused kernel lacks on `cpu` or `cuda` devices, None if nothing."""
     if device_type != "cuda":
         return "a GPU"
     return None if find_spec("mamba_ssm") is not None else "package mamba_ssm (pip install mamba-ssm)"
 
 
 class MultiToken(Section):
-    """Prediction of further tokens by modules behind the last block (DeepSeek-AI 2024, V3, section 2.2)."""
+    """Prediction of further tokens by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
     """Further tokens that are predicted, each by a module of attention and a feed-forward network."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of their mean loss, `train/mtp_loss`, in what is differentiated; `train/loss` is without it."""
+    """Weight of their mean loss, `train/mtp_loss`, in the loss that is trained on; `train/loss` does not include it."""
 
 
-class HybridShape(DecoderShape):
-    """A decoder with one mixer or network a block."""
+class HybridDecoder(Decoder):
+    """A decoder whose blocks each hold one mixer or one feed-forward network."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=2_000)]
-    """A letter a block, each with a norm and a residual: M Mamba-2, * attention, - feed-forward, E experts."""
+    """One letter per block, each with a norm and a residual: M Mamba-2, * attention, - feed-forward, E experts."""
     head_dim: Count
     """Width of one head of attention."""
     ffn: Literal["swiglu", "relu2"] = "swiglu"
-    """Of feed-forward networks: SwiGLU, or a squared ReLU between two products (So et al. 2021). Experts are SwiGLU."""
-    mamba: Mamba | None = None
-    """Of the M of the pattern; null: there are none."""
+    """Feed-forward networks: SwiGLU, or a squared ReLU between two linear layers (So et al. 2021). Experts are SwiGLU."""
+    mamba: MambaConfig | None = None
+    """The Mamba-2 blocks of the pattern; null: there are none."""
     experts: Experts | None = None
-    """Of the E of the pattern; null: there are none."""
+    """The experts blocks of the pattern; null: there are none."""
     mtp: MultiToken = MultiToken()
     """Multi-token prediction."""
 
@@ -114,7 +103,7 @@ class HybridShape(DecoderShape):
         return pattern
 
     @model_validator(mode="after")
-    def _sections_have_letters(self) -> HybridShape:
+    def _sections_have_letters(self) -> HybridDecoder:
         for letter, name in (("M", "mamba"), ("E", "experts")):
             is_given, is_used = getattr(self, name) is not None, letter in self.pattern
             if is_used and not is_given:
@@ -145,7 +134,7 @@ class HybridShape(DecoderShape):
         return len(self.pattern)
 
     def first(self, blocks: int) -> Self | None:
-        if self.mtp.depth:  # its modules count as blocks, too
+        if self.mtp.depth:  # the modules of multi-token prediction count as blocks, too
             return None
         pattern = self.pattern[:blocks]
         sections = {
@@ -153,38 +142,6 @@ class HybridShape(DecoderShape):
             "experts": self.experts if "E" in pattern else None,
         }
         return self.model_copy(update={"pattern": pattern, **sections})
-
-    def weights(self) -> Iterator[tuple[str, int]]:
-        for layer, letter in enumerate(self.pattern):
-            yield f"layers.{layer}.norm.weight", self.dim
-            for name, size in self._block_weights(letter):
-                yield f"layers.{layer}.{name}", size
-        yield "norm.weight", self.dim
-        yield self.output_weight
-        for ahead in range(self.mtp.depth):
-            for norm in ("stream_norm", "token_norm"):
-                yield f"mtp.{ahead}.{norm}.weight", self.dim
-            yield f"mtp.{ahead}.join.weight", 2 * self.dim**2
-            for letter, norm in (("*", "attention_norm"), ("-", "ffn_norm")):
-                yield f"mtp.{ahead}.block.{norm}.weight", self.dim
-                for name, size in self._block_weights(letter):
-                    yield f"mtp.{ahead}.block.{name}", size
-            yield f"mtp.{ahead}.norm.weight", self.dim
-            yield self.output_weight
-
-    def _block_weights(self, letter: str) -> Iterator[tuple[str, int]]:
-        """As `weights`, of a block without its norm."""
-        if letter == "M" and self.mamba is not None:
-            part, sizes = "mamba", self.mamba.weights(self.dim)
-        elif letter == "E" and self.experts is not None:
-            part, sizes = "feed_forward", self.experts.active_weights(self.dim)
-        elif letter == "*":
-            part, sizes = "attention", self.attention_weights()
-        else:
-            names = ("w1", "w3", "w2") if self.ffn == "swiglu" else ("w1", "w2")
-            part, sizes = "feed_forward", {f"{name}.weight": self.dim * self.ffn_dim for name in names}
-        for name, size in sizes.items():
-            yield f"{part}.{name}", size
 
     def other_flops(self, name: str) -> int:
         return self.mamba.scan_flops if self.mamba is not None and name.endswith("mamba.scan.a_log") else 0

@@ -1,4 +1,4 @@
-"""Initial values of parameters, as distributions: what a network says of each of its parameters, by name."""
+"""Distributions of initial values. A network names one for each of its parameters."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Initial(ABC):
     @abstractmethod
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
         """
-        Values of a parameter, fp32, on the device; with the same seed the same to the last bit.
+        Draw the values of a parameter, fp32, on the device. The same seed gives the same bits.
 
         Args:
-            generator: of the device; on meta, where nothing is drawn, of the CPU.
+            generator: on the device; on the CPU for meta, where nothing is drawn.
         """
 
 
 @dataclass(frozen=True)
-class Constant(Initial):
+class Filled(Initial):
     """The same value everywhere."""
 
     value: float
@@ -40,14 +40,14 @@ class Constant(Initial):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initial):
-    """A normal of mean 0, truncated at `CUTOFF` standard deviations."""
+    """A normal distribution with mean 0, truncated at `CUTOFF` standard deviations."""
 
     std: float
 
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
         value = torch.empty(shape, device=device).normal_(generator=generator)
-        # Values beyond the cutoff (0.3%) are replaced from a small table: several times faster on a CPU than inverting the
-        # error function for all of them, and without data-dependent control flow.
+        # Values beyond the cutoff (0.3%) are replaced from a small table. On a CPU this is several times faster than
+        # inverting the error function for every value, and it needs no data-dependent control flow.
         table = nn.init.trunc_normal_(torch.empty(TABLE_SIZE, device=device), a=-CUTOFF, b=CUTOFF, generator=generator)
         rows = table[: shape[-1]] if shape[-1] <= TABLE_SIZE else table.repeat(-(-shape[-1] // TABLE_SIZE))[: shape[-1]]
         return torch.where(value.abs() > CUTOFF, rows, value).mul_(self.std)
@@ -55,7 +55,7 @@ class TruncatedNormal(Initial):
 
 @dataclass(frozen=True)
 class LogOfUniform(Initial):
-    """The logarithm of what is uniform between two bounds above 0."""
+    """The logarithm of a variable that is uniform between two positive bounds."""
 
     low: float
     high: float
@@ -66,7 +66,7 @@ class LogOfUniform(Initial):
 
 @dataclass(frozen=True)
 class InverseSoftplus(Initial):
-    """What softplus maps to values whose logarithm is uniform between those of two bounds above 0."""
+    """Values whose softplus is log-uniform between two positive bounds."""
 
     low: float
     high: float
@@ -74,8 +74,8 @@ class InverseSoftplus(Initial):
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
         bounds = math.log(self.low), math.log(self.high)
         value = torch.empty(shape, device=device).uniform_(*bounds, generator=generator).exp_()
-        return value + torch.log(-torch.expm1(-value))
+        return value + torch.log(-torch.expm1(-value))  # softplus(this) = log(1 + exp(this)) = value
 
 
-ONES = Constant(1.0)
-ZEROS = Constant(0.0)
+ONES = Filled(1.0)
+ZEROS = Filled(0.0)

@@ -1,8 +1,7 @@
-"""The shape of a decoder and its arithmetic: parameters, FLOPs, tensor-parallel degrees. Needs no torch."""
+"""The base class of decoders with grouped-query attention: their keys, checks, parameter and FLOP counts."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
@@ -34,10 +33,10 @@ class RopeScaling(Section):
         return self
 
 
-class DecoderShape(Model):
-    """What decoders with grouped-query attention have in common."""
+class Decoder(Model):
+    """A decoder with RMSNorm and rotary grouped-query attention."""
 
-    if TYPE_CHECKING:  # keys of some kinds, follow from other keys in others
+    if TYPE_CHECKING:  # each is a key in some subclasses, and derived from other keys in the rest
 
         @property
         def n_layers(self) -> int:
@@ -56,7 +55,7 @@ class DecoderShape(Model):
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
-    """Base of the rotary wavelengths; null: no positions."""
+    """Base of the rotary wavelengths; null: no position encoding."""
     rope_scaling: RopeScaling | None = None
     """Llama 3.1's long-context scaling; null: none."""
     norm_eps: float = Field(default=1e-5, gt=0)
@@ -65,12 +64,12 @@ class DecoderShape(Model):
     """Use the embedding table as output projection."""
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> DecoderShape:
+    def _heads_fit(self) -> Decoder:
         self.check_heads()
         return self
 
     def check_heads(self) -> None:
-        """Raise PydanticCustomError for heads that cannot be."""
+        """Raise PydanticCustomError if the numbers of heads do not fit each other or the rotary embedding."""
         if self.n_heads % self.n_kv_heads:
             raise PydanticCustomError(
                 "heads", f"n_heads({self.n_heads}) is not a multiple of n_kv_heads({self.n_kv_heads})"
@@ -80,58 +79,52 @@ class DecoderShape(Model):
                 "rope_scaling", "there is nothing to scale without rope_theta; use rope_scaling=null"
             )
 
-    def parameter_count(self) -> int:
-        """Number of parameters, trained and frozen; a tied table counts once."""
-        looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        return sum(dict(self.weights()).values()) + looked_up + self.inactive_parameters()
+    def weights(self) -> Iterator[tuple[str, int]]:
+        """
+        Yield the name of each weight that multiplies a token, and the number of its elements that do.
+
+        They come in the order of the forward pass, a weight that is used several times as often. A tied output projection
+        has the name of the embedding table.
+        """
+        network = self.on_meta(seq_len=1)
+        names = {parameter: name for name, parameter in network.named_parameters()}
+        for module in network.multiplied_modules():
+            for parameter in module.parameters():
+                yield names[parameter], network.active_elements(names[parameter])
 
     def flops_per_token(self, seq_len: int) -> Flops:
         """
-        6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
+        Return 6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
-        Of the 6, a weight takes 2 forward, 2 for the gradient of its input and 2 for its own (Kaplan et al. 2020, section
-        2.1). A frozen weight has no gradient of its own, and below the first trained one nothing goes backward at all.
+        The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of its input and 2 for its own gradient (Kaplan et al.
+        2020, section 2.1). A frozen weight has no gradient of its own, and backward ends at the first trained weight.
 
         The embedding table does not count, because it is looked up, not multiplied; a tied table counts as the output
         projection. The attention term counts the full score matrix, ignoring causality, as torchtitan does.
+
+        Parameters are those of the network. Attention is recognised by the name `attention.wv`, so a subclass whose network
+        has other names overrides this method.
         """
-        total, attention, below = 0, 0, not self.is_frozen("tok_embeddings.weight")
+        total, attention, goes_backward = 0, 0, not self.is_frozen("tok_embeddings.weight")
         for name, size in self.weights():
             trained = not self.is_frozen(name)
-            total += size * (2 + 2 * below + 2 * trained)
-            below = below or trained
-            passes = 3 if below else 1
+            total += size * (2 + 2 * goes_backward + 2 * trained)
+            goes_backward = goes_backward or trained
+            passes = 3 if goes_backward else 1
             total += self.other_flops(name) * passes
             if name.endswith("attention.wv.weight"):
                 attention += 4 * self.n_heads * self.head_dim * seq_len * passes
         return Flops(total + attention, attention)
 
-    @abstractmethod
-    def weights(self) -> Iterator[tuple[str, int]]:
-        """
-        Names and sizes of the weights that a token is multiplied by, in the order of the forward pass; those that it is
-        multiplied by several times are there as often.
-        """
-
     def other_flops(self, name: str) -> int:
-        """FLOPs of a forward pass for a token, where a weight is used, that are neither its product nor attention's scores."""
+        """Return the forward FLOPs per token that take place where a weight is used, besides its matmul and attention."""
         return 0
-
-    def attention_weights(self) -> dict[str, int]:
-        """As `weights`, of one attention."""
-        queries, keys = self.dim * self.n_heads * self.head_dim, self.dim * self.n_kv_heads * self.head_dim
-        return {"wq.weight": queries, "wk.weight": keys, "wv.weight": keys, "wo.weight": queries}
-
-    @property
-    def output_weight(self) -> tuple[str, int]:
-        """Name and size of the output projection's weight."""
-        return f"{'tok_embeddings' if self.tie_embeddings else 'output'}.weight", self.vocab_size * self.dim
 
     def tensor_problems(self, tensor: int) -> list[str]:
         return self.indivisible(tensor, "n_heads", "n_kv_heads")
 
     def indivisible(self, tensor: int, *names: str) -> list[str]:
-        """A sentence for each key that `tensor` devices cannot share."""
+        """Return a sentence for each key whose value `tensor` does not divide."""
         return [
             f"parallelism.tensor({tensor}) does not divide model.{name}({value})"
             for name in names

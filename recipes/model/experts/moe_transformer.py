@@ -1,7 +1,8 @@
-"""A Llama of which some blocks have experts."""
+"""The network of a Llama with experts in some blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,22 +10,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.model.balance import Loads
+from meshrunner.recipes.model.distributions import Initial, TruncatedNormal
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
-from meshrunner.recipes.model.initial import Initial, TruncatedNormal
 from meshrunner.recipes.model.tensor_plan import attention_plan, norm_plan
 from meshrunner.recipes.model.transformer import Block, Transformer
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.model.experts.shape import Experts
-    from meshrunner.recipes.model.shape import DecoderShape
+    from meshrunner.recipes.model.decoder import Decoder
+    from meshrunner.recipes.model.experts.section import Experts
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
 class ExpertBlock(Block):
-    """A block with experts; it also returns what they had to do."""
+    """A block with experts. It also returns their load and balance loss."""
 
     def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """bias: of the choice of experts, [experts]. Returns the new x, the load, [experts], and the balance loss, 0-d."""
+        """Return the new x, the load, [experts], and the balance loss, 0-d. bias: see `ExpertFeedForward.forward`."""
         x = x + self.attention(self.attention_norm(x), rope)
         y, load, balance = self.feed_forward(self.ffn_norm(x), bias)
         return x + y, load, balance
@@ -35,20 +36,22 @@ class MoETransformer(Transformer):
 
     expert_bias: Tensor
 
-    def __init__(self, config: DecoderShape, seq_len: int, blocks: list[nn.Module], experts: Experts | None) -> None:
-        """blocks: those whose `feed_forward` is one of experts also take a bias and return a load; see `ExpertBlock`."""
+    def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
+        """blocks: those whose `feed_forward` is an `ExpertFeedForward` are called like an `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
-        busy = [
-            i for i, block in enumerate(blocks) if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward)
+        routed = [
+            i
+            for i, block in enumerate(self.layers)
+            if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward)
         ]
-        self.rows = {block: row for row, block in enumerate(busy)}
+        self.rows = {block: row for row, block in enumerate(routed)}
         """Block with experts -> its row of `expert_bias`."""
         if experts is not None:
-            self.register_buffer("expert_bias", torch.empty(len(busy), experts.number))
+            self.register_buffer("expert_bias", torch.empty(len(routed), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """With targets, the loss is the cross entropy; its gradient has that of the balance loss, too."""
+        """With targets, the loss is the cross entropy, but its gradient includes that of the balance loss."""
         x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:
@@ -56,7 +59,7 @@ class MoETransformer(Transformer):
         return with_gradient_of(self.loss(self.output, x, targets), balance)
 
     def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
-        """The stream behind the blocks, and the weighted balance loss, 0-d; None: there is none. count: it is trained on."""
+        """Return the stream after the blocks and the weighted balance loss, 0-d or None. count: add to the loads."""
         loads, balances = [], []
         for number, block in enumerate(self.layers):
             if (row := self.rows.get(number)) is None:
@@ -81,7 +84,7 @@ class MoETransformer(Transformer):
         return plan | norm_plan(("attention_norm", "ffn_norm"), sequence_parallel)
 
     def experts_plan(self, sequence_parallel: bool) -> TensorPlan:
-        """Of a block's experts, which are its `feed_forward`."""
+        """Split a block's `feed_forward` that has experts. The sum of its outputs is reduced around it, not inside."""
         from torch.distributed.tensor import Partial
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -89,7 +92,7 @@ class MoETransformer(Transformer):
 
         plan: TensorPlan = {"feed_forward": SplitExperts(sequence_parallel)}
         if self.experts is not None and self.experts.shared_ffn_dim:
-            plan |= {f"feed_forward.shared.w{number}": ColwiseParallel() for number in (1, 3)}
+            plan |= {f"feed_forward.shared.{layer}": ColwiseParallel() for layer in ("w1", "w3")}
             plan["feed_forward.shared.w2"] = RowwiseParallel(output_layouts=Partial())
         return plan
 
@@ -99,13 +102,19 @@ class MoETransformer(Transformer):
     def is_stack(self, name: str) -> bool:
         return ".experts.w" in name
 
+    def active_elements(self, name: str) -> int:
+        size = super().active_elements(name)
+        if self.experts is None or not self.is_stack(name):
+            return size
+        return size // self.experts.number * self.experts.per_token
+
     def stays_fp32(self, name: str) -> bool:
         return name.endswith(".router.weight")
 
     def initial(self, name: str) -> Initial:
-        """As of Llama; less for what experts add to the residual stream, too. A router's scores begin about 1 apart."""
+        """Treat experts like a dense feed-forward network. A router's logits start with a variance of about 1."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):
-            return self.into_stream()
+            return self.initial_into_stream()
         if name.endswith(".router.weight"):
             return TruncatedNormal(self.config.dim**-0.5)
         return super().initial(name)
@@ -120,13 +129,10 @@ class MoETransformer(Transformer):
 
 
 def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
-    """`loss`, 0-d, with the gradient of another loss in addition; None: as it is."""
-    if other is None:
-        return loss
-    # A DTensor where the logits are split over the vocabulary.
-    return plain(loss) + (other - other.detach())
+    """Return `loss`, 0-d, unchanged in value, with the gradient of `other` added to its own."""
+    return loss if other is None else to_plain(loss) + (other - other.detach())
 
 
-def plain(loss: Tensor) -> Tensor:
-    """A loss that may be a DTensor as a tensor."""
+def to_plain(loss: Tensor) -> Tensor:
+    """Return a loss as a plain tensor. It is a DTensor where the logits are split over the vocabulary."""
     return loss.full_tensor() if isinstance(loss, DTensor) else loss

@@ -1,4 +1,4 @@
-"""The section `experts` of a model and its arithmetic. Needs no torch, and knows no model."""
+"""The section `experts` of a model's configuration, its checks and its parameter count."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from pydantic_core import PydanticCustomError
 from meshrunner.recipes.option import Count, Section, whole
 
 ALIGNMENT = 16
-"""Bytes: the rows of every matrix in a grouped product begin at a multiple of them (torch.nn.functional.grouped_mm)."""
+"""Bytes that the size of a row must be a multiple of in a grouped matmul (torch.nn.functional.grouped_mm)."""
 
 
 class Experts(Section):
     """The experts of a block, in place of one feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3)."""
 
     number: Annotated[int, whole(at_most=2**14)]
-    """Experts of a block."""
+    """Experts per block."""
     per_token: Count
-    """Experts that each token is sent to."""
+    """Experts that each token is routed to."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of one expert."""
     shared_ffn_dim: Annotated[int, whole(at_least=0, at_most=2**20)] = 0
-    """Hidden width of the expert that every token passes; 0: there is none."""
+    """Hidden width of the shared expert that every token passes; 0: there is none."""
     score: Literal["sigmoid", "softmax"] = "sigmoid"
-    """Of the router's output for a token: every expert by itself, or all of them together."""
+    """Scores from the router's logits: sigmoid of each expert's logit, or softmax over all experts."""
     normalize: bool = True
     """Divide the weights of a token's experts by their sum."""
     route_scale: float = Field(default=1.0, gt=0)
     """Factor on the weights."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
-    """How experts are kept equally busy. bias: before the choice, what decides it is raised where an expert had too few tokens in
-    the step before, and lowered where it had too many (Wang et al. 2024); sequence_loss: a loss over each sequence (DeepSeek-AI
-    2024, V3), which is differentiated and not part of `train/loss`; none: they are not."""
+    """How experts are kept equally busy. bias: a bias on the scores that choose experts rises for each expert with too few tokens
+    in the last step, and falls for each with too many (Wang et al. 2024). sequence_loss: an auxiliary loss over each sequence
+    (DeepSeek-AI 2024, V3), which is trained on but not part of `train/loss`. none: no balancing."""
     balance_rate: float = Field(default=1e-3, gt=0)
-    """Step of the bias, or weight of the loss."""
+    """Step size of the bias, or weight of the loss."""
 
     @model_validator(mode="after")
     def _routable(self) -> Experts:
@@ -49,20 +49,12 @@ class Experts(Section):
             )
         return self
 
-    def active_weights(self, dim: int) -> dict[str, int]:
-        """Names and sizes of the weights that a token is multiplied by; of a stack of experts its own."""
-        found = {"router.weight": dim * self.number}
-        found |= {f"experts.{name}": self.per_token * dim * self.ffn_dim for name in ("w1", "w3", "w2")}
-        if self.shared_ffn_dim:
-            found |= {f"shared.{name}.weight": dim * self.shared_ffn_dim for name in ("w1", "w3", "w2")}
-        return found
-
     def inactive_parameters(self, dim: int) -> int:
-        """Number of parameters of the experts of a block that a token is not sent to."""
+        """Return the number of parameters in the experts of a block that a token is not routed to."""
         return 3 * (self.number - self.per_token) * dim * self.ffn_dim
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        """As `Model.tensor_problems`: every expert's width is split."""
+        """Implement `Model.tensor_problems`: the width of every expert is split."""
         return [
             f"parallelism.tensor({tensor}) does not divide model.experts.{name}({getattr(self, name)})"
             for name in ("ffn_dim", "shared_ffn_dim")
@@ -70,18 +62,20 @@ class Experts(Section):
         ]
 
     def expert_problems(self, expert: int) -> list[str]:
-        """As `Model.expert_problems`."""
+        """Implement `Model.expert_problems`."""
         if not self.number % expert:
             return []
         return [f"parallelism.expert({expert}) does not divide model.experts.number({self.number})"]
 
     def alignment_problems(self, dim: int, tensor: int, element_bytes: int) -> list[str]:
-        """As `Model.alignment_problems`, for a residual stream of width `dim`."""
-        widths = {f"model.dim({dim})": dim * element_bytes}
+        """Implement `Model.alignment_problems` for a residual stream of width `dim`."""
         split = f" / parallelism.tensor({tensor})" if tensor > 1 else ""
-        widths[f"model.experts.ffn_dim({self.ffn_dim}){split}"] = self.ffn_dim // tensor * element_bytes
+        row_bytes = {
+            f"model.dim({dim})": dim * element_bytes,
+            f"model.experts.ffn_dim({self.ffn_dim}){split}": self.ffn_dim // tensor * element_bytes,
+        }
         return [
             f"{name} x {element_bytes} bytes = {size} is not a multiple of {ALIGNMENT}, which grouped matrix products need"
-            for name, size in widths.items()
+            for name, size in row_bytes.items()
             if size % ALIGNMENT
         ]
