@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshrunner.recipes.compile import CUDA_GRAPH_MODES
 from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
 from meshrunner.recipes.precision.float8 import ALIGNMENT
 from meshrunner.recipes.recipe import Recipe
 
@@ -46,7 +46,7 @@ TABLE = [
         instead=f"a multiple of {ALIGNMENT} for micro_batch x seq_len, or precision=bf16",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and getattr(r.precision, "reduce", "fp32") != "fp32",
+        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.reduce_bytes < 4,
         where="precision.reduce",
         reason="ddp reduces gradients in the dtype of its parameters, fp32, and single has none to reduce",
         instead="precision.reduce=fp32, or parallelism=fsdp2",
@@ -64,7 +64,7 @@ TABLE = [
         instead="compile=per_block",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.wraps_units and getattr(r.compile, "mode", None) in CUDA_GRAPH_MODES,
+        when=lambda r, _: r.parallelism.wraps_units and r.compile.records_cuda_graphs,
         where="compile.mode",
         reason="reduce-overhead and max-autotune replay CUDA graphs, for which FSDP's gathered parameters would have to stay "
         "at one address",
@@ -83,15 +83,13 @@ TABLE = [
         instead="a list with the attention operators, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
-        when=lambda r, _: getattr(r.precision, "all_gather", False) and r.parallelism.kind != "fsdp2",
+        when=lambda r, _: r.precision.gathers_float8 and r.parallelism.kind != "fsdp2",
         where="precision.all_gather",
         reason="only FSDP2 can all-gather weights in float8",
         instead="parallelism=fsdp2, or precision.all_gather=false",
     ),
     Conflict(
-        when=lambda r, _: (
-            getattr(r.precision, "all_gather", False) and getattr(r.precision, "scaling", "") == "rowwise"
-        ),
+        when=lambda r, _: r.precision.gathers_float8 and r.precision.scales_rows,
         where="precision.all_gather",
         reason="the scale of a row is not known until its shards are gathered",
         instead="precision.scaling=tensorwise, or precision.all_gather=false",
@@ -132,7 +130,7 @@ TABLE = [
         instead="parallelism.accumulate=reduce, or parallelism=fsdp2_tp",
     ),
     Conflict(
-        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and getattr(r.model, "tie_embeddings", False),
+        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and r.model.ties_embeddings,
         where="model.tie_embeddings",
         reason="FSDP1 does not keep parameters tied once tensor parallelism has split them",
         instead="parallelism=fsdp2_tp",
@@ -181,13 +179,13 @@ TABLE = [
         instead="always, never, except_last",
     ),
     Conflict(
-        when=lambda r, _: r.seq_len <= getattr(getattr(r.model, "mtp", None), "depth", 0),
+        when=lambda r, _: r.seq_len <= r.model.tokens_ahead,
         where="model.mtp.depth",
         reason="a sequence has no token that far behind its first",
         instead="a longer seq_len, or fewer predicted tokens",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.expert > 1 and getattr(r.parallelism, "plans_buffers", False),
+        when=lambda r, _: r.parallelism.expert > 1 and r.parallelism.plans_buffers,
         where="parallelism.buffers",
         reason="with experts on a mesh of their own a unit gathers and reduces over two groups, which torch lets nobody plan",
         instead="parallelism.buffers=dynamic, or parallelism.expert=1",
@@ -215,14 +213,16 @@ TABLE = [
         instead="parallelism.reshard_after_forward=auto with the parallelism.zero that is meant",
     ),
     Conflict(
-        when=lambda r, _: getattr(r.parallelism, "zero", 0) >= 2 and r.parallelism.accumulate == "hold",
+        when=lambda r, _: (
+            isinstance(r.parallelism, MegatronFSDP) and r.parallelism.zero >= 2 and r.parallelism.accumulate == "hold"
+        ),
         where="parallelism.accumulate",
         reason="megatron_fsdp reduces gradients in every micro batch where devices share them out, which is zero 2 and 3",
         instead="parallelism.accumulate=reduce, or parallelism.zero=1",
     ),
     Conflict(
         when=lambda r, _: (
-            getattr(r.parallelism, "zero", 2) < 2 and getattr(r.parallelism, "double_buffer", "none") != "none"
+            isinstance(r.parallelism, MegatronFSDP) and r.parallelism.zero < 2 and r.parallelism.double_buffer != "none"
         ),
         where="parallelism.double_buffer",
         reason="buffers are for gathered parameters and unreduced gradients, and with zero 0 and 1 both are whole all the time",
@@ -230,8 +230,9 @@ TABLE = [
     ),
     Conflict(
         when=lambda r, _: (
-            getattr(r.parallelism, "nccl_registration", False)
-            and getattr(r.parallelism, "double_buffer", "none") == "none"
+            isinstance(r.parallelism, MegatronFSDP)
+            and r.parallelism.nccl_registration
+            and r.parallelism.double_buffer == "none"
         ),
         where="parallelism.nccl_registration",
         reason="NCCL registers memory that stays, and without double buffers it is freed with every unit",
@@ -246,7 +247,7 @@ TABLE = [
         instead="checkpoint=none, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, _: r.deterministic and str(getattr(r.compile, "mode", "")).startswith("max-autotune"),
+        when=lambda r, _: r.deterministic and r.compile.autotunes,
         where="compile.mode",
         reason="autotuning takes the kernel that was the fastest this time, and another one rounds in another way",
         instead="compile.mode=default, or deterministic=false",

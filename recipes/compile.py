@@ -17,7 +17,7 @@ KNOWN_BACKENDS = ("inductor", "aot_eager", "eager")
 """Backends that every supported torch has; any other is looked up in torch."""
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Modes that record CUDA graphs (torch._inductor.list_mode_options), which replay with the addresses they were recorded with."""
+"""Modes that record CUDA graphs (torch._inductor.list_mode_options)."""
 
 
 class Compile(Option):
@@ -34,6 +34,16 @@ class Compile(Option):
     @property
     def is_partitioned(self) -> bool:
         """Whether the compiler's partitioner decides what forward saves for backward."""
+        return False
+
+    @property
+    def records_cuda_graphs(self) -> bool:
+        """Whether compiled code records CUDA graphs, which replay with the addresses they were recorded with."""
+        return False
+
+    @property
+    def autotunes(self) -> bool:
+        """Whether kernels are chosen by measuring them."""
         return False
 
     def problems(self) -> list[str]:
@@ -83,6 +93,14 @@ class TorchCompile(Compile):
     @property
     def is_partitioned(self) -> bool:
         return self.backend not in ("eager", "aot_eager")
+
+    @property
+    def records_cuda_graphs(self) -> bool:
+        return self.mode in CUDA_GRAPH_MODES
+
+    @property
+    def autotunes(self) -> bool:
+        return self.mode is not None and self.mode.startswith("max-autotune")
 
     def problems(self) -> list[str]:
         if self.backend in KNOWN_BACKENDS:

@@ -66,6 +66,11 @@ class Data(Option):
         "random": "meshrunner.recipes.data.base:Random",
     }
 
+    @property
+    def local_path(self) -> str | None:
+        """The file, folder or glob pattern that nodes have to read; None for data from elsewhere."""
+        return None
+
     def prepare(self, spec: DataSpec) -> bool:
         """
         Check, in the launching process, that the data is usable; slow work is left to `produce`.

@@ -44,6 +44,10 @@ class LocalText(PackedText):
     field: str
     """The column with the text."""
 
+    @property
+    def local_path(self) -> str:
+        return self.path
+
     @abstractmethod
     def unreadable(self, files: list[str], error: Exception) -> ConfigError:
         """The ConfigError for an exception raised while reading the files."""

@@ -43,6 +43,16 @@ class Model(Option):
     def flops_per_token(self, seq_len: int) -> Flops:
         """Return the FLOPs of training on one token of a sequence of `seq_len`: 6 per active trained weight, plus attention."""
 
+    @property
+    def ties_embeddings(self) -> bool:
+        """Whether the output layer uses the table of the embedding."""
+        return False
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Tokens predicted at every position in addition to the next one."""
+        return 0
+
     def inactive_parameters(self) -> int:
         """Return the number of parameters that a token does not use, such as those of experts it is not routed to."""
         return 0

@@ -63,6 +63,10 @@ class Decoder(Model):
     tie_embeddings: bool = False
     """Use the embedding table as output projection."""
 
+    @property
+    def ties_embeddings(self) -> bool:
+        return self.tie_embeddings
+
     @model_validator(mode="after")
     def _heads_fit(self) -> Decoder:
         self.check_heads()

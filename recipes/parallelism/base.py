@@ -104,6 +104,21 @@ class Parallelism(Option):
     replicas exchange these once); hold: only in the last, and a device holds whole gradients until then, FSDP1 in the dtype of
     compute. `show` has the bytes of both. DDP's are always whole."""
 
+    @property
+    def units_ahead(self) -> int:
+        """Units that are all-gathered ahead of the current one; 0: torch decides."""
+        return 0
+
+    @property
+    def plans_buffers(self) -> bool:
+        """Whether every unit has one place for its communication buffers."""
+        return False
+
+    @property
+    def offloads(self) -> bool:
+        """Whether parameters, gradients and optimizer state lie in host memory."""
+        return False
+
     def degrees(self, nodes: int, workers: int) -> Degrees:
         """The degrees on nodes x workers devices, `auto` resolved; raises ConfigError with the arithmetic."""
         world = nodes * workers
@@ -148,6 +163,10 @@ class Parallelism(Option):
 
     def unsupported(self, device_type: str) -> str | None:
         """Reason that `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        return None
+
+    def untraceable(self) -> str | None:
+        """Reason that a step cannot be traced on the meta device; None if it can."""
         return None
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:

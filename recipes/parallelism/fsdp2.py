@@ -44,8 +44,15 @@ class FSDP2(Parallelism):
 
     @property
     def plans_buffers(self) -> bool:
-        """Whether every unit has one place for its buffers."""
         return self.buffers in PLANS
+
+    @property
+    def units_ahead(self) -> int:
+        return self.prefetch
+
+    @property
+    def offloads(self) -> bool:
+        return self.cpu_offload
 
     def problems(self) -> list[str]:
         found = []
@@ -63,6 +70,13 @@ class FSDP2(Parallelism):
         if device_type == "cuda" or self.buffers not in NCCL_BUFFERS:
             return None
         return f"parallelism.buffers: {self.buffers} is memory of NCCL, which needs a GPU; use dynamic, max_pool or scheduled"
+
+    def untraceable(self) -> str | None:
+        if self.cpu_offload:
+            return "parallelism.cpu_offload moves parameters between host and device, which FSDP2 cannot do on the meta device"
+        if self.buffers in NCCL_BUFFERS:
+            return f"parallelism.buffers={self.buffers} takes memory from NCCL's pools, which exist only on a GPU"
+        return None
 
     def keeps_some_fp32(self) -> bool:
         return _takes_own_dtypes()
@@ -163,7 +177,7 @@ class FSDP2(Parallelism):
     def buffers_asked_for(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
-        if self.expert > 1 or getattr(precision, "all_gather", False):
+        if self.expert > 1 or precision.gathers_float8:
             return None
         from meshrunner.recipes.parallelism.buffers.requests import predicted
 

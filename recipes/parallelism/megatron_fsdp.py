@@ -87,6 +87,9 @@ class MegatronFSDP(Parallelism):
     def keeps_some_fp32(self) -> bool:
         return True
 
+    def untraceable(self) -> str | None:
+        return "parallelism=megatron_fsdp is a package of its own, which runs only on a GPU"
+
     def check_units(self, network: Network, plan: WrapPlan) -> None:
         self._unit_classes(network, plan)
 

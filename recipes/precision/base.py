@@ -25,6 +25,21 @@ class Precision(Option):
     compute: ClassVar[str] = "fp32"
     """dtype of the matmuls; MFU is relative to its peak FLOP/s."""
 
+    @property
+    def fp32_matmul(self) -> Literal["highest", "high"]:
+        """Argument of torch.set_float32_matmul_precision, with which every worker starts."""
+        return "highest"
+
+    @property
+    def gathers_float8(self) -> bool:
+        """Whether sharded weights are all-gathered in float8."""
+        return False
+
+    @property
+    def scales_rows(self) -> bool:
+        """Whether every row of a float8 tensor has a scale of its own."""
+        return False
+
     def on(self, device_type: str) -> Precision:
         """Return the option that `auto` resolves to on `cpu` or `cuda` devices; any other option returns itself."""
         return self
@@ -72,6 +87,10 @@ class FP32(Precision):
 
     matmul: Literal["highest", "high"] = "highest"
     """Argument of torch.set_float32_matmul_precision: highest is true fp32, high allows TF32."""
+
+    @property
+    def fp32_matmul(self) -> Literal["highest", "high"]:
+        return self.matmul
 
 
 class BF16(Precision):

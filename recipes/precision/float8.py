@@ -37,6 +37,14 @@ class Float8(BF16):
         return "bf16" if self.emulate else "fp8"
 
     @property
+    def gathers_float8(self) -> bool:
+        return self.all_gather
+
+    @property
+    def scales_rows(self) -> bool:
+        return self.scaling == "rowwise"
+
+    @property
     def param_bytes(self) -> int:
         return 1 if self.all_gather else 2
 

@@ -237,7 +237,7 @@ def remarks(experiment: Experiment) -> list[str]:
     if experiment.model.inactive_parameters():
         if experiment.precision.kind == "float8":
             found.append("precision=float8 leaves the products of routed experts in bf16, and the router in fp32")
-        if getattr(experiment.precision, "matmul", "highest") != "highest":
+        if experiment.precision.fp32_matmul != "highest":
             found.append(
                 "precision.matmul=high lets routers score in TF32, too: with a score that is 1e-3 off, a token can go elsewhere"
             )
@@ -265,10 +265,10 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     from meshrunner.recipes.parallelism.wrap_plan import units_in_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint
-    ahead = layout.expert > 1 or getattr(layout, "prefetch", 0) > 0
+    ahead = layout.expert > 1 or layout.units_ahead > 0
     names = units_in_blocks(network, plan)
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
-    if names and recomputed and getattr(layout, "plans_buffers", False):
+    if names and recomputed and layout.plans_buffers:
         raise ConfigError(
             f"wrap: '{names[0]}' cannot be a unit where blocks are recomputed and buffers planned: backward gathers it at other "
             "times than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"

@@ -62,7 +62,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     from meshrunner.runner.measure.out_of_memory import explained
 
     torch.set_num_threads(context.threads)
-    torch.set_float32_matmul_precision(getattr(experiment.precision, "matmul", "highest"))
+    torch.set_float32_matmul_precision(experiment.precision.fp32_matmul)
     kind = context.device_type
     device = torch.device("cpu") if kind == "cpu" else torch.device(kind, context.local_rank)
     launch = experiment.launch

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.parallelism.fsdp2 import NCCL_BUFFERS
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
@@ -134,16 +133,5 @@ def _rehearsed(
 
 
 def not_planned(experiment: Experiment) -> str | None:
-    """Why a run cannot be predicted; None: it can."""
-    layout = experiment.parallelism
-    if getattr(layout, "cpu_offload", False):
-        return (
-            "cpu_offload moves parameters between host and device, and FSDP2 refuses to rehearse that without a device"
-        )
-    if layout.kind == "megatron_fsdp":
-        return "megatron_fsdp is not torch's, and cannot be rehearsed without a GPU"
-    if (buffers := getattr(layout, "buffers", "")) in NCCL_BUFFERS:
-        return (
-            f"parallelism.buffers={buffers} takes memory from pools of NCCL's, which cannot be rehearsed without a GPU"
-        )
-    return None
+    """Return the reason that a run cannot be predicted, None if it can."""
+    return experiment.parallelism.untraceable()

@@ -61,7 +61,7 @@ class Rehearsed(NamedTuple):
 
     def rate_of_fp32(self) -> Rate:
         """The field of `hardware.peak` that products of fp32 are multiplied at."""
-        return "fp32" if getattr(self.experiment.precision, "matmul", "highest") == "highest" else "tf32"
+        return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
 
 def figures(run: Rehearsed, hardware: GPU | CPU | None, timed: Timed | None) -> dict[str, Any]:

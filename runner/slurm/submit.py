@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import replace_file
@@ -180,8 +179,8 @@ def _warn(experiments: Sequence[Experiment]) -> None:
 
 def _missing(experiment: Experiment) -> str | None:
     """The path of the data if this machine has no such file; None otherwise."""
-    path: Any = getattr(experiment.data, "path", None)
-    if not isinstance(path, str) or any(sign in path for sign in "*?["):
+    path = experiment.data.local_path
+    if path is None or any(sign in path for sign in "*?["):
         return None
     return None if Path(path).expanduser().exists() else path
 

@@ -94,6 +94,10 @@ class HybridDecoder(Decoder):
     mtp: MultiToken = MultiToken()
     """Multi-token prediction."""
 
+    @property
+    def tokens_ahead(self) -> int:
+        return self.mtp.depth
+
     @field_validator("pattern")
     @classmethod
     def _of_letters(cls, pattern: str) -> str:

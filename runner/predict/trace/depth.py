@@ -50,7 +50,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     if period is None:
         return None
     # What is gathered ahead is at the ends of the model not yet, or no longer, there.
-    reach = max(2, getattr(recipe.parallelism, "prefetch", 0) + 1) * period
+    reach = max(2, recipe.parallelism.units_ahead + 1) * period
     front = model.first_blocks + reach
     shallow = front + reach - 1
     shallow += (blocks - shallow) % period

@@ -161,8 +161,7 @@ def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: D
         for name, size in sizes.items()
     ]
     total = sum(size for size in sizes.values() if size is not None)
-    offloaded = bool(getattr(layout, "cpu_offload", False))
-    where = "in host memory (cpu_offload)" if offloaded else _of_memory(device, total)
+    where = "in host memory (cpu_offload)" if layout.offloads else _of_memory(device, total)
     return _columns([*rows, ("together", _bytes(total), where)])
 
 
