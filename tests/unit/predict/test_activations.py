@@ -184,7 +184,7 @@ class Looks(Llama):
             (SELECTIVE,),
             "selective_op, 6 of 6 blocks; each keeps 7.03 MiB for backward in addition to its input, a block",
         ),
-        Said((FULL, "parallelism.cpu_offload=true"), "is not known: cpu_offload moves"),
+        Said((FULL, "parallelism.cpu_offload=true"), "is not known: parallelism.cpu_offload moves"),
         Said(
             (FULL, "model.kind=own_kept:Deep", "model.n_layers=65"),
             "is not known: to rehearse all 65 blocks takes long",

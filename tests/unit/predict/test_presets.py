@@ -83,8 +83,8 @@ NEEDS = {
 }
 """What an option goes only with."""
 REFUSED = {
-    "parallelism=megatron_fsdp": "megatron_fsdp is not torch's",
-    "parallelism.cpu_offload=true": "cpu_offload moves parameters",
+    "parallelism=megatron_fsdp": "parallelism=megatron_fsdp is a package of its own",
+    "parallelism.cpu_offload=true": "parallelism.cpu_offload moves parameters",
     "parallelism.buffers=process_group": "parallelism.buffers=process_group takes memory",
     "parallelism.buffers=symmetric": "parallelism.buffers=symmetric takes memory",
 }
