@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.calibrate.fit import Observed
@@ -19,6 +18,7 @@ from meshrunner.runner.console import one_line
 from meshrunner.runner.predict.predict import not_planned, speed_of
 from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, UsedByStream
 from meshrunner.runner.predict.trace.faults import why
+from meshrunner.runner.rundir.summary import Summary
 
 SPEED_OF_CPU = {
     "attention": 0.3,
@@ -111,11 +111,10 @@ def _ran(name: str, row: Row) -> _Ran:
         raise ConfigError(row.reason or f"no speed was measured: {row.state}")
     run = row.completed[0]
     environment, summary = run.environment, run.summary
-    try:
-        workers, device_type = int(environment["workers"]), str(environment["device_type"])
-        threads, device_name = int(environment["threads"]), str(summary["device"])
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError("it does not say on what devices it ran") from None
+    workers, threads = environment.workers, environment.threads
+    device_type, device_name = environment.device_type, summary.device
+    if workers is None or threads is None or device_type is None or device_name is None:
+        raise ConfigError("it does not say on what devices it ran")
     experiment = check(run.config | {"launch": run.config["launch"] | {"workers": workers}}).on(device_type)
     fit(experiment, workers)
     if why := not_planned(experiment):
@@ -124,18 +123,17 @@ def _ran(name: str, row: Row) -> _Ran:
         identity = f"{device_name}, {threads} thread{'s' * (threads > 1)} a worker"
         device = Described("cpu", _cpu(experiment, summary), device_name, 0.0, workers)
         return _Ran(name, wps, experiment, device, identity)
-    memory = float(summary.get("device_memory_gib") or 0.0)
-    hardware = experiment.hardware.found(device_name, memory)
+    hardware = experiment.hardware.found(device_name, summary.device_memory_gib or 0.0)
     if not isinstance(hardware, GPU):
         raise ConfigError(f"no file of the group `hardware` describes {device_name}")
     device = Described("cuda", hardware, device_name, hardware.memory_gib, workers)
     return _Ran(name, wps, experiment, device, hardware.name)
 
 
-def _cpu(experiment: Experiment, summary: dict[str, Any]) -> CPU:
+def _cpu(experiment: Experiment, summary: Summary) -> CPU:
     """A processor whose products reach what the run has measured in its dtype."""
-    tflops, rate = summary.get("peak_tflops"), summary.get("peak_rate")
-    if not isinstance(tflops, float) or not 0 < tflops < math.inf or rate not in ("fp32", "bf16"):
+    tflops, rate = summary.peak_tflops, summary.peak_rate
+    if not tflops or tflops < 0 or rate not in ("fp32", "bf16"):
         raise ConfigError("its processor's rate of matrix products was not measured")
     speed = {"fp32_tflops": None, "bf16_tflops": None, f"{rate}_tflops": ROUGH * tflops, **SPEED_OF_CPU}
     return CPU(kind="cpu", speed=CPUSpeed.model_validate(speed))

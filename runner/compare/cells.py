@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
 from meshrunner.runner.compare.runs import Run
-from meshrunner.runner.figures import number, table_figures
+from meshrunner.runner.figures import table_figures
+from meshrunner.runner.rundir.summary import Summary
 
 UNTESTED = "(not tested)"
 """Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""
@@ -50,14 +51,14 @@ def columns(comparison: Comparison) -> list[Column]:
     found += measured
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
-    found.append(Column("measured", [_measured_from(row.summaries) for row in rows]))
+    found.append(Column("measured", [_measured_from(row) for row in rows]))
     names = max(len(comparison.keys), 1)
     return [column for i, column in enumerate(found) if i < names or any(column.cells)]
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
     """The sizes of the models, `7.21 M`, where rows differ in them."""
-    sizes = [number(row.summaries[0].get("model/params")) for row in rows]
+    sizes = [row.counted[0].summary.params for row in rows]
     if len({size for size in sizes if size is not None}) < 2:
         return [""] * len(rows)
     return ["" if size is None else f"{size / 1e9:,.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M" for size in sizes]
@@ -120,8 +121,8 @@ def _few_steps(comparison: Comparison) -> Iterator[str]:
     completed = [run for row in comparison.rows for run in row.completed]
     few: dict[int, Run] = {}
     for run in completed:
-        left = run.summary.get("measured_steps")
-        if isinstance(left, int) and left < FEWEST_STEPS:
+        left = run.summary.measured_steps
+        if left is not None and left < FEWEST_STEPS:
             few.setdefault(left, run)
     for left, run in few.items():
         after, steps = (text(run.config.get(key)) for key in ("measure_after", "steps"))
@@ -143,20 +144,19 @@ def reasons(comparison: Comparison) -> list[str]:
     ]
 
 
-def layout_remarks(summary: dict[str, Any]) -> list[str]:
-    """A line for each layout that a run had before it was resumed under its last one."""
+def layout_remarks(summary: Summary) -> list[str]:
+    """Return a line for each layout that a run had before it was resumed under its last one."""
     found = []
-    for earlier in summary.get("earlier_layouts") or ():
-        first, last = earlier["steps"]
-        settings = earlier["settings"]
+    for earlier in summary.earlier_layouts:
+        first, last = earlier.steps
         under = "another layout, which is not on record"
-        if settings is not None:
-            under = ", ".join(f"{key}={text(value)}" for key, value in settings.items())
+        if earlier.settings is not None:
+            under = ", ".join(f"{key}={text(value)}" for key, value in earlier.settings.items())
         found.append(f"steps {first} to {last} ran with {under}, and are not in its figures")
     return found
 
 
-def _measured_from(summaries: list[dict[str, Any]]) -> str:
-    """Where the figures of some repeats begin, of those that were resumed under another layout."""
-    resumed = [earlier for summary in summaries if (earlier := summary.get("earlier_layouts"))]
-    return ", ".join(dict.fromkeys(f"from step {earlier[-1]['steps'][1] + 1} on" for earlier in resumed))
+def _measured_from(row: Row) -> str:
+    """Return the step from which the figures of the repeats count that were resumed under another layout."""
+    resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
+    return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))

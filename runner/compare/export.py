@@ -28,12 +28,12 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
-    planned = any(VERDICT in summary for row in comparison.rows for summary in row.summaries)
+    planned = any(run.summary.verdict is not None for row in comparison.rows for run in row.counted)
     for row, against, scaling in zip(comparison.rows, comparison.against, comparison.scaling, strict=True):
         record: dict[str, Any] = {key: row.values.get(key) for key in comparison.keys}
         record |= {"state": row.state, "reason": row.reason, **row.figures}
         record |= {"scaling_pct": scaling} if scales else {}
-        record |= {VERDICT: row.summaries[0].get(VERDICT)} if planned else {}
+        record |= {VERDICT: row.counted[0].summary.verdict} if planned else {}
         verdict = against.verdict if against else None
         if comparison.baseline:
             record |= {
@@ -63,7 +63,7 @@ def _run(run: Run) -> dict[str, Any]:
         "state": run.state,
         "reason": run.reason,
         "seed": run.seed,
-        "earlier_layouts": run.summary.get("earlier_layouts") or [],
+        "earlier_layouts": [each.as_json() for each in run.summary.earlier_layouts],
         WPS.summary_keys[0]: run.figure(WPS.summary_keys[0]),
         "train/final_loss": run.figure("train/final_loss"),
     }

@@ -1,4 +1,4 @@
-"""What some runs have in common: the lines under the title of their table."""
+"""Facts that runs share: the lines under the title of their table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.compare.runs import Run
-from meshrunner.runner.rundir.files import SWEEP, is_sweep, read_json
+from meshrunner.runner.rundir.files import SWEEP
+from meshrunner.runner.rundir.sweep import PlacedSweep
 
 LISTED = 3
-"""Values of a fact that are named where runs differ in it."""
+"""Values of a fact that are named if runs differ in it."""
 
 
 def _model(run: Run) -> str | None:
@@ -24,7 +25,7 @@ def _model(run: Run) -> str | None:
 
 
 def _devices(run: Run) -> str | None:
-    device, count = run.summary.get("device"), run.summary.get("world_size")
+    device, count = run.summary.device, run.summary.world_size
     return f"{count} x {device}" if device and count else None
 
 
@@ -38,24 +39,21 @@ def _precision(run: Run) -> str | None:
 
 
 def _versions(run: Run) -> str | None:
-    packages, commit = run.environment.get("packages"), run.environment.get("git_commit")
-    known = packages if isinstance(packages, dict) else {}
-    named = [f"{name} {known[name]}" for name in ("torch", "meshrunner") if known.get(name)]
-    return ", ".join([*named, *([f"commit {str(commit)[:8]}"] if commit else [])]) or None
+    packages, commit = run.environment.packages, run.environment.git_commit
+    named = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := packages.get(name))]
+    return ", ".join([*named, *([f"commit {commit[:8]}"] if commit else [])]) or None
 
 
 def _command(run: Run) -> str | None:
-    """The sweep's where it is a run of one: what executed it may have been a job's `resume`."""
-    command = _of_sweep(run.path.parent) or run.environment.get("command")
-    return shlex.join(map(str, command)) if isinstance(command, list) and command else None
+    """Return the command of a run's sweep, else its own, which may be the `resume` of a job."""
+    return shlex.join(_sweep_command(run.path.parent) or run.environment.command) or None
 
 
-@cache  # thousands of runs may lie in it
-def _of_sweep(folder: Path) -> list[str] | None:
-    found = None
+@cache  # once for all runs in the folder
+def _sweep_command(folder: Path) -> list[str]:
     with suppress(OSError):
-        found = read_json(folder / SWEEP).get("command") if is_sweep(folder) else None
-    return found if isinstance(found, list) else None
+        return PlacedSweep.read(folder / SWEEP).command
+    return []
 
 
 FACTS: dict[str, Callable[[Run], str | None]] = {
@@ -69,7 +67,7 @@ FACTS: dict[str, Callable[[Run], str | None]] = {
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
-    """Title -> value, of the facts that are known; several values where the runs differ."""
+    """Return the known facts by title; several values where the runs differ."""
     runs = [run for row in comparison.rows for run in row.runs]
     found = {title: list(dict.fromkeys(value for run in runs if (value := of(run)))) for title, of in FACTS.items()}
     return {title: first_of(values, LISTED, "; ") for title, values in found.items() if values}

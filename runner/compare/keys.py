@@ -22,27 +22,22 @@ FOLLOWS = {"optimizer.lr": "model"}
 
 def _text_hash(run: Run) -> str | None:
     """Eight digits that stand for a tokenizer and the beginning of the text; None for data without text."""
-    data = run.summary.get("data")
-    if not isinstance(data, dict) or not {"tokenizer_hash", "beginning_hash"} <= data.keys():
+    data = run.summary.data or {}
+    if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
     return hashlib.blake2b(f"{data['tokenizer_hash']} {data['beginning_hash']}".encode(), digest_size=4).hexdigest()
 
 
 FACTS: dict[str, Callable[[Run], Any]] = {
-    "device": lambda run: run.summary.get("device"),
-    "world_size": lambda run: run.summary.get("world_size"),
-    "torch": lambda run: _version(run, "torch"),
+    "device": lambda run: run.summary.device,
+    "world_size": lambda run: run.summary.world_size,
+    "torch": lambda run: run.environment.packages.get("torch"),
     "auto precision": lambda run: run.precision if _option(run, "precision") == "auto" and run.environment else None,
     "text": _text_hash,
-    "meshrunner": lambda run: _version(run, "meshrunner"),
-    "commit": lambda run: str(run.environment.get("git_commit") or "")[:8] or None,
+    "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
+    "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
 """What no configuration says, but decides what is measured, too."""
-
-
-def _version(run: Run, package: str) -> Any:
-    packages = run.environment.get("packages")
-    return packages.get(package) if isinstance(packages, dict) else None
 
 
 def text(value: Any) -> str:

@@ -66,7 +66,7 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Verdict:
     for pair in pairs:
         if why := _incomparable(*pair):
             return Verdict("", why=why)
-        data, other = (each if isinstance(each := run.summary.get("data"), dict) else {} for run in pair)
+        data, other = (run.summary.data or {} for run in pair)
         if what := different_data(data, other):
             return Verdict("different data", why=f"the {what} differs, though it is configured alike")
     found = [_pair(*pair) for pair in pairs]
@@ -113,7 +113,7 @@ def _precision(run: Run) -> str:
 
 
 def _curve(run: Run, key: str) -> dict[int, float | None]:
-    return {row["step"]: number(row.get(key)) for row in run.events}
+    return {row.step: number(row.get(key)) for row in run.events}
 
 
 def _pair(a: Run, b: Run) -> Verdict:

@@ -40,10 +40,15 @@ class Row:
     def completed(self) -> list[Run]:
         return [run for run in self.runs if run.state == "completed"]
 
+    @property
+    def counted(self) -> list[Run]:
+        """The completed runs; all runs if none is completed."""
+        return self.completed or self.runs
+
     @cached_property
-    def summaries(self) -> list[dict[str, Any]]:
-        """Those of the completed runs; of all where none is."""
-        return [run.summary for run in self.completed or self.runs]
+    def summaries(self) -> list[dict[str, float | None]]:
+        """The figures of the runs that count."""
+        return [run.figures for run in self.counted]
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
@@ -125,7 +130,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
         names.sort(key=chosen[0].__eq__)  # last: rows that are compared stand below each other
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
-    speed = speed_figure([run.summary for row in rows for run in row.completed])
+    speed = speed_figure([run.figures for row in rows for run in row.completed])
     against = [_compared(row, partners[i], speed) if i in partners else None for i, row in enumerate(rows)]
     remarks = [*keys.remarks, *(_unpaired(names, *chosen) if chosen and not partners else ())]
     return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names))
@@ -227,9 +232,9 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
     for i, row in enumerate(rows):
         rest = tuple(f"{name}={text(row.values[name])}" for name in names if name not in SCALES and name in row.values)
-        size = row.completed[0].figure("world_size") if row.completed else None
+        size = row.completed[0].summary.world_size if row.completed else None
         if size and (values := row.measured(WPS)):
-            groups.setdefault(rest, {})[i] = int(size), median(values)
+            groups.setdefault(rest, {})[i] = size, median(values)
     found: list[float | None] = [None] * len(rows)
     for measured in groups.values():
         fewest, wps = min(measured.values(), key=lambda each: each[0])

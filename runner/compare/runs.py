@@ -1,4 +1,4 @@
-"""What is on disk about finished and unfinished runs, whatever state the files are in."""
+"""Reading finished and unfinished runs from disk, whatever condition their files are in."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.console import one_line, warn
-from meshrunner.runner.figures import number
 from meshrunner.runner.rundir.damage import EVENTS_BYTES, find_damage, unreadable
 from meshrunner.runner.rundir.events import StepRow, read_events
-from meshrunner.runner.rundir.files import (
-    CONFIG,
-    ENVIRONMENT,
-    EVENTS,
-    OVERRIDES,
-    STATUS,
-    SUMMARY,
-    is_run,
-    is_sweep,
-    read_json,
-)
+from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, EVENTS, OVERRIDES, SUMMARY, is_run, is_sweep
 from meshrunner.runner.rundir.layouts import read_layouts
 from meshrunner.runner.rundir.owner import owner_is_alive
 from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
+from meshrunner.runner.rundir.records import Environment
 from meshrunner.runner.rundir.run import Overrides, key_of, load_config, load_overrides
-from meshrunner.runner.rundir.states import read_status
-from meshrunner.runner.rundir.summary import only_of_completed, predicted, summarise
+from meshrunner.runner.rundir.states import Status, read_status
+from meshrunner.runner.rundir.summary import Summary, only_of_completed, predicted, summarise
 from meshrunner.runner.rundir.sweep import run_names, sweep_damage
 
 LONGEST_REASON = 2000
-"""In characters; what follows is left out."""
+"""In characters; the rest is left out."""
+MEASURED = "perf/wps_median"
+"""The key that a summary has once its figures are written."""
+COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
+"""Two numbers of config.yaml, as every version has written them."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Run:
     config: dict[str, Any]
     """{} when it cannot be read."""
     state: str
-    """As in status.json; `damaged` when a file of the run is, `missing` for a job without directory."""
+    """As in status.json; `damaged` if a file of the run is, `missing` for a job without directory, `stale` without a process."""
     reason: str
     choices: dict[str, str] = field(default_factory=dict)
     """Group -> name of the chosen option."""
@@ -68,56 +64,57 @@ class Run:
             return []
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
-        return _object(self.path / ENVIRONMENT)
+    def environment(self) -> Environment:
+        """The content of environment.json."""
+        return _readable(lambda: Environment.read(self.path / ENVIRONMENT), Environment())
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
-        """summary.json; of a run that has not written its figures (yet), those that follow from its events."""
+    def summary(self) -> Summary:
+        """The content of summary.json; as long as the run has not written its figures, those that follow from its events."""
         return only_of_completed(self._recorded_or_computed(), self.state)
 
-    def _recorded_or_computed(self) -> dict[str, Any]:
-        found = _predicted(self.path) | _object(self.path / SUMMARY)
-        if "perf/wps_median" in found or not self.events:
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """The figures of the summary."""
+        return self.summary.figures
+
+    def _recorded_or_computed(self) -> Summary:
+        found, plan = _summary(self.path), _readable(lambda: predicted(self.path), Summary())
+        found = plan | found if plan else found
+        if MEASURED in found.figures or not self.events:
             return found
-        status, after = _object(self.path / STATUS), self.config.get("measure_after")
-        after, started = after if isinstance(after, int) else 0, status.get("started") or 0.0
-        try:
-            figures = summarise(self.events, after, started, status.get("attempt", 1), read_layouts(self.path))
-        except (KeyError, TypeError):  # rows that hold something else than figures
-            return found
-        if not started:
-            figures["perf/time_to_first_step_s"] = None
-        return found | figures
+        status, after = _readable(lambda: read_status(self.path), Status()), self.config.get("measure_after")
+        after, started = after if isinstance(after, int) else 0, status.started or 0.0
+        computed = summarise(self.events, after, started, status.attempt or 1, read_layouts(self.path))
+        return found | computed | ({} if started else {"perf/time_to_first_step_s": None})
 
     def figure(self, key: str) -> float | None:
-        """A number of the summary; None where it is not known."""
-        return number(self.summary.get(key))
+        """Return a figure of the summary; None if it is not known."""
+        return self.figures.get(key)
 
     @property
     def precision(self) -> str:
-        """The kind of `precision`, `auto` resolved as it was where the run started."""
-        section, resolved = self.config.get("precision"), self.environment.get("resolved")
+        """The kind of `precision`; for `auto` the kind that it became where the run started."""
+        section = self.config.get("precision")
         kind = section.get("kind") if isinstance(section, dict) else None
-        if kind == "auto" and isinstance(resolved, dict):
-            kind = resolved.get("precision.kind", kind)
-        return str(kind)
+        return str(self.environment.precision or kind if kind == "auto" else kind)
 
     @property
     def seed(self) -> Any:
+        """The seed of the run."""
         seed = self.config.get("seed")
         return seed if isinstance(seed, int) else str(seed)
 
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
     """
-    The runs in some run or sweep directories, each once, in the order given and then by name. Warns of a damaged sweep.json.
+    Return the runs in run and sweep directories, each once, in the order given and then by name. Warn of a damaged sweep.json.
 
     Args:
-        read: `read_run` or `glance`.
+        read: `read_run` (the default) or `glance`.
 
     Raises:
-        ConfigError: a directory does not exist, or there is no run in it nor one level below.
+        ConfigError: a directory does not exist, or holds no run itself or one level below.
     """
     found: dict[str, Path] = {}
     for path in [path for folder in folders for path in _run_dirs(folder)]:
@@ -128,7 +125,7 @@ def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
     if not folder.exists():
-        raise ConfigError(f"there is no folder {folder}")
+        raise ConfigError(f"no such directory: {folder}")
     try:
         if is_run(folder):
             yield folder
@@ -148,12 +145,12 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 
 
 def _leads_out(path: Path) -> bool:
-    """Whether a run of a sweep is a link; links in other folders were put there by somebody who wants them compared."""
+    """Whether a run of a sweep is a link. In other folders, somebody placed the links to compare their targets."""
     return path.is_symlink() and is_sweep(path.parent)
 
 
 def read_run(path: Path) -> Run:
-    """A run directory; what is wrong with it becomes its state and reason."""
+    """Read a run directory; whatever is wrong with it becomes its state and reason."""
     state, reason = _state(path)
     if not is_run(path) or _leads_out(path):
         return Run(path, {}, state, reason)
@@ -171,16 +168,16 @@ def read_run(path: Path) -> Run:
 
 def glance(path: Path) -> Run:
     """
-    A run as `read_run` reads it, but of the configuration `steps` and `measure_after` alone, and no option that was chosen.
+    Read a run as `read_run` does, but only `steps` and `measure_after` of its configuration, and no chosen option.
 
-    Its YAML takes most of the time, and is needed only where no summary is written yet.
+    Parsing YAML takes most of the time, and is only needed as long as no summary is written.
     """
     state, reason = _state(path)
     if state in ("damaged", "missing"):
         return Run(path, {}, state, reason)
     try:
         found = dict(COUNTS.findall(read_regular(path / CONFIG, YAML_BYTES)))
-        measured = "perf/wps_median" in read_json(path / SUMMARY) or not (path / EVENTS).stat().st_size
+        measured = MEASURED in _summary(path).figures or not (path / EVENTS).stat().st_size
     except FileNotFoundError:
         measured = True
     except (OSError, ValueError):
@@ -190,12 +187,8 @@ def glance(path: Path) -> Run:
     return Run(path, {key.decode(): int(value) for key, value in found.items()}, state, reason)
 
 
-COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
-"""Two numbers of config.yaml, as every version has written them."""
-
-
 def _state(path: Path) -> tuple[str, str]:
-    """State and reason; `damaged` as far as one sees without the YAML."""
+    """Return state and reason; `damaged` as far as the files other than YAML tell."""
     if _leads_out(path):
         return "damaged", "it is a link; the runs of a sweep are folders in it"
     if not path.is_dir():
@@ -205,12 +198,11 @@ def _state(path: Path) -> tuple[str, str]:
     if damage := find_damage(path):
         return "damaged", _short(damage)
     status = read_status(path)
-    state, reason = status.get("state"), status.get("reason")
-    if state is None:
+    if status.state is None:
         return "damaged", "status.json is missing, or names no state"
-    if state == "running" and not owner_is_alive(status):
+    if status.state == "running" and not owner_is_alive(status):
         return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it"
-    return str(state), _short(reason or "")
+    return status.state, _short(status.reason)
 
 
 def _short(text: str) -> str:
@@ -218,17 +210,13 @@ def _short(text: str) -> str:
     return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
 
 
-def _predicted(path: Path) -> dict[str, Any]:
-    """What was predicted of a run, which one that never began has no summary to say in."""
-    try:
-        return predicted(path)
-    except OSError:
-        return {}
+def _summary(path: Path) -> Summary:
+    return _readable(lambda: Summary.read(path / SUMMARY), Summary())
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """`read_json`, {} also where the file may not be read."""
+def _readable(read: Callable[[], T], otherwise: T) -> T:
+    """Return what a function reads, or `otherwise` if the file may not be read."""
     try:
-        return read_json(path)
+        return read()
     except OSError:
-        return {}
+        return otherwise

@@ -17,8 +17,9 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import shown
 from meshrunner.runner.process import forkserver
-from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY, read_json
+from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY
 from meshrunner.runner.rundir.logs import last_lines
+from meshrunner.runner.rundir.summary import Summary
 
 POLL_S = 0.05
 PRODUCER_GRACE_S = 2.0
@@ -58,9 +59,9 @@ def prepare_data(
 
 def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
     """Raise ConfigError when the data of a run to be resumed is not what its steps so far were trained on."""
-    before = read_json(run_dir / SUMMARY).get("data")
+    before = Summary.read(run_dir / SUMMARY).data
     now = experiment.data.open(_spec(experiment)).describe()
-    if isinstance(before, dict) and (what := different_data(before, now)):
+    if before is not None and (what := different_data(before, now)):
         raise ConfigError(
             f"data: the {what} is not what the steps so far were trained on, though the configuration is the same: the files "
             f"have changed; `meshrunner resume {run_dir} --force` continues with what is there now"

@@ -17,6 +17,7 @@ from meshrunner.recipes.storage.cache_dir import cache_dir
 from meshrunner.runner.config import allocator
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.rundir.records import Environment
 
 PACKAGES = (
     "meshrunner",
@@ -69,31 +70,27 @@ def apply_allocator_settings() -> None:
         raise ConfigError(f"{name}={settings}: {str(error).splitlines()[0]}") from error
 
 
-def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> dict[str, Any]:
+def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
     """
-    The content of environment.json.
+    Return the content of environment.json, without what `resolved` and the workers add.
 
     Args:
         launch_env: the configuration's `launch.env`.
         variables: the environment of the workers.
     """
-    return {
-        "host": socket.gethostname(),
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "git_commit": _git_commit(),
-        "device_type": devices.type,
-        "workers": devices.workers,
-        "threads": devices.threads,
-        "launch.env": launch_env,
-        "environment": {
-            name: value
-            for name, value in sorted(variables.items())
-            if name.startswith(RECORDED) and not is_secret(name)
-        },
-    }
+    recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}
+    return Environment(
+        host=socket.gethostname(),
+        command=sys.argv,
+        python=platform.python_version(),
+        system=platform.platform(),
+        packages={name: _version(name) for name in PACKAGES},
+        git_commit=_git_commit(),
+        device_type=devices.type,
+        workers=devices.workers,
+        threads=devices.threads,
+        environment={name: value for name, value in recorded.items() if not is_secret(name)},
+    ) | {"launch.env": launch_env}
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, StoredCheckpoint, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
@@ -27,12 +27,11 @@ from meshrunner.runner.launch.workers import Attempt, launch
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import INTERRUPTS, blocked, interruptible
 from meshrunner.runner.process.worker_context import Node
-from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR, write_json
-from meshrunner.runner.rundir.location import Location
+from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR
 from meshrunner.runner.rundir.owner import claim, heartbeat
-from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import update_status
-from meshrunner.runner.rundir.summary import write_summary
+from meshrunner.runner.rundir.run import Location, read_config
+from meshrunner.runner.rundir.states import Status, update_status
+from meshrunner.runner.rundir.summary import Summary, write_summary
 from meshrunner.runner.trackers.handle import Trackers
 
 _executions = count()
@@ -45,8 +44,8 @@ class Executed(NamedTuple):
     run_dir: Path
     """Where it is now."""
     outcome: Outcome
-    summary: dict[str, Any]
-    """{} on all nodes but the first."""
+    summary: Summary | None
+    """None on all nodes but the first."""
 
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> Executed:
@@ -67,14 +66,14 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     warm(experiment.launch.env)  # before anything is started: it replaces a forkserver that was started without
     node = this_node(experiment.launch.nodes)
     if node.rank > 0:
-        return Executed(run_dir, _execute_other_node(run_dir, experiment, node), {})
+        return Executed(run_dir, _execute_other_node(run_dir, experiment, node), None)
     if display is None:
         say(f"run directory: {shown(run_dir)}")
     devices = node_devices(experiment)
     experiment = experiment.on(devices.type)
     continued, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
     _print_remarks(experiment, devices, stored)
-    status: dict[str, Any] | None = None
+    status: Status | None = None
     tracking: Trackers | None = None
     with ExitStack() as stack:
         location = stack.enter_context(Location(run_dir))
@@ -89,16 +88,16 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
                 status = claim(run_dir)
             if stored is not None:
                 say(f"{shows.whose(run_dir)}continues after step {stored.record.step}, from {stored.path}")
-            elif status["attempt"] > 1:
+            elif status.attempt > 1:
                 say(f"{shows.whose(run_dir)}begins again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers.start(run_dir, experiment.tracker)
-            attempt = Attempt(run_dir, experiment, devices, status["attempt"], peers, preemption)
+            attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
             with heartbeat(run_dir):
                 variables = worker_environment(experiment, devices.type)
                 record = environment(devices, experiment.launch.env, variables)
-                record["resolved"] = resolved(continued, devices)
-                write_json(run_dir / ENVIRONMENT, record)
+                record |= {"resolved": resolved(continued, devices)}
+                record.write(run_dir / ENVIRONMENT)
                 own = stored is not None and stored.path.parent == run_dir / FOLDER
                 with shows if isinstance(shows, ProgressLine) else nullcontext():
                     return _prepare_and_launch(attempt, shows, same_data=own and not force)
@@ -205,12 +204,12 @@ def _print_remarks(experiment: Experiment, devices: NodeDevices, stored: StoredC
         warn(remark)
 
 
-def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> dict[str, Any]:
-    """Write the final state and the summary; returns the summary. A full disk only costs a warning."""
+def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:
+    """Write the final state and the summary, and return the summary. On a full disk, only warn."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())
         return write_summary(run_dir, experiment.measure_after, status, cold=cold)
     except OSError as error:
         warn(f"the state '{outcome.state}' could not be written to {run_dir}: {error.strerror}")
-        return {"state": outcome.state, "reason": outcome.reason}
+        return Summary(state=outcome.state, reason=outcome.reason)

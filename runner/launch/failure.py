@@ -6,12 +6,12 @@ import re
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.measure.out_of_memory import says_out_of_device_memory
-from meshrunner.runner.rundir.files import ERROR, rank_error, rank_log, read_json, write_json
+from meshrunner.runner.rundir.files import ERROR, rank_error, rank_log
 from meshrunner.runner.rundir.logs import last_exception, last_stack
+from meshrunner.runner.rundir.records import Failure, RankError
 
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection (refused|closed)|remote (worker|process)|timed out waiting|"
@@ -47,7 +47,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
         codes: exit codes of the ranks that failed.
         killed_by_kernel: whether the kernel has killed a process for lack of memory during the run.
     """
-    errors = {rank: read_json(rank_error(run_dir, rank)) for rank in codes}
+    errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
 
     def order(rank: int) -> int:
@@ -55,15 +55,15 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
         if code < 0 and code != -signal.SIGABRT:
             return 0
         if error:
-            return 3 if COLLATERAL.search(error["message"]) else 1
+            return 3 if COLLATERAL.search(error.message) else 1
         # A signal is a cause, except SIGABRT: communication libraries abort their victims.
         return 2 if code < 0 else 1
 
-    rank = min(codes, key=lambda rank: (order(rank), errors[rank].get("time", float("inf"))))
+    rank = min(codes, key=lambda rank: (order(rank), errors[rank].time or float("inf")))
     code, error = codes[rank], errors[rank]
     if error:
-        state = "oom" if error["oom"] else "failed"
-        reason = _first_line(error["message"]) if error["plain"] else f"rank {rank}: {_first_line(error['message'])}"
+        state = "oom" if error.oom else "failed"
+        reason = _first_line(error.message) if error.plain else f"rank {rank}: {_first_line(error.message)}"
     elif code == -signal.SIGKILL and killed_by_kernel:
         state, reason = "oom", f"rank {rank} was killed by the kernel: out of host memory"
     elif code < 0:
@@ -75,27 +75,27 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
     return Outcome(state, reason, rank, exit_code=code, collateral=order(rank) > 1)
 
 
-def _aborted(run_dir: Path, rank: int) -> dict[str, Any]:
+def _aborted(run_dir: Path, rank: int) -> RankError:
     """
-    What a rank would have written of the C++ exception that aborted it; {} when there was none.
+    Return the error of a C++ exception that aborted a rank, which could not write it; an empty record if there was none.
 
     A fault of a kernel on the device, such as an index out of range, is often seen by NCCL's watchdog first.
     """
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
-        return {}
+        return RankError()
     oom = says_out_of_device_memory(message)
-    return {"time": log.stat().st_mtime, "oom": oom, "message": message, "plain": False}
+    return RankError(time=log.stat().st_mtime, oom=oom, message=message, plain=False)
 
 
 def write_error(run_dir: Path, outcome: Outcome) -> None:
-    """Write error.json, about the rank that failed first; nothing where none did."""
+    """Write error.json about the rank that failed first, if one did."""
     if outcome.rank is None or outcome.state == "timeout":
         return
-    error = read_json(rank_error(run_dir, outcome.rank))
-    found = {"rank": outcome.rank, "exit_code": outcome.exit_code, "state": outcome.state, "reason": outcome.reason}
+    error = RankError.read(rank_error(run_dir, outcome.rank))
+    found = Failure(rank=outcome.rank, exit_code=outcome.exit_code, state=outcome.state, reason=outcome.reason)
     with suppress(OSError):  # on a full disk the reason is still printed
-        write_json(run_dir / ERROR, found | error)
+        (found | error.as_json()).write(run_dir / ERROR)
 
 
 def _first_line(text: str) -> str:

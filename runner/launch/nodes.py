@@ -15,7 +15,8 @@ from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.process.signals import job_start_id
 from meshrunner.runner.process.worker_context import Node
-from meshrunner.runner.rundir.files import node_file, read_json, write_json
+from meshrunner.runner.rundir.files import node_file
+from meshrunner.runner.rundir.records import NodeOutcome, NodeRecord
 
 NODE_HEARTBEAT_S = 3.0
 NODE_LOST_S = 30.0
@@ -76,10 +77,9 @@ class Peers:
 
     def __init__(self, run_dir: Path, node: Node) -> None:
         self.run_dir, self.node = run_dir, node
-        self.record: dict[str, Any] = {"rendezvous": node.rendezvous, "host": socket.gethostname()}
-        self.record |= {"pid": os.getpid(), "beat": 0}
+        self.record = NodeRecord(rendezvous=node.rendezvous, host=socket.gethostname(), pid=os.getpid(), beat=0)
         self.others = [rank for rank in range(node.count) if rank != node.rank]
-        self.seen: dict[int, tuple[dict[str, Any], float]] = {}
+        self.seen: dict[int, tuple[NodeRecord, float]] = {}
         self.lock, self.done = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._send_heartbeats, daemon=True, name="node heartbeat")
 
@@ -103,30 +103,29 @@ class Peers:
     def failed_elsewhere(self) -> bool:
         """Whether the workers of another node have failed, or it is lost."""
         self._read_peers()
-        states = [(self._outcome_of(rank) or {}).get("state", "completed") for rank in self.others]
-        return any(state != "completed" for state in states) or bool(self._lost_nodes())
+        return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
         """Publish the outcome of this node's workers, wait for the others', and return the run's: that of the cause."""
         if not self.others:
             return own
-        self._write(outcome=asdict(own) | {"time": time.time()})
+        mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
+        self._write(outcome=mine.as_json())
         if own.state == "completed":
             return own
         # A victim waits for its cause; longest if the cause is a lost node, which publishes nothing.
         deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
-        while any(self._outcome_of(rank) is None for rank in self.others if rank not in self._lost_nodes()):
+        while any(not self._has_ended(rank) for rank in self.others if rank not in self._lost_nodes()):
             if time.monotonic() > deadline:
                 break
             time.sleep(POLL_S)
             self._read_peers()
-        outcomes = [self.record["outcome"], *(found for rank in self.others if (found := self._outcome_of(rank)))]
-        causes = [each for each in outcomes if each["state"] != "completed" and not each["collateral"]]
+        causes = [each for each in (mine, *self._outcomes()) if each.state != "completed" and not each.collateral]
         if causes:
-            first = min(causes, key=lambda each: each["time"])
-            return Outcome(first["state"], first["reason"], first["rank"], first["exit_code"])
+            first = min(causes, key=lambda each: each.time)
+            return Outcome(first.state, first.reason, first.rank, first.exit_code)
         if lost := self._lost_nodes():
-            names = ", ".join(str(self.seen[rank][0].get("host", rank)) for rank in lost)
+            names = ", ".join(self.seen[rank][0].host or str(rank) for rank in lost)
             return Outcome("preempted", f"{names}: no heartbeat for {NODE_LOST_S:g} s")
         return own
 
@@ -134,7 +133,7 @@ class Peers:
         """Wait until the first node has finished or is lost: srun kills the tasks that outlive the first to end."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # it may never have started
-        while not self.seen[0][0].get("gone") if 0 in self.seen else time.monotonic() < deadline:
+        while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:
             if 0 in self._lost_nodes(include_ended=True):
                 return
             time.sleep(POLL_S)
@@ -142,23 +141,27 @@ class Peers:
 
     def _send_heartbeats(self) -> None:
         while not self.done.wait(NODE_HEARTBEAT_S):
-            self._write(beat=self.record["beat"] + 1)
+            self._write(beat=self.record.beat + 1)
 
     def _write(self, **changes: Any) -> None:
         with self.lock, suppress(OSError):  # on a full disk this node becomes lost, which ends the run, too
             self.record |= changes
-            write_json(node_file(self.run_dir, self.node.rank), self.record)
+            self.record.write(node_file(self.run_dir, self.node.rank))
 
     def _read_peers(self) -> None:
         now = time.monotonic()
         for rank in self.others:
-            found = read_json(node_file(self.run_dir, rank))
+            found = NodeRecord.read(node_file(self.run_dir, rank))
             known = self.seen.get(rank)
-            if found.get("rendezvous") == self.node.rendezvous and (known is None or known[0] != found):
+            if found.rendezvous == self.node.rendezvous and (known is None or known[0] != found):
                 self.seen[rank] = found, now
 
-    def _outcome_of(self, rank: int) -> dict[str, Any] | None:
-        return self.seen[rank][0].get("outcome") if rank in self.seen else None
+    def _has_ended(self, rank: int) -> bool:
+        return rank in self.seen and self.seen[rank][0].outcome is not None
+
+    def _outcomes(self) -> list[NodeOutcome]:
+        """Return the outcomes that other nodes have published."""
+        return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
         """Nodes whose heartbeats have stopped. include_ended: those that had published their outcome, too."""
@@ -166,5 +169,5 @@ class Peers:
         return [
             rank
             for rank, (found, when) in self.seen.items()
-            if now - when > NODE_LOST_S and (include_ended or found.get("outcome") is None)
+            if now - when > NODE_LOST_S and (include_ended or found.outcome is None)
         ]

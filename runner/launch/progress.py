@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -95,14 +95,14 @@ class ProgressLine:
     def show(self, rows: list[StepRow], phase: str = "") -> None:
         """Show rows that are new since the last call, and what happens outside of steps."""
         if rows:
-            self.recent = [*self.recent, *(row["perf/step_time_s"] for row in rows)][-RECENT:]
+            self.recent = [*self.recent, *(row.get("perf/step_time_s") or 0.0 for row in rows)][-RECENT:]
             self.parts = self._parts(rows[-1])
         if self.live:
             self._update(self.live, phase)
             return
         self.slow.doing(phase)
         now = time.monotonic()
-        if rows and (now - self.printed >= LINE_EVERY_S or rows[-1]["step"] == self.steps):
+        if rows and (now - self.printed >= LINE_EVERY_S or rows[-1].step == self.steps):
             say("  ".join(self.parts.values()))
             self.printed, self.waiting = now, None
         elif rows:
@@ -121,20 +121,20 @@ class ProgressLine:
             self.shown = line
 
     def _parts(self, row: StepRow) -> dict[str, str]:
-        left = sum(self.recent) / len(self.recent) * (self.steps - row["step"])
+        left = sum(self.recent) / len(self.recent) * (self.steps - row.step)
         return {
-            "step": f"step {row['step']}/{self.steps}",
+            "step": f"step {row.step}/{self.steps}",
             "loss": _titled("train/loss", row),
             "norm": _titled("train/grad_norm", row),
             "wps": f"{SPEED.text(row['perf/wps'])} WPS",
             "mfu": _titled("perf/mfu", row),
             "memory": memory_text(row),
-            "left": f"{duration(left)} left" if row["step"] < self.steps else "done",
+            "left": f"{duration(left)} left" if row.step < self.steps else "done",
         }
 
 
-def memory_text(row: StepRow) -> str:
-    """Peak memory as a line shows it: reserved on a GPU, resident on a CPU."""
+def memory_text(row: Mapping[str, float | None]) -> str:
+    """Return peak memory as a line shows it: reserved on a GPU, resident on a CPU."""
     reserved = figure_of("memory/peak_reserved_gib").cell([row])
     resident = figure_of("memory/peak_rss_gib").cell([row])
     return reserved or (f"{resident} host" if resident else UNKNOWN)
@@ -188,10 +188,9 @@ def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str
     """
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
-    last = rows[-1]
-    times = [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]
+    last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]
     left = UNKNOWN
     if state == "running" and is_count(steps) and times:
-        left = duration(median(times) * (steps - last["step"]))
+        left = duration(median(times) * (steps - last.step))
     of = f"/{steps}" if is_count(steps) else ""
-    return f"{last['step']}{of}", SPEED.text(number(last.get(SPEED.key))), memory_text(last), left
+    return f"{last.step}{of}", SPEED.text(number(last.get(SPEED.key))), memory_text(last), left

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from meshrunner.runner.compare.cells import Column, layout_remarks
 from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, one_line, say, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
 from meshrunner.runner.launch.outcome import Outcome
-from meshrunner.runner.rundir.files import ENVIRONMENT, TRACE_TABLE, TRACES, rank_log, read_json
+from meshrunner.runner.rundir.files import ENVIRONMENT, TRACE_TABLE, TRACES, rank_log
 from meshrunner.runner.rundir.logs import last_lines
+from meshrunner.runner.rundir.records import Environment, TraceTable
 from meshrunner.runner.rundir.run import options_in_force, read_overrides
+from meshrunner.runner.rundir.summary import Summary
 
 SHOWN = ("model", "parallelism", "precision")
 """Groups whose choice stands in the row of a single run."""
 
 
-def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: bool = True) -> None:
+def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
     """
     Print the row to stdout; for a run that did not complete, the reason and the end of its log to stderr.
 
     Args:
         row: False where a table of all runs shows it.
     """
-    if row and (outcome.state == "completed" or summary.get("perf/wps_median") is not None):
-        chosen = options_in_force(read_overrides(run_dir).choices, read_json(run_dir / ENVIRONMENT))
+    if summary is None:
+        return
+    if row and (outcome.state == "completed" or summary.figures.get("perf/wps_median") is not None):
+        chosen = options_in_force(read_overrides(run_dir).choices, Environment.read(run_dir / ENVIRONMENT))
         print_row({group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary))
-        if summary.get("perf/mfu_median") is not None:
-            peak = f"{summary['peak_tflops']:,.4g} TFLOP/s, the {summary['peak_rate']} peak of {summary['device']}"
+        if summary.figures.get("perf/mfu_median") is not None:
+            peak = f"{summary.peak_tflops:,.4g} TFLOP/s, the {summary.peak_rate} peak of {summary.device}"
             say(f"MFU is of {peak}")
     for line in layout_remarks(summary):
         say(line)
-    for late in summary.get("compile/late_recompiles", ()):
-        warn(
-            f"step {late['step']}, inside the measured window, was compiled again (it does not count): {late['reason']}"
-        )
+    for late in summary.late_recompiles:
+        warn(f"step {late.step}, inside the measured window, was compiled again (it does not count): {late.reason}")
     print_profile(run_dir, summary)
     if outcome.state != "completed":
         say(f"\n{outcome.state}: {outcome.reason}", to_stderr=True)
@@ -47,12 +48,12 @@ def report(run_dir: Path, outcome: Outcome, summary: dict[str, Any], *, row: boo
                 say(f"  {line}", to_stderr=True)
 
 
-def row_cells(summary: dict[str, Any]) -> dict[str, str]:
+def row_cells(summary: Summary) -> dict[str, str]:
     """Title -> text of a run's columns. A median that is not known is a dash; what else is unknown has no column."""
-    cells = {figure: figure.cell([summary]) for figure in table_figures()}
+    cells = {figure: figure.cell([summary.figures]) for figure in table_figures()}
     medians = {figure for figure in cells if "median" in figure.over_steps and not figure.of_some_recipes}
     kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or figure in medians}
-    return {"state": str(summary.get("state", UNKNOWN))} | kept
+    return {"state": summary.state or UNKNOWN} | kept
 
 
 def print_row(row: dict[str, str]) -> None:
@@ -64,20 +65,19 @@ def print_row(row: dict[str, str]) -> None:
     print("", *lines, "", sep="\n")
 
 
-def print_profile(run_dir: Path, summary: dict[str, Any]) -> None:
-    """What the profiler found; nothing where there was none."""
-    traced = read_json(run_dir / TRACE_TABLE)
-    if traced:
-        ranks = traced["ranks"]
-        table = [Column("steps {} to {}".format(*traced["steps"]), [f"rank {row['rank']}" for row in ranks])]
+def print_profile(run_dir: Path, summary: Summary) -> None:
+    """Print what the profiler found, if there was one."""
+    if traced := TraceTable.read(run_dir / TRACE_TABLE):
+        first, last = traced.steps
+        table = [Column(f"steps {first} to {last}", [f"rank {row.rank}" for row in traced.ranks])]
         for key in ("compute_pct", "exposed_comm_pct", "idle_pct"):
             share = figure_of(f"trace/{key}")
-            table.append(Column(share.title, [share.text(row.get(key)) for row in ranks]))
+            table.append(Column(share.title, [share.text(getattr(row, key)) for row in traced.ranks]))
         print("", *lines_of(table), sep="\n")
-    live = figure_of("memory/peak_live_gib")
-    if summary.get(live.key) is not None:
-        print(f"\n{live.title}: {live.text(summary[live.key])}")
-        for key in [key for key in summary if key.startswith("memory/live_")]:
-            print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {live.text(summary[key])}")
+    live, figures = figure_of("memory/peak_live_gib"), summary.figures
+    if figures.get(live.key) is not None:
+        print(f"\n{live.title}: {live.text(figures[live.key])}")
+        for key in [key for key in figures if key.startswith("memory/live_")]:
+            print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {live.text(figures[key])}")
     for path in sorted((run_dir / TRACES).glob("memory_rank*")):
         say(f"what held memory: {shown(path)}")

@@ -21,7 +21,8 @@ from meshrunner.runner.launch.environment import apply_allocator_settings
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
 from meshrunner.runner.process.worker_context import WorkerContext
-from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error, rank_log, read_json, write_json
+from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error, rank_log
+from meshrunner.runner.rundir.records import Environment, RankError
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +158,7 @@ def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
     dist.all_gather_object(everyone, allowed_cpus())
     if context.rank == 0:
         with suppress(OSError):  # on a full disk the run goes on
-            write_json(run_dir / ENVIRONMENT, read_json(run_dir / ENVIRONMENT) | {"cpus": everyone})
+            (Environment.read(run_dir / ENVIRONMENT) | {"cpus": everyone}).write(run_dir / ENVIRONMENT)
 
 
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:
@@ -170,17 +171,17 @@ def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) ->
     if ran_out := explained(error):
         message, error = str(ran_out), ran_out.__cause__ or error
     trace = "".join(traceback.format_exception(error))
-    record = {
-        "time": time.time(),
-        "rank": context.rank,
-        "oom": ran_out is not None,
-        "message": message.strip(),
-        "plain": plain,
-        "traceback": trace,
-    }
+    record = RankError(
+        time=time.time(),
+        rank=context.rank,
+        oom=ran_out is not None,
+        message=message.strip(),
+        plain=plain,
+        traceback=trace,
+    )
     # At the end, which is quoted: a traceback ends in the library that was called.
     own = f"{found}\n" if (found := fault(error)) else ""
     sys.stderr.write(f"{message}\n" if plain else trace + own)
     sys.stderr.flush()
     with suppress(OSError):  # on a full disk the exit code has to suffice
-        write_json(rank_error(run_dir, context.rank), record)
+        record.write(rank_error(run_dir, context.rank))

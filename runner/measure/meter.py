@@ -32,9 +32,10 @@ from meshrunner.runner.measure.memory import memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
 from meshrunner.runner.measure.rows import RANK_VALUES, Rows, Step
 from meshrunner.runner.process.worker_context import WorkerContext
-from meshrunner.runner.rundir.files import EVENTS, SUMMARY, read_json, write_json
+from meshrunner.runner.rundir.files import EVENTS, SUMMARY
 from meshrunner.runner.rundir.layouts import add_layout
-from meshrunner.runner.rundir.location import Location
+from meshrunner.runner.rundir.run import Location
+from meshrunner.runner.rundir.summary import Summary
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector, which is disabled during training."""
@@ -214,7 +215,7 @@ class RunMeter:
         """On rank 0, add keys to summary.json that do not follow from the rows."""
         if self.location is not None:
             path = (self.location.now() or self.run_dir) / SUMMARY
-            write_json(path, read_json(path) | facts)
+            (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
         """Every rank's values, fp64 in host memory: [ranks, values]."""

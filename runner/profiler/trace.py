@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.profiler.base import ProfiledRun, Windowed, WindowSession
 from meshrunner.runner.profiler.overlap import STEP, Shares, read_trace, shares
-from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace, write_json
+from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
+from meshrunner.runner.rundir.records import TraceTable
 
 
 class TraceProfile(Windowed):
@@ -98,7 +99,8 @@ class TraceSession(WindowSession):
             if self.option.ranks == "all" or rank in self.option.ranks
         ]
         (self.run_dir / TRACES).mkdir(exist_ok=True)
-        write_json(self.run_dir / TRACE_TABLE, {"steps": [self.first, self.last], "ranks": rows})
+        table = TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows})
+        table.write(self.run_dir / TRACE_TABLE)
         found: dict[str, Any] = {}
         for name, *values in zip(self.figures, *figures, strict=True):
             known = [value for value in values if not math.isnan(value)]

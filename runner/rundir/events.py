@@ -6,18 +6,35 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from meshrunner.recipes.storage.durable import open_regular
 from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.rundir.states import is_count
 
-StepRow = dict[str, Any]
 CHUNK_BYTES = 8 << 20
 LONGEST_ROW = 1 << 20
 """In bytes; a longer line is damage."""
 TYPICAL_ROW = 1 << 10
-"""Bytes; rows are half as long."""
+"""In bytes; rows are half as long."""
+
+
+class StepRow(dict[str, float | None]):
+    """
+    A row of events.jsonl: key -> figure, None if it is not known.
+
+    Checked by hand: pydantic would take longer than reading the JSON, and a run may have a million rows.
+    """
+
+    @property
+    def step(self) -> int:
+        """The step, counted from 1."""
+        return cast(int, self["step"])
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that did the step, counted from 1."""
+        return cast(int, self.get("attempt", 1))
 
 
 class Tail:
@@ -29,7 +46,7 @@ class Tail:
         self._rest = b""
 
     def read(self) -> list[StepRow]:
-        """The rows completed since the last call, oldest first; [] while there is no file, or something else than a file."""
+        """Return the rows completed since the last call, oldest first; [] if there is no file, or something else in its place."""
         rows: list[StepRow] = []
         try:
             with open_regular(self.path) as file:
@@ -37,7 +54,7 @@ class Tail:
                 while new := file.read(CHUNK_BYTES):
                     self._offset += len(new)
                     *lines, rest = (self._rest + new).split(b"\n")
-                    self._rest = rest[: LONGEST_ROW + 1]  # as good as all of it: it is no row any more
+                    self._rest = rest[: LONGEST_ROW + 1]  # more makes no row any more
                     rows += parse_rows(lines)
         except (FileNotFoundError, ValueError):
             return rows
@@ -45,7 +62,7 @@ class Tail:
 
 
 def parse_rows(lines: Iterable[bytes]) -> list[StepRow]:
-    """The rows that some lines hold; damaged lines are left out."""
+    """Return the rows that some lines hold; damaged lines are left out."""
     return [row for line in lines if (row := _parse(line)) is not None]
 
 
@@ -59,11 +76,11 @@ def _parse(line: bytes) -> StepRow | None:
     for key, value in row.items():
         if type(value) is not float and value is not None and type(value) is not bool and not is_count(value):
             row[key] = None  # every figure is a number
-    return row
+    return StepRow(row)
 
 
 def last_rows(run_dir: Path, count: int) -> list[StepRow]:
-    """The newest rows of a run, `count` or fewer, without reading what lies before them; [] when there are none."""
+    """Return the newest rows of a run, at most `count`, without reading those before them; [] if there are none."""
     path = run_dir / EVENTS
     try:
         with open_regular(path) as file:
@@ -77,14 +94,14 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
 
 def read_events(run_dir: Path) -> list[StepRow]:
     """
-    One row per step, in order.
+    Return one row per step, in order.
 
-    A resumed run repeats the steps after its checkpoint: with its first row, all rows from that step on are out of date, those
-    of steps that it never reached again, too.
+    A resumed run repeats the steps after its checkpoint. The first row of the new attempt makes all rows from that step on
+    out of date, also those of steps that it never reached again.
     """
     rows: list[StepRow] = []
     for row in Tail(run_dir / EVENTS).read():
-        while rows and rows[-1]["step"] >= row["step"]:
+        while rows and rows[-1].step >= row.step:
             rows.pop()
         rows.append(row)
     return rows

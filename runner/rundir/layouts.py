@@ -1,64 +1,68 @@
-"""The layouts that the attempts of a run were executed under: figures of different ones are never mixed."""
+"""The layouts that the attempts of a run were executed under: figures of different layouts are never mixed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshrunner.recipes.config_diff import differences, flatten, outside
 from meshrunner.runner.rundir.events import StepRow
-from meshrunner.runner.rundir.files import LAYOUTS, read_json, write_json
+from meshrunner.runner.rundir.files import LAYOUTS
+from meshrunner.runner.rundir.records import Count, JsonFile
 
 UNMEASURED = (
     "tracker", "sweep", "objective", "progress", "seed", "checkpoint", "steps", "measure_after", "log_every", "lr_schedule",
     "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
 )  # fmt: skip
-"""Keys, or sections, that a run may be resumed with other values of, and its speed and memory stay the same."""
+"""Keys and sections that do not affect speed or memory: a resumed run may change them and keep its layout."""
 
 
-class Layout(NamedTuple):
+class Layout(JsonFile):
     """What figures depend on, from an attempt on."""
 
-    attempt: int
+    attempt: Count
     """The first attempt under it."""
     settings: dict[str, Any]
-    """Flat: keys of the configuration, and what it does not say: devices, versions."""
+    """Flat: keys of the configuration, with the devices and versions that it does not name."""
+
+
+class Layouts(JsonFile):
+    """The content of `layouts.json`, in order."""
+
+    layouts: list[Layout] = []
+
+
+class EarlierLayout(JsonFile):
+    """The steps that a run did under another layout, which are not in its figures."""
+
+    steps: tuple[Count, Count]
+    """First and last."""
+    settings: dict[str, Any] | None = None
+    """The settings that were different; null if they are not on record."""
 
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Record an attempt's layout, unless it is that of the attempt before."""
+    """Record the layout of an attempt, unless it is that of the attempt before."""
     settings = outside(flatten(config), UNMEASURED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:
-        layouts = [layout._asdict() for layout in [*known, Layout(attempt, settings)]]
-        write_json(run_dir / LAYOUTS, {"layouts": layouts})
+        Layouts(layouts=[*known, Layout(attempt=attempt, settings=settings)]).write(run_dir / LAYOUTS)
 
 
 def read_layouts(run_dir: Path) -> list[Layout]:
-    """The layouts on record, in order; [] where there are none, or they are damaged."""
-    try:
-        return [
-            Layout(int(each["attempt"]), dict(each["settings"])) for each in read_json(run_dir / LAYOUTS)["layouts"]
-        ]
-    except (KeyError, TypeError, ValueError):
-        return []
+    """Return the recorded layouts in order; [] if there are none or they are damaged."""
+    return Layouts.read(run_dir / LAYOUTS).layouts
 
 
 def split_by_layout(
     rows: Sequence[StepRow], layouts: Sequence[Layout]
-) -> tuple[Sequence[StepRow], list[dict[str, Any]]]:
-    """
-    The rows of the last layout that has any, and what the steps before them were measured under.
-
-    Returns:
-        The rows, and for each earlier layout `steps`, its first and last step, and `settings`, what was different from the
-        last one; null where it is not on record.
-    """
+) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
+    """Return the rows of the last layout that has any, and the layouts of the steps before them."""
 
     def place(row: StepRow) -> int:
-        return sum(layout.attempt <= row["attempt"] for layout in layouts)  # 0: not on record
+        return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: not on record
 
     groups = [(number, list(each)) for number, each in groupby(rows, key=place)]
     if len(groups) < 2:
@@ -70,5 +74,5 @@ def split_by_layout(
         if number:
             changed = differences(layouts[number - 1].settings, layouts[last - 1].settings)
             settings = {key: None if value is ... else value for key, value, _ in changed}
-        earlier.append({"steps": [before[0]["step"], before[-1]["step"]], "settings": settings})
+        earlier.append(EarlierLayout(steps=(before[0].step, before[-1].step), settings=settings))
     return current, earlier

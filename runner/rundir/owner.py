@@ -1,6 +1,6 @@
 """The owner of a run directory: the one process that executes it.
 
-`status.json` names the owner and holds its heartbeat; an owner that is dead or stale may be replaced.
+`status.json` names the owner and holds its heartbeat. An owner that is dead or stale may be replaced.
 """
 
 from __future__ import annotations
@@ -12,71 +12,68 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from meshrunner.recipes.errors import AlreadyRunning
 from meshrunner.runner.console import one_line
 from meshrunner.runner.process.tree import started_at
-from meshrunner.runner.rundir.files import LOGS, STATUS, write_json
-from meshrunner.runner.rundir.states import read_status, status_lock, update_status
+from meshrunner.runner.rundir.files import LOGS, STATUS
+from meshrunner.runner.rundir.states import Owner, Status, read_status, status_lock, update_status
 
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
 """Age of a heartbeat after which an owner on another host is stale."""
 CLOCKS_S = 86400.0
-"""Most that the clock of another host may be ahead."""
+"""Largest lead of another host's clock; a heartbeat further in the future counts as stale."""
 
 
-def this_process() -> dict[str, Any]:
-    """The `owner` entry that identifies this process, even after its process id is reused."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "pid_started": started_at(os.getpid()),
-        "boot_id": _boot_id(),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "slurm_restart": os.environ.get("SLURM_RESTART_COUNT", "0"),
-    }
+def this_process() -> Owner:
+    """Return the record that identifies this process."""
+    return Owner(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        pid_started=started_at(os.getpid()),
+        boot_id=_boot_id(),
+        slurm_job_id=os.environ.get("SLURM_JOB_ID"),
+        slurm_restart=os.environ.get("SLURM_RESTART_COUNT", "0"),
+    )
 
 
-def owner_is_alive(status: dict[str, Any]) -> bool:
+def owner_is_alive(status: Status) -> bool:
     """Whether the owner in `status.json` still executes the run."""
-    owner = status.get("owner") or {}
-    if status.get("state") != "running" or not owner:
+    owner = status.owner
+    if status.state != "running" or not owner:
         return False
     job, restart = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
-    if job is not None and owner.get("slurm_job_id") == job and owner.get("slurm_restart") != restart:
+    if job is not None and owner.slurm_job_id == job and owner.slurm_restart != restart:
         return False  # SLURM has requeued the job, perhaps because the owner's node died
-    if owner.get("host") == socket.gethostname():
-        same_boot = owner.get("boot_id") == _boot_id()
-        return same_boot and started_at(owner.get("pid") or 0) == owner.get("pid_started") is not None
-    return -CLOCKS_S < time.time() - (status.get("heartbeat") or 0) < STALE_S
+    if owner.host == socket.gethostname():
+        return owner.boot_id == _boot_id() and started_at(owner.pid or 0) == owner.pid_started is not None
+    return -CLOCKS_S < time.time() - (status.heartbeat or 0) < STALE_S
 
 
-def owned_by(status: dict[str, Any]) -> str:
-    """A clause that names a living owner, for messages."""
-    return f"is being executed by process {status['owner'].get('pid')} on {status['owner'].get('host')}"
-
-
-def condition(status: dict[str, Any]) -> str:
-    """What is said of a run after its name: `is completed`, `is skipped: REASON`, `is being executed by process ...`."""
+def condition(status: Status) -> str:
+    """Return what a message says after the name of a run: `is completed`, `is skipped: REASON`, `is being executed by ...`."""
     if owner_is_alive(status):
-        return one_line(owned_by(status))
-    reason = status.get("reason")
-    return one_line(f"is {status.get('state')}" + (f": {reason}" if reason else ""))
+        return one_line(_owned(status))
+    return one_line(f"is {status.state}" + (f": {status.reason}" if status.reason else ""))
 
 
-def claim(run_dir: Path) -> dict[str, Any]:
-    """Make this process the owner of a run: state `running`, `attempt` + 1; raises AlreadyRunning if another owner is alive."""
+def _owned(status: Status) -> str:
+    assert status.owner is not None
+    return f"is being executed by process {status.owner.pid} on {status.owner.host}"
+
+
+def claim(run_dir: Path) -> Status:
+    """Make this process the owner of a run and begin its next attempt; raise AlreadyRunning if another owner is alive."""
     (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may contain config.yaml alone
     with status_lock(run_dir):
         status = read_status(run_dir)
         if owner_is_alive(status):
-            raise AlreadyRunning(f"{run_dir} {owned_by(status)}")
+            raise AlreadyRunning(f"{run_dir} {_owned(status)}")
         now = time.time()
         status |= {"state": "running", "reason": "", "started": now, "ended": None, "heartbeat": now}
-        status |= {"attempt": int(status.get("attempt") or 0) + 1, "owner": this_process(), "workers": []}
-        write_json(run_dir / STATUS, status)
+        status |= {"attempt": status.attempt + 1, "owner": this_process().as_json(), "workers": []}
+        status.write(run_dir / STATUS)
     return status
 
 

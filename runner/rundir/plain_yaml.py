@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from meshrunner.recipes.storage.durable import read_regular
-from meshrunner.runner.rundir.files import DEPTH
 
 YAML_BYTES = 1 << 20
 """Largest YAML file that is read."""
+DEPTH = 100
+"""Deepest nesting that is read."""
 EXPLAINED_LENGTH = 16_000
 """Characters of text that is parsed once more, slowly."""
 LONGEST_NUMBER = 400

@@ -1,19 +1,21 @@
-"""A run directory: writing a new one, reading its configuration and overrides."""
+"""A run directory: writing a new one, reading its configuration and overrides, finding it again after it was moved."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, PLAN, STATUS, is_run, write_json
-from meshrunner.runner.rundir.states import is_count
+from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, PLAN, STATUS, is_run
+from meshrunner.runner.rundir.records import Environment, Prediction
+from meshrunner.runner.rundir.states import Status, is_count
 
 
 def place_run(
-    config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: dict[str, Any] | None = None
+    config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
     """
     Write a new run directory, state `pending`.
@@ -21,7 +23,7 @@ def place_run(
     Args:
         config: the resolved configuration; `auto` values stay `auto`.
         overrides: the content of overrides.yaml.
-        plan: what is predicted of it, if anything is.
+        plan: the content of plan.json; empty or None if nothing was predicted.
 
     Raises:
         ConfigError: the directory already holds a run, or cannot be written.
@@ -37,16 +39,17 @@ def place_run(
             )
         (run_dir / LOGS).mkdir(exist_ok=True)
         (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
-        write_json(run_dir / STATUS, {"state": "pending", "reason": "", "attempt": 0})
+        Status(state="pending", reason="", attempt=0).write(run_dir / STATUS)
         if plan:
-            write_json(run_dir / PLAN, plan)
-        (run_dir / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))  # last: now it is a run
+            Prediction.model_validate(plan).write(run_dir / PLAN)
+        # Last: config.yaml makes this a run directory.
+        (run_dir / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     except OSError as error:
         raise ConfigError(f"cannot write the run directory {run_dir}: {error.strerror}") from None
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The configuration in a run directory; raises ConfigError when there is none or it is not a YAML mapping."""
+    """Return the configuration in a run directory; raise ConfigError if there is none or it is not a YAML mapping."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -66,26 +69,25 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """What config.yaml holds, not resolved. Raises ValueError that says how it is damaged, and OSError."""
+    """Return what config.yaml holds, not resolved. Raises OSError, and ValueError that says how it is damaged."""
     from meshrunner.runner.rundir.plain_yaml import load_yaml
 
     config = load_yaml(run_dir / CONFIG)
-    if not is_count(config.get("steps")):  # it was cut off, or is somebody else's
+    if not is_count(config.get("steps")):  # the file was truncated, or is not ours
         raise ValueError("it has no number of steps")
     return config
 
 
 def key_of(override: str) -> str:
-    """`a.b` of `+a.b=1`, `~a.b` and the like."""
+    """Return the key of an override: `a.b` of `+a.b=1` and `~a.b`."""
     return override.partition("=")[0].lstrip("+~")
 
 
-def options_in_force(choices: Mapping[str, str], environment: dict[str, Any]) -> dict[str, str]:
-    """The chosen options, `precision=auto` as what it was where the run started. environment: the content of environment.json."""
-    resolved = environment.get("resolved")
-    became = resolved.get("precision.kind") if isinstance(resolved, dict) else None
+def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
+    """Return the chosen options by group, `precision=auto` replaced by what it became where the run started."""
+    known = environment.precision
     return {
-        group: str(became) if became and (group, option) == ("precision", "auto") else option
+        group: known if known and (group, option) == ("precision", "auto") else option
         for group, option in choices.items()
     }
 
@@ -101,7 +103,7 @@ class Overrides:
 
 
 def load_overrides(run_dir: Path) -> Overrides:
-    """The overrides of a run; empty where the file is missing. Raises ValueError that says how it is damaged, and OSError."""
+    """Return the overrides of a run, empty if there is no file. Raises OSError, and ValueError that says how it is damaged."""
     from meshrunner.runner.rundir.plain_yaml import load_yaml
 
     try:
@@ -122,8 +124,30 @@ def load_overrides(run_dir: Path) -> Overrides:
 
 
 def read_overrides(run_dir: Path) -> Overrides:
-    """The overrides of a run; empty where the file is missing or damaged."""
+    """Return the overrides of a run; empty if the file is missing or damaged."""
     try:
         return load_overrides(run_dir)
     except (OSError, ValueError):
         return Overrides({}, ())
+
+
+class Location:
+    """A directory that is found again after it was moved within its file system. A context manager, or used until the end."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the directory; raise OSError if there is none."""
+        self.path = path
+        self._opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def __enter__(self) -> Location:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._opened)
+
+    def now(self) -> Path | None:
+        """Return the directory's path; None if it was removed."""
+        if self.path.is_dir():
+            return self.path
+        moved = Path(f"/proc/self/fd/{self._opened}").readlink()  # ends with " (deleted)" if it was removed
+        return moved if moved.is_dir() else None

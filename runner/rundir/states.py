@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
-from meshrunner.runner.figures import number
-from meshrunner.runner.rundir.files import STATUS, STATUS_LOCK, load_json, write_json
+from meshrunner.runner.rundir.files import STATUS, STATUS_LOCK
+from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null_as
 
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
 """States of a run that is no longer executed."""
@@ -21,64 +21,72 @@ CRASHED = frozenset({"failed", "timeout"})
 EXIT_STATUS = {"completed": 0, "interrupted": 130, "preempted": 75}
 """Exit status of a single run by its final state; every other state is 1."""
 
+State = Literal["pending", "running", "completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"]
+
+
+class Owner(JsonFile):
+    """The process that executes a run, identified even after its process id is reused."""
+
+    host: Text = ""
+    pid: Count | None = None
+    pid_started: int | None = None
+    """Clock ticks from boot to the start of the process."""
+    boot_id: Text | None = None
+    slurm_job_id: Text | None = None
+    slurm_restart: Text | None = None
+    """How often SLURM had requeued the job."""
+
+
+class Worker(JsonFile):
+    """A process that trains, one of the run's ranks."""
+
+    rank: Count | None = None
+    pid: Count | None = None
+
+
+class Status(JsonFile):
+    """The content of `status.json`. Times are unix times."""
+
+    state: State | None = None
+    """None if there is no file."""
+    reason: Annotated[Text, null_as("")] = ""
+    attempt: Annotated[Count, null_as(0)] = 0
+    """How often the run was started."""
+    started: Number | None = None
+    ended: Number | None = None
+    heartbeat: Number | None = None
+    owner: Owner | None = None
+    workers: Annotated[list[Worker], null_as([])] = []
+
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Whether a value is a whole number from 0 on of a sensible size: a step, an attempt, a process id."""
+    """Whether a value of a configuration is a whole number of a sensible size, 0 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
-EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "state": ("a state", lambda value: isinstance(value, str) and value in FINAL | {"pending", "running"}),
-    "reason": ("text", lambda value: isinstance(value, str)),
-    "attempt": ("a whole number", is_count),
-    "started": ("a time", lambda value: number(value) is not None),
-    "ended": ("a time", lambda value: number(value) is not None),
-    "heartbeat": ("a time", lambda value: number(value) is not None),
-    "owner": ("a process", lambda value: isinstance(value, dict) and _is_process(value)),
-    "workers": ("a list of processes", lambda value: isinstance(value, list) and all(map(_is_process, value))),
-}
-"""What the keys of `status.json` hold, unless they are null."""
-
-
-def _is_process(value: Any) -> bool:
-    named = isinstance(value, dict) and isinstance(value.get("host", ""), str)
-    return named and is_count(value.get("pid", 0))
-
-
-def load_status(run_dir: Path) -> dict[str, Any]:
-    """The content of `status.json`; {} where there is none. Raises ValueError that says how it is damaged, and OSError."""
-    status = load_json(run_dir / STATUS)
-    for key, (kind, fits) in EXPECTED.items():
-        if (value := status.get(key)) is not None and not fits(value):
-            raise ValueError(f"{key}: expected {kind}, got {value!r:.60}")
-    return status
-
-
-def read_status(run_dir: Path) -> dict[str, Any]:
-    """The content of `status.json`; {} where there is none or it is damaged."""
-    try:
-        return load_status(run_dir)
-    except ValueError:
-        return {}
+def read_status(run_dir: Path) -> Status:
+    """Return the status of a run; an empty one if the file is missing or damaged."""
+    return Status.read(run_dir / STATUS)
 
 
 def read_state(run_dir: Path) -> str:
-    """The state in `status.json`; "None" where there is none."""
-    return str(read_status(run_dir).get("state"))
+    """Return the state of a run; "None" if none is recorded."""
+    return str(read_status(run_dir).state)
 
 
-def update_status(run_dir: Path, **changes: Any) -> dict[str, Any]:
-    """Change some keys of `status.json`; returns all of them."""
+def update_status(run_dir: Path, **changes: Any) -> Status:
+    """Change some keys of `status.json` and return all of it."""
     with status_lock(run_dir):
         status = read_status(run_dir) | changes
-        write_json(run_dir / STATUS, status)
+        status.write(run_dir / STATUS)
     return status
 
 
 @contextmanager
 def status_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of `status.json`; waits for it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # whatever lies there: no waiting
+    """Hold the lock of `status.json`; wait for it first."""
+    # O_NONBLOCK and O_NOFOLLOW: a pipe or a link of that name must neither block nor lead elsewhere.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with os.fdopen(os.open(run_dir / STATUS_LOCK, flags, 0o666), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

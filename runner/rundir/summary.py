@@ -1,16 +1,21 @@
-"""Rows of a run -> the one row it contributes to a table. Pure arithmetic over what is on disk, so it can be done again."""
+"""Summarise the rows of a run as the one row that it contributes to a table: arithmetic over files, so it can be repeated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
 
 from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
-from meshrunner.runner.rundir.files import PLAN, SUMMARY, read_json, write_json
-from meshrunner.runner.rundir.layouts import Layout, read_layouts, split_by_layout
+from meshrunner.runner.rundir.files import PLAN, SUMMARY
+from meshrunner.runner.rundir.layouts import EarlierLayout, Layout, read_layouts, split_by_layout
+from meshrunner.runner.rundir.records import Count, JsonFile, Number, Prediction, Text, null_as, under
+from meshrunner.runner.rundir.states import Status
 
 
 def _deciles(values: list[float]) -> list[float]:
@@ -30,33 +35,89 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
 """Statistics of `Figure.over_steps` that follow from rows."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
+FIGURE_KEYS = frozenset(key for figure in figures.FIGURES for key in figure.summary_keys)
+
+
+class Recompilation(JsonFile):
+    """A step of the measured window that was compiled again."""
+
+    step: Count
+    reason: Text
+
+
+class Summary(JsonFile):
+    """The content of `summary.json`. Figures are under the keys that follow from `runner/figures.py`."""
+
+    state: Text | None = None
+    reason: Text | None = None
+    steps: Count | None = None
+    measured_steps: Count | None = None
+    """Steps that count for throughput."""
+    earlier_layouts: Annotated[list[EarlierLayout], null_as([])] = []
+    """The layouts of a resumed run before its last one, the only one whose steps are in the figures."""
+    device: Text | None = None
+    device_memory_gib: Number | None = None
+    world_size: Count | None = None
+    params: Count | None = under("model/params")
+    peak_tflops: Number | None = None
+    """TFLOP/s that MFU is relative to."""
+    peak_rate: Text | None = None
+    """Dtype of the matmuls that reach them."""
+    data: dict[str, Any] | None = None
+    """How the recipe describes its data: tokenizer, hashes, size."""
+    late_recompiles: Annotated[list[Recompilation], null_as([])] = Field(
+        [], validation_alias="compile/late_recompiles", serialization_alias="compile/late_recompiles"
+    )
+    verdict: Text | None = under(VERDICT)
+    cold: bool | None = None
+    """Whether it was the first run that its command started, which finds no process and no cache warm."""
+
+    @model_validator(mode="after")
+    def _figures_are_numbers(self) -> Self:
+        extra = self.__pydantic_extra__ or {}
+        for key in FIGURE_KEYS & extra.keys():
+            value = extra[key]
+            if value is not None and type(value) is not float and figures.number(value) is None:
+                raise ValueError(f"{key}: must be a number, got {value!r:.60}")
+        return self
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Key -> figure, None if it is not known, and the marks that `Figure.but` names."""
+        found = {key: value for key, value in (self.model_extra or {}).items() if isinstance(value, int | float | None)}
+        return {key: figures.number(value) for key, value in found.items()} | {"cold": self.cold}
+
+    def by_rank(self, key: str) -> list[float | None]:
+        """Return the values of a figure for each rank; [] if they are not known."""
+        values = (self.model_extra or {}).get(figures.by_rank(key))
+        return list(map(figures.number, values)) if isinstance(values, list) else []
 
 
 def summarise(
     rows: list[StepRow], measure_after: int, started: float, attempt: int, layouts: Sequence[Layout] = ()
-) -> dict[str, Any]:
+) -> Summary:
     """
-    The summary keys that follow from the rows; null where nothing was measured.
+    Summarise rows; a figure of which nothing was measured is null.
 
-    Of a run that was resumed under another layout, the figures are of the steps under the last one; `earlier_layouts` says what
-    the steps before were measured under. `measured_steps` is how many steps count.
+    If a run was resumed under another layout, the figures are those of the steps under the last one, and `earlier_layouts`
+    says what the steps before were measured under.
 
     Args:
         rows: one per step, ordered.
-        measure_after: first steps of every attempt, which do not count for throughput; steps that compiled, or were slowed by
-            a profiler, do not, either.
+        measure_after: first steps of every attempt, which do not count for throughput. Nor do steps that compiled or were
+            slowed by a profiler.
         started: unix time at which the last attempt began.
         attempt: number of the last attempt; the time to its first step is measured from `started`.
         layouts: the run's, in order.
     """
     current, earlier = split_by_layout(rows, layouts)
     measured = measured_rows(rows, measure_after, current)
-    this_attempt = [row for row in rows if row["attempt"] == attempt]
+    this_attempt = [row for row in rows if row.attempt == attempt]
     chosen = {"last": rows[-1:], "final": rows[-1:], "sum": this_attempt}
     found: dict[str, Any] = {
-        "steps": rows[-1]["step"] if rows else 0,
+        "steps": rows[-1].step if rows else 0,
         "measured_steps": len(measured),
-        "earlier_layouts": earlier,
+        "earlier_layouts": [each.as_json() for each in earlier],
     }
     for figure in figures.FIGURES:
         if figure.of_some_recipes and not any(figure.key in row for row in rows):
@@ -65,48 +126,45 @@ def summarise(
             if statistic in OVER_STEPS:
                 known = [value for row in chosen.get(statistic, measured) if (value := row.get(figure.key)) is not None]
                 found[key] = OVER_STEPS[statistic](known) if known or statistic == "sum" else None
-    found["perf/time_to_first_step_s"] = this_attempt[0]["time"] - started if this_attempt else None
-    return found
+    first = this_attempt[0].get("time") if this_attempt else None
+    found["perf/time_to_first_step_s"] = None if first is None else first - started
+    return Summary.model_validate(found)
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """The rows that count for throughput, as `summarise` says; among: only those of one layout."""
+    """Return the rows that count for throughput, as `summarise` defines them; among: only those of one layout."""
     begin: dict[int, int] = {}  # attempt -> its first step: after a checkpoint everything is warmed up once more
     for row in rows:
-        begin.setdefault(row["attempt"], row["step"])
+        begin.setdefault(row.attempt, row.step)
     return [
         row
         for row in (rows if among is None else among)
-        if row["step"] >= begin[row["attempt"]] + measure_after
+        if row.step >= begin[row.attempt] + measure_after
         and not row.get("perf/compile_time_s")
         and not row.get("profiled")
     ]
 
 
-def only_of_completed(summary: dict[str, Any], state: str) -> dict[str, Any]:
-    """A summary without the figures that only a completed run has: the loss of a run that broke off is not final."""
+def only_of_completed(summary: Summary, state: str | None) -> Summary:
+    """Return a summary without the figures that only a completed run has: the loss of a run that stopped early is not final."""
     return summary if state == "completed" else summary | dict.fromkeys(FINAL)
 
 
-def predicted(run_dir: Path) -> dict[str, Any]:
-    """The summary keys of what was predicted of a run, all of which begin with `plan/`; {} where nothing was."""
-    plan = read_json(run_dir / PLAN)
+def predicted(run_dir: Path) -> Summary:
+    """Return what was predicted of a run, under keys that begin with `plan/`; an empty summary if nothing was."""
+    plan = Prediction.read(run_dir / PLAN)
     if not plan:
-        return {}
-    keys = {key: figures.number(plan.get(key.removeprefix("plan/"))) for key in PREDICTED}
-    return keys | {VERDICT: str(plan.get("verdict"))}
+        return Summary()
+    known = plan.model_extra or {}
+    keys = {key: figures.number(known.get(key.removeprefix("plan/"))) for key in PREDICTED}
+    return Summary.model_validate(keys | {VERDICT: plan.verdict})
 
 
-def write_summary(run_dir: Path, measure_after: int, status: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """Complete summary.json, which the workers began, with facts and what follows from the run's record; returns it."""
-    path = run_dir / SUMMARY
-    rows = read_events(run_dir)
-    summary = read_json(path) | summarise(
-        rows, measure_after, status["started"], status["attempt"], read_layouts(run_dir)
-    )
-    summary |= predicted(run_dir)
-    summary = (
-        only_of_completed(summary, status["state"]) | facts | {"state": status["state"], "reason": status["reason"]}
-    )
-    write_json(path, summary)
+def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
+    """Complete summary.json, which the workers began, with facts and with what follows from the run's record; return it."""
+    rows, layouts = read_events(run_dir), read_layouts(run_dir)
+    summary = Summary.read(run_dir / SUMMARY) | predicted(run_dir)
+    summary |= summarise(rows, measure_after, status.started or 0.0, status.attempt, layouts)
+    summary = only_of_completed(summary, status.state) | facts | {"state": status.state, "reason": status.reason}
+    summary.write(run_dir / SUMMARY)
     return summary

@@ -14,9 +14,10 @@ from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.placed import Usable, usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir.damage import JOB_ID, find_obstacle
-from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, read_json, slurm_script, write_json
+from meshrunner.runner.rundir.damage import find_obstacle
+from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
 from meshrunner.runner.rundir.owner import condition, owner_is_alive
+from meshrunner.runner.rundir.records import Submission
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state, read_status, update_status
 from meshrunner.runner.slurm import script
@@ -36,12 +37,11 @@ class JobArray:
 
 
 def job_id(run_dir: Path) -> str | None:
-    """The id of a run's newest job, `12` or `12_3`; None when the run was never submitted, or nobody can say."""
+    """Return the id of a run's newest job, `12` or `12_3`; None if the run was never submitted or the record is damaged."""
     try:
-        found = read_json(run_dir / SLURM_JOB).get("job_id")
+        return Submission.read(run_dir / SLURM_JOB).job_id
     except OSError:
         return None
-    return str(found) if JOB_ID.fullmatch(str(found)) else None
 
 
 def submit_run(run_dir: Path, settings: Slurm) -> None:
@@ -156,7 +156,7 @@ def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) ->
     tell: Callable[[str], object] = (lambda _: None) if quiet else say
     for run_dir in run_dirs:
         status, number = read_status(run_dir), job_id(run_dir)
-        state, job = status.get("state"), known.get(number or "")
+        state, job = status.state, known.get(number or "")
         finished = state in RESULTS and state not in rerun
         if job is not None and job.active and not finished:
             tell(f"{run_dir.name} has job {number}: {job}")
@@ -198,4 +198,4 @@ def _sbatch(path: Path, text: str, folder: Path) -> str:
 
 
 def _record(run_dir: Path, job: str, path: Path) -> None:
-    write_json(run_dir / SLURM_JOB, {"job_id": job, "submitted": time.time(), "script": str(path)})
+    Submission(job_id=job, submitted=time.time(), script=str(path)).write(run_dir / SLURM_JOB)

@@ -108,13 +108,12 @@ def _display(run_dirs: Sequence[Path], todo: Collection[Path], experiment: Exper
 
 def _unfinished(run_dir: Path, settings: Sweep) -> bool:
     status = read_status(run_dir)
-    state = status.get("state")
-    return not owner_is_alive(status) and (state not in RESULTS or state in settings.rerun)
+    return not owner_is_alive(status) and (status.state not in RESULTS or status.state in settings.rerun)
 
 
 def _attempts(run_dir: Path) -> int:
-    """Executions so far. More than at the start of the sweep: another process has executed the run since."""
-    return int(read_status(run_dir).get("attempt") or 0)
+    """Return the number of executions. If it has grown since the sweep began, another process has executed the run."""
+    return read_status(run_dir).attempt
 
 
 def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
@@ -219,7 +218,7 @@ class _Parallel:
             for run_dir in self._reap():
                 if table.active:
                     status = read_status(run_dir)
-                    say(f"{run_dir.name}: {status.get('state')} {status.get('reason') or ''}".rstrip())
+                    say(f"{run_dir.name}: {status.state} {status.reason}".rstrip())
                 table.run_ended(run_dir)
                 self.page.run_ended()
                 if not stopping and read_state(run_dir) in CRASHED and self.starts[run_dir] <= settings.retry:
@@ -262,7 +261,7 @@ class _Parallel:
             status = read_status(run_dir)
             # One that was interrupted while it was starting stays pending.
             may_record = process.returncode != 130 and run_dir.is_dir()
-            if may_record and status.get("state") not in FINAL and not owner_is_alive(status):
+            if may_record and status.state not in FINAL and not owner_is_alive(status):
                 reason = _missing_reason(run_dir, process)
                 status = update_status(run_dir, state="failed", reason=reason, ended=time.time())
         return ended

@@ -23,9 +23,10 @@ from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node
-from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, read_json
+from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import RESULTS, read_state
+from meshrunner.runner.rundir.summary import Summary
 from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
@@ -218,9 +219,9 @@ def _job_return(job: Combination, worst: float) -> JobReturn:
     """The result of a job, for the sweeper: the median objective of its runs, the worst value when one has none."""
     values = []
     for run in job.runs:
-        summary = read_json(run.run_dir / SUMMARY)
-        value = summary.get(job.experiment.objective)
-        values.append(worst if value is None or summary.get("state") != "completed" else float(value))
+        summary = Summary.read(run.run_dir / SUMMARY)
+        value = summary.figures.get(job.experiment.objective)
+        values.append(worst if value is None or summary.state != "completed" else value)
     result = JobReturn(
         overrides=job.overrides,
         cfg=OmegaConf.create(job.runs[0].composed.config),

@@ -8,7 +8,8 @@ from typing import Any
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import warn
 from meshrunner.runner.predict.preflight import foretold, misfit, wanted
-from meshrunner.runner.rundir.files import PLAN, read_json
+from meshrunner.runner.rundir.files import PLAN
+from meshrunner.runner.rundir.records import Prediction
 from meshrunner.runner.rundir.states import RESULTS, read_state
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
@@ -47,7 +48,7 @@ def _recorded(job: Combination) -> dict[str, Any]:
     if not isinstance(job.experiment.hardware, GPU):
         return {}
     try:
-        return read_json(job.runs[0].run_dir / PLAN)
+        return Prediction.read(job.runs[0].run_dir / PLAN).as_json()
     except OSError:
         return {}
 

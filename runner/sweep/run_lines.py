@@ -78,12 +78,12 @@ class RunLines:
 def _result(run: Run) -> str:
     if run.state != "completed":
         return f"{run.state}, {run.reason}" if run.reason and run.state in RESULTS else run.state
-    speed = speed_figure([run.summary])
-    loss = LOSS.values([run.summary])[0]
+    speed = speed_figure([run.figures])
+    loss = LOSS.values([run.figures])[0]
     parts = [
         run.state,
         f"{speed.text(speed_of(run))} {speed.title}",
-        memory_text(run.summary),
+        memory_text(run.figures),
         f"loss {LOSS.text(loss)}",
     ]
     return ", ".join(parts)

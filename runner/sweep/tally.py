@@ -80,11 +80,11 @@ class Tally:
         parts = [f"{self.done} done" if self.earlier else f"{self.done}/{self.total} done", self.left]
         if self._fastest and self.fastest:
             value, run = self._fastest
-            figure = speed_figure([run.summary])
+            figure = speed_figure([run.figures])
             parts.append(f"best so far: {self.label(run.path)} {figure.text(value)} {figure.title}")
         return ", ".join(filter(None, parts))
 
 
 def speed_of(run: Run) -> float | None:
     """What runs of its kind are compared by; None unless it is completed."""
-    return speed_figure([run.summary]).values([run.summary])[0] if run.state == "completed" else None
+    return speed_figure([run.figures]).values([run.figures])[0] if run.state == "completed" else None

@@ -12,9 +12,9 @@ from pydantic import Field, TypeAdapter
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, chosen
-from meshrunner.runner.rundir.damage import RUN_ID
 from meshrunner.runner.rundir.events import StepRow
-from meshrunner.runner.rundir.files import is_sweep, read_json, tracking, write_json
+from meshrunner.runner.rundir.files import is_sweep, tracking
+from meshrunner.runner.rundir.records import Tracking
 from meshrunner.runner.rundir.run import read_config, read_overrides
 from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.rundir.sweep import sweep_title
@@ -49,7 +49,7 @@ class RunRecord:
             choices=read_overrides(run_dir).choices,
             name=run_dir.name,
             group=sweep_title(run_dir.parent) if is_sweep(run_dir.parent) else None,
-            attempt=int(read_status(run_dir).get("attempt") or 1),
+            attempt=read_status(run_dir).attempt or 1,
             run_id=ensure_run_id(run_dir),
         )
 
@@ -117,22 +117,22 @@ class SweepRecord:
 
 
 def ensure_run_id(folder: Path) -> str:
-    """The id of a run or of a sweep's table, from tracker.json; the first time it is written there."""
-    run_id = read_tracking(folder).get("run_id")
-    if not isinstance(run_id, str) or not RUN_ID.fullmatch(run_id):  # it becomes part of paths
+    """Return the id of a run or of a sweep's table from tracker.json; the first time, write it there."""
+    run_id = read_tracking(folder).run_id
+    if run_id is None:
         run_id = secrets.token_hex(4)
         update_tracking(folder, run_id=run_id)
     return run_id
 
 
-def read_tracking(folder: Path, member: str = "") -> dict[str, Any]:
-    """The content of tracker.json in a run or sweep directory, or of that of one of several trackers; {} for none."""
-    return read_json(tracking(folder, member))
+def read_tracking(folder: Path, member: str = "") -> Tracking:
+    """Return the record of a tracker of a run or sweep directory; `member`: its name if there are several."""
+    return Tracking.read(tracking(folder, member))
 
 
 def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
-    """Change some keys of tracker.json, or of that of one of several trackers."""
-    write_json(tracking(folder, member), read_tracking(folder, member) | changes)
+    """Change some keys of the record of a tracker."""
+    (read_tracking(folder, member) | changes).write(tracking(folder, member))
 
 
 class Sink(Protocol):

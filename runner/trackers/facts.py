@@ -1,4 +1,4 @@
-"""What trackers are told of a run beside its figures: the configuration as it was resolved, and what none says."""
+"""What trackers receive about a run besides its figures: the resolved configuration, devices and versions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from meshrunner.recipes.config_diff import differences, flatten
 from meshrunner.runner import shipped
-from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, read_json
+from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY
+from meshrunner.runner.rundir.records import Environment
 from meshrunner.runner.rundir.run import options_in_force
 from meshrunner.runner.rundir.states import is_count
+from meshrunner.runner.rundir.summary import Summary
 
 TAG_LENGTH = 64
 """W&B refuses longer tags."""
@@ -19,34 +21,34 @@ TAG_LENGTH = 64
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
     """
-    A run's configuration, nested, with what `auto` became in this attempt, and beside it what it does not say.
+    Return a run's configuration, nested, with the values that `auto` became in this attempt, and facts that it does not state.
 
-    `options` (group -> chosen option), `world_size`, `device`, `device_type`, `host`, `commit`, `versions`, `directory`; only
-    what is known already: before the workers have started that is little.
+    The facts are `options` (group -> chosen option), `world_size`, `device`, `device_type`, `host`, `commit`, `versions` and
+    `directory`, as far as they are known: before the workers have started, few are.
     """
-    environment, summary = read_json(run_dir / ENVIRONMENT), read_json(run_dir / SUMMARY)
-    versions = _object(environment, "packages") | {"python": environment.get("python")}
+    environment, summary = Environment.read(run_dir / ENVIRONMENT), Summary.read(run_dir / SUMMARY)
+    versions = environment.packages | {"python": environment.python}
     facts = {
         "options": options_in_force(choices, environment),
-        "world_size": summary.get("world_size") or _devices(config, environment),
-        "device": summary.get("device"),
-        "device_type": environment.get("device_type"),
-        "host": environment.get("host"),
-        "commit": environment.get("git_commit"),
+        "world_size": summary.world_size or _devices(config, environment),
+        "device": summary.device,
+        "device_type": environment.device_type,
+        "host": environment.host,
+        "commit": environment.git_commit,
         "versions": {package: version for package, version in versions.items() if version} or None,
         "directory": str(run_dir),
     }
-    resolved = _object(environment, "resolved")
-    if (vocabulary := _object(summary, "data").get("tokenizer_vocab")) is not None:
+    resolved = dict(environment.resolved)
+    if (vocabulary := (summary.data or {}).get("tokenizer_vocab")) is not None:
         resolved["data.vocab_size"] = vocabulary
     known = {key: value for key, value in facts.items() if value is not None}
     return _with_values(config, resolved) | known
 
 
-def _devices(config: dict[str, Any], environment: dict[str, Any]) -> int | None:
-    """Nodes x workers: a run that ends before its workers are together has no `world_size` on record."""
-    nodes, workers = _object(config, "launch").get("nodes"), environment.get("workers")
-    return nodes * workers if is_count(nodes) and is_count(workers) else None
+def _devices(config: dict[str, Any], environment: Environment) -> int | None:
+    """Return nodes x workers: a run that ends before its workers have met has no `world_size` on record."""
+    nodes, workers = _object(config, "launch").get("nodes"), environment.workers
+    return nodes * workers if is_count(nodes) and workers is not None else None
 
 
 def _object(found: dict[str, Any], key: str) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class TrackerHandle:
 
     def _find_problem(self, process: ForkServerProcess) -> str | None:
         tracking = read_tracking(self._folder, self._member)
-        phase, code = tracking.get("phase"), process.exitcode
+        phase, code = tracking.phase, process.exitcode
         if code is None:
             verb = "start" if phase in ("starting", "opening") else "finish"
             return f"did not {verb} within {self._timeout_s:g} s of the {self._subject}'s end and was killed"
@@ -124,7 +124,7 @@ class TrackerHandle:
             return f"was killed by {killer} while {phase}"
         if code == 0 and phase == "finished":
             return None
-        return f"failed ({tracking.get('warning') or f'exit code {code}'})"
+        return f"failed ({tracking.warning or f'exit code {code}'})"
 
     @staticmethod
     def _terminate(process: ForkServerProcess) -> None:

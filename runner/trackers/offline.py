@@ -43,9 +43,8 @@ class OfflineRun:
 
     @property
     def growing(self) -> bool:
-        """Whether the run is executed at this moment: its record is not complete."""
-        status = read_status(self.folder)
-        return status.get("state") == "running" and owner_is_alive(status)
+        """Whether the run is being executed, so that its record is not complete."""
+        return owner_is_alive(read_status(self.folder))
 
 
 def find_offline_runs(folder: Path) -> list[OfflineRun]:

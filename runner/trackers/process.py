@@ -18,8 +18,9 @@ from pathlib import Path
 
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir.events import StepRow, Tail
-from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, read_json, tracker_log
+from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, tracker_log
 from meshrunner.runner.rundir.states import FINAL, read_state, read_status
+from meshrunner.runner.rundir.summary import Summary
 from meshrunner.runner.trackers.base import RunRecord, SweepRecord, tracker_of, update_tracking
 
 POLL_S = 0.5
@@ -44,11 +45,11 @@ class RowBuffer:
     def read(self, final: bool) -> list[StepRow]:
         """The rows that cannot be repeated any more and are new since the last call, by step; all that are left when `final`."""
         for row in self._tail.read():
-            for step in [step for step in self._held if step > row["step"]]:
+            for step in [step for step in self._held if step > row.step]:
                 del self._held[step]  # of an earlier attempt: from here on out of date
-            self._held[row["step"]] = row
-            if int(row.get("attempt") or 1) >= self._attempt:
-                self._last_step = max(self._last_step, row["step"])
+            self._held[row.step] = row
+            if row.attempt >= self._attempt:
+                self._last_step = max(self._last_step, row.step)
         ready = sorted(step for step in self._held if final or step <= self._last_step)
         return [self._held.pop(step) for step in ready]
 
@@ -77,7 +78,7 @@ def track_run(run_dir: Path, ended: Connection | None = None, member: str = "") 
             sink.log(row)
     update_tracking(run_dir, member, phase="finishing")
     status = read_status(run_dir)
-    sink.finish(read_json(run_dir / SUMMARY), str(status.get("state")), str(status.get("reason") or ""))
+    sink.finish(Summary.read(run_dir / SUMMARY).as_json(), str(status.state), status.reason)
     update_tracking(run_dir, member, phase="finished")
 
 

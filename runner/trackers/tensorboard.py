@@ -50,9 +50,9 @@ class TensorBoardRun:
 
     def log(self, row: StepRow) -> None:
         self._begin_hparams()
-        self._last_step = row["step"]
+        self._last_step = row.step
         figures = {key: value for key, value in row.items() if key not in NO_CHART and number(value) is not None}
-        self._curves.scalars(figures, row["step"], row.get("time"))
+        self._curves.scalars(figures, row.step, row.get("time"))
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         hparams = self._begin_hparams()  # of a run without a single step, too

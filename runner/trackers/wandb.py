@@ -146,13 +146,13 @@ class WandbRun:
             print(f"W&B has the rows up to step {self._last_step}; only later ones are sent")
 
     def log(self, row: StepRow) -> None:
-        if row["step"] <= self._last_step:
+        if row.step <= self._last_step:
             return  # W&B only appends: a row cannot be replaced
-        self._last_step = row["step"]
+        self._last_step = row.step
         self._check()
         if not self._described:
             self._update_config()
-        self._run.log({key: value for key, value in row.items() if value is not None}, step=row["step"])
+        self._run.log({key: value for key, value in row.items() if value is not None}, step=row.step)
 
     def _update_config(self) -> None:
         self._run.config.update(self._describe(), allow_val_change=True)

@@ -55,7 +55,7 @@ def check_installed(python: Path, folder: Path) -> None:
     command = python.with_name("meshrunner")
     done = start(folder, command, "run", *TINY, "hydra.run.dir=out")
     assert done.returncode == 0, done.stderr
-    assert read_status(folder / "out")["state"] == "completed" and len(read_events(folder / "out")) == 5
+    assert read_status(folder / "out").state == "completed" and len(read_events(folder / "out")) == 5
     assert start(folder, command, "resume", "out").returncode == 0
     shown = start(folder, command, "show", "model=llama2_7b")
     assert shown.returncode == 0 and "6,738,415,616" in shown.stdout, shown.stderr
@@ -92,7 +92,7 @@ def check_own_class(python: Path, folder: Path, *, packages: bool) -> None:
     runs = sorted(file.parent for file in (folder / "out").rglob("events.jsonl"))
     assert len(runs) == 5
     for run in runs:
-        assert read_status(run)["state"] == "completed"
+        assert read_status(run).state == "completed"
         assert [row["train/lr"] for row in read_events(run)] == [0.00025] * 3
 
 

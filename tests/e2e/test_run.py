@@ -38,7 +38,7 @@ def run(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, 
     """A run that must complete: its rows and its summary."""
     done = meshrunner(folder.parent, "run", "tracker=none", f"hydra.run.dir={folder}", *overrides)
     assert done.returncode == 0, done.stderr
-    assert read_status(folder)["state"] == "completed"
+    assert read_status(folder).state == "completed"
     return read_events(folder), read_json(folder / "summary.json")
 
 
@@ -150,9 +150,9 @@ def test_the_run_directory_holds_what_the_contract_says(tmp_path: Path) -> None:
     for name in ("config.yaml", "overrides.yaml", "status.json", "events.jsonl", "summary.json", "environment.json"):
         assert (folder / name).stat().st_size > 0
     status = read_status(folder)
-    assert status["attempt"] == 1 and [worker["rank"] for worker in status["workers"]] == [0, 1]
-    assert {"host", "pid", "boot_id", "slurm_job_id"} <= set(status["owner"])
-    assert status["started"] < status["ended"]
+    assert status.attempt == 1 and [worker.rank for worker in status.workers] == [0, 1]
+    assert {"host", "pid", "boot_id", "slurm_job_id"} <= set(read_json(folder / "status.json")["owner"])
+    assert status.started is not None and status.ended is not None and status.started < status.ended
     assert read_json(folder / "environment.json")["packages"]["torch"]
     assert (folder / "logs" / "rank1.log").exists()
     found = read_json(folder / "environment.json")["cpus"]
@@ -194,8 +194,8 @@ def test_a_sweep_skips_what_cannot_work_and_runs_the_rest(tmp_path: Path) -> Non
         "003_parallelism-hsdp2_shard-2",
     ]
     states = [read_status(folder) for folder in folders]
-    assert [status["state"] for status in states] == ["skipped", "completed", "completed", "skipped"]
-    assert "shard(1) x replicate(1) x tensor(1) = 1, but" in states[0]["reason"]
+    assert [status.state for status in states] == ["skipped", "completed", "completed", "skipped"]
+    assert "shard(1) x replicate(1) x tensor(1) = 1, but" in states[0].reason
     assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]) == 4
 
 
@@ -205,7 +205,7 @@ def test_fail_fast_leaves_the_rest_pending(tmp_path: Path) -> None:
     done = meshrunner(
         tmp_path, "run", "-m", *SMALL, "tracker=none", limits, "sweep.fail_fast=true", "hydra.sweep.dir=sweep"
     )
-    states = [read_status(folder)["state"] for folder in sorted((tmp_path / "sweep").glob("0*"))]
+    states = [read_status(folder).state for folder in sorted((tmp_path / "sweep").glob("0*"))]
     assert states in (["oom", "pending"], ["failed", "pending"]), done.stderr
     assert "not started: sweep.fail_fast" in done.stdout
 

@@ -50,7 +50,7 @@ class Run:
         self.handle: TrackerHandle | None = None
 
     def begin(self) -> Run:
-        self.attempt = claim(self.run_dir)["attempt"]
+        self.attempt = claim(self.run_dir).attempt
         self.handle = TrackerHandle.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
         return self
 
@@ -75,7 +75,7 @@ class Run:
         return self.handle.finish()
 
     def wait(self, phase: str) -> Run:
-        until(lambda: read_tracking(self.run_dir).get("phase") == phase)
+        until(lambda: read_tracking(self.run_dir).phase == phase)
         return self
 
     def processes(self) -> list[psutil.Process]:
@@ -393,7 +393,7 @@ def test_several_trackers_each_show_the_run(tmp_path: Path) -> None:
     run.finish()
     assert history(run.offline.history) == run.rows
     assert list(run.run_dir.glob("tensorboard/events.*"))
-    assert read_tracking(run.run_dir)["run_id"] == run.offline.id
+    assert read_tracking(run.run_dir).run_id == run.offline.id
 
 
 @pytest.mark.parametrize("trouble", ["crash in log", "hang in finish"])
@@ -408,7 +408,7 @@ def test_one_of_several_trackers_in_trouble_does_not_take_the_other_along(
     (warning,) = err.splitlines()
     assert "tracker own_trackers:ToFile" in warning and "logs/tracker-bad.log" in warning and not out
     assert warning.endswith(f"meshrunner.runner.trackers.process {run.run_dir} bad)")
-    assert read_tracking(run.run_dir, "tensorboard")["phase"] == "finished"
+    assert read_tracking(run.run_dir, "tensorboard").phase == "finished"
     (events,) = run.run_dir.glob("tensorboard/hparams/events.*")
     assert b"session_end_info" in events.read_bytes()
 
@@ -431,7 +431,7 @@ class Several(Run):
         self.attempt = 1
 
     def begin(self) -> Several:
-        self.attempt = claim(self.run_dir)["attempt"]
+        self.attempt = claim(self.run_dir).attempt
         self.trackers = Trackers.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
         return self
 

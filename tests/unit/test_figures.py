@@ -23,6 +23,7 @@ from meshrunner.runner.measure.memory import CudaMemory, HostMemory
 from meshrunner.runner.measure.rows import RANK_VALUES, Rows, Step
 from meshrunner.runner.profiler.memory import KEYS
 from meshrunner.runner.profiler.overlap import Shares
+from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.summary import OVER_STEPS, summarise
 from tests.run_dirs import make_run
 
@@ -39,12 +40,12 @@ def measured_row() -> dict[str, Any]:
     rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
     ones = torch.ones(2, 1, RANK_VALUES + len(observed), dtype=torch.float64)
     (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0])
-    return row | HostMemory().row({"memory/peak_rss_gib": 0.5})
+    return StepRow(row | HostMemory().row({"memory/peak_rss_gib": 0.5}))
 
 
-def gpu(row: dict[str, Any]) -> dict[str, Any]:
+def gpu(row: StepRow) -> StepRow:
     figures = {"active_gib": 20.0, "active_pct": 25.0, "reserved_gib": 40.0, "reserved_pct": 50.0}
-    return row | {f"memory/peak_{name}": value for name, value in figures.items()}
+    return StepRow(row | {f"memory/peak_{name}": value for name, value in figures.items()})
 
 
 def test_the_meter_writes_what_the_table_has_and_nothing_else() -> None:
@@ -89,9 +90,10 @@ POWER = Figure("perf/power_w", "W", "power", "{:.0f} W".format, "median", "max",
 
 def test_a_metric_more_is_a_line_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "FIGURES", (*FIGURES, POWER))
-    rows = [{"step": i, "attempt": 1, "time": 1.0, "perf/wps": 1.0, "perf/power_w": 100.0 * i} for i in (1, 2, 3, 4)]
+    figures_of = [{"perf/wps": 1.0, "perf/power_w": 100.0 * i} for i in (1, 2, 3, 4)]
+    rows = [StepRow({"step": i, "attempt": 1, "time": 1.0} | each) for i, each in enumerate(figures_of, 1)]
     summary = summarise(rows, 1, 0.0, 1)
-    assert summary["perf/power_w_median"] == 300.0 and summary["perf/wps_median"] == 1.0
+    assert summary.figures["perf/power_w_median"] == 300.0 and summary.figures["perf/wps_median"] == 1.0
     assert row_cells(summary)["power"] == "300 W"
     for i, name in enumerate(("a", "b")):
         make_run(tmp_path / name, f"seed={i}", summary={"perf/power_w_median": 300.0 + i})
@@ -115,7 +117,7 @@ def test_the_keys_of_json_and_csv_stay() -> None:
 
 def test_a_metric_without_a_column_is_in_the_summary_alone() -> None:
     row = gpu(measured_row())
-    summary = summarise([row], 0, 0.0, 1)
+    summary = summarise([row], 0, 0.0, 1).figures
     for key in ("perf/tflops_median", "perf/cpu_time_s_median", "memory/alloc_retries", "perf/compile_time_s"):
         assert key in summary and key not in figures.merged([summary])
     assert not {"train/lr", "train/tokens", "train/grad_norm"} & set(summary)
@@ -129,7 +131,7 @@ def test_host_memory_is_shown_where_the_device_has_none() -> None:
 
 def test_the_progress_line_has_the_titles_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for row in (measured_row(), gpu(measured_row()) | {"perf/mfu": None}):
-        ProgressLine(1, tmp_path).show([row])
+        ProgressLine(1, tmp_path).show([StepRow(row)])
     cpu_line, gpu_line = capsys.readouterr().out.splitlines()
     assert cpu_line == "step 1/1  loss 1.0000  grad norm 1.000  4 WPS  MFU 40.0%  0.50 GiB host  done"
     assert "4 WPS  MFU unknown  40.00 GiB (50.00%)" in gpu_line
@@ -138,9 +140,10 @@ def test_the_progress_line_has_the_titles_of_the_table(tmp_path: Path, capsys: p
 
 def test_a_run_of_which_nothing_was_measured_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = summarise([measured_row()], 3, 1.0, 1) | {"state": "completed"}
-    assert summary["perf/wps_median"] is summary["perf/wps_p10"] is summary["perf/mfu_median"] is None
+    found = summary.figures
+    assert found["perf/wps_median"] is found["perf/wps_p10"] is found["perf/mfu_median"] is None
     for i in range(2):
-        make_run(tmp_path / f"{i}", f"steps={i + 1}", wps=None, losses=[4.0] * (i + 1), summary=summary)
+        make_run(tmp_path / f"{i}", f"steps={i + 1}", wps=None, losses=[4.0] * (i + 1), summary=summary.as_json())
     comparison = compare_runs(read_runs([tmp_path]), "steps=1")
     assert [against and against.speed_pct for against in comparison.against] == [None, None]
     assert "WPS" not in markdown(comparison) and "| 1.0000     |" in markdown(comparison)

@@ -18,7 +18,7 @@ from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.rows import SCALES, Comparison, Row
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import one_line
-from meshrunner.runner.figures import FIGURES, Figure, by_rank, higher_is_better, number, table_figures
+from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number, table_figures
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.summary import measured_rows
 
@@ -86,8 +86,8 @@ def _row(
         "tested": len(row.measured(comparison.speed)) >= REPEATS,
         "values": {one_line(key): _plain(value) for key, value in row.values.items()},
         "figures": {each.key: each.values(row.summaries) for each in figures if _known(row, each)},
-        "devices": number(row.summaries[0].get("world_size")),
-        "limit": min(_numbers(row.runs, "device_memory_gib"), default=None),
+        "devices": row.counted[0].summary.world_size,
+        "limit": min((gib for run in row.runs if (gib := run.summary.device_memory_gib) is not None), default=None),
         "ranks": {each.key: _ranks(row, each) for each in FIGURES if each.by_rank and _ranks(row, each)},
         **_curves(row, points, axes),
     }
@@ -106,10 +106,6 @@ def _figure(figure: Figure) -> dict[str, Any]:
 def _known(row: Row, figure: Figure) -> bool:
     """Whether a row is drawn: a run that broke off may have been the fastest till then."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
-
-
-def _numbers(runs: Iterable[Run], key: str) -> list[float]:
-    return [value for run in runs if (value := run.figure(key)) is not None]
 
 
 def _plain(value: Any) -> Any:
@@ -153,10 +149,7 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
 
 def _counted(run: Run) -> list[StepRow]:
     after = run.config.get("measure_after")
-    try:
-        return measured_rows(run.events, after if isinstance(after, int) else 0)
-    except (KeyError, TypeError):  # rows that hold something else than figures
-        return []
+    return measured_rows(run.events, after if isinstance(after, int) else 0)
 
 
 def _values(rows: Iterable[StepRow]) -> list[float]:
@@ -169,7 +162,7 @@ def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
     for rows in runs:
         for row in rows:
             if (value := number(row.get(key))) is not None:
-                found.setdefault(row["step"], []).append(value)
+                found.setdefault(row.step, []).append(value)
     return {step: values[0] if len(values) == 1 else median(values) for step, values in found.items()}
 
 
@@ -185,8 +178,7 @@ def _histogram(values: Sequence[float]) -> list[Any] | None:
 
 def _ranks(row: Row, figure: Figure) -> list[tuple[int, float]]:
     """(rank, value) of the first completed repeat that has them, by value; of many the lowest and the highest."""
-    lists = (run.summary.get(by_rank(figure.key)) for run in row.completed)
-    values = next((each for each in lists if isinstance(each, list) and each), [])
-    known = [(rank, value) for rank, each in enumerate(values) if (value := number(each)) is not None]
+    values = next((each for run in row.completed if (each := run.summary.by_rank(figure.key))), [])
+    known = [(rank, value) for rank, value in enumerate(values) if value is not None]
     known.sort(key=lambda pair: pair[1])
     return known if len(known) <= MAX_RANKS else known[: MAX_RANKS // 2] + known[-MAX_RANKS // 2 :]

@@ -13,9 +13,9 @@ from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
-from meshrunner.runner.rundir.files import CONFIG, ERROR, SUMMARY, rank_log, read_json
+from meshrunner.runner.rundir.files import CONFIG, ERROR, SUMMARY, rank_log
 from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.states import is_count
+from meshrunner.runner.rundir.records import Failure
 
 UNFOLDED = 12
 """Runs whose list is open from the beginning; a longer one is opened by the number of a row."""
@@ -39,23 +39,21 @@ def runs_section(comparison: Comparison, folder: Path) -> str:
 
 
 def _run(run: Run, folder: Path) -> str:
-    packages = run.environment.get("packages")
-    command = run.environment.get("command")
+    environment = run.environment
     facts = {
         "state": run.state,
         "reason": run.reason,
         "directory": run.path,
-        "command": shlex.join(map(str, command)) if isinstance(command, list) else "",
+        "command": shlex.join(environment.command),
         "overrides": " ".join(run.task),
-        "device": run.summary.get("device"),
-        "devices": run.summary.get("world_size"),
-        "host": run.environment.get("host"),
-        "system": run.environment.get("system"),
-        "commit": run.environment.get("git_commit"),
-        "versions": ", ".join(f"{k} {v}" for k, v in packages.items() if v) if isinstance(packages, dict) else "",
-        "python": run.environment.get("python"),
-        "environment": _assignments(run.environment.get("launch.env"))
-        + _assignments(run.environment.get("environment")),
+        "device": run.summary.device,
+        "devices": run.summary.world_size,
+        "host": environment.host,
+        "system": environment.system,
+        "commit": environment.git_commit,
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items() if version),
+        "python": environment.python,
+        "environment": _assignments(environment.launch_env) + _assignments(environment.environment),
     }
     lines = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items() if v not in (None, ""))
     log, end = _log(run)
@@ -75,18 +73,17 @@ def _links(run: Run, log: Path, folder: Path) -> str:
     )
 
 
-def _assignments(variables: Any) -> str:
-    known = variables if isinstance(variables, dict) else {}
-    return "".join(f"{name}={value} " for name, value in known.items() if not is_secret(str(name)))
+def _assignments(variables: dict[str, Any]) -> str:
+    return "".join(f"{name}={value} " for name, value in variables.items() if not is_secret(name))
 
 
 def _log(run: Run) -> tuple[Path, str]:
-    """The log of the rank that failed, or of rank 0, and its end as HTML."""
+    """Return the log of the rank that failed, or of rank 0, and its end as HTML."""
     try:
-        rank = read_json(run.path / ERROR).get("rank") or 0
+        rank = Failure.read(run.path / ERROR).rank
     except OSError:
-        rank = 0
-    log = rank_log(run.path, rank if is_count(rank) else 0)
+        rank = None
+    log = rank_log(run.path, rank or 0)
     try:
         lines = last_lines(log)[-LOG_LINES:]
     except OSError:

@@ -15,9 +15,10 @@ def resume(arguments: list[str]) -> int:
     from meshrunner.runner.config.from_checkpoint import more_to_train
     from meshrunner.runner.console import say
     from meshrunner.runner.rundir.damage import find_obstacle
-    from meshrunner.runner.rundir.files import SUMMARY, is_sweep, read_json
+    from meshrunner.runner.rundir.files import SUMMARY, is_sweep
     from meshrunner.runner.rundir.run import read_config
-    from meshrunner.runner.rundir.states import is_count, read_state
+    from meshrunner.runner.rundir.states import read_state
+    from meshrunner.runner.rundir.summary import Summary
     from meshrunner.runner.verbs.launching.run import execute_and_report
 
     hold_stop_requests()
@@ -35,8 +36,8 @@ def resume(arguments: list[str]) -> int:
     if obstacle := find_obstacle(run_dir):
         raise ConfigError(f"damaged: {run_dir}: {obstacle}")
     if read_state(run_dir) == "completed":
-        trained = read_json(run_dir / SUMMARY).get("steps", 0)
-        if not more_to_train(check(read_config(run_dir)), run_dir, trained if is_count(trained) else 0):
+        trained = Summary.read(run_dir / SUMMARY).steps or 0
+        if not more_to_train(check(read_config(run_dir)), run_dir, trained):
             say(f"{run_dir} is completed; there is nothing to do")
             return 0
     warm()

@@ -63,12 +63,13 @@ def cancel(arguments: list[str]) -> int:
 def _interrupt(run_dir: Path) -> bool:
     """Interrupt the process on this machine, and not in a SLURM job, that executes a run; returns whether there is one."""
     status = read_status(run_dir)
-    owner = status.get("owner") or {}
-    here = owner_is_alive(status) and not owner.get("slurm_job_id") and owner.get("host") == socket.gethostname()
-    if here:
+    owner = status.owner
+    if owner is None or not owner.pid or owner.slurm_job_id or owner.host != socket.gethostname():
+        return False
+    if alive := owner_is_alive(status):
         with suppress(ProcessLookupError):
-            os.kill(owner["pid"], signal.SIGINT)
-    return here
+            os.kill(owner.pid, signal.SIGINT)
+    return alive
 
 
 def _stop_jobs(run_dirs: Sequence[Path]) -> int:

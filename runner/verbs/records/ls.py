@@ -21,7 +21,7 @@ from meshrunner.runner.compare.runs import glance, read_run
 from meshrunner.runner.compare.select import Field, condition, last_part, meeting
 from meshrunner.runner.compare.table import BETWEEN, fitted, lines_of
 from meshrunner.runner.console import console, one_line, say, shown
-from meshrunner.runner.figures import UNKNOWN, figure_of, number
+from meshrunner.runner.figures import UNKNOWN, figure_of
 from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
 from meshrunner.runner.rundir.plain_yaml import parse_yaml
 from meshrunner.runner.rundir.run import key_of, read_overrides
@@ -147,7 +147,7 @@ def _read(path: Path) -> Entry:
     for run_dir in runs:
         run = glance(run_dir)
         states[run.state] += 1
-        if run.state not in ("damaged", "missing") and (started := number(read_status(run_dir).get("started"))):
+        if run.state not in ("damaged", "missing") and (started := read_status(run_dir).started):
             starts.append(started)
         if run.state == "completed" and (wps := run.figure(WPS.summary_keys[0])) is not None:
             speeds.append(wps)

@@ -17,7 +17,6 @@ from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_cells, run_table
 from meshrunner.runner.rundir.events import StepRow, last_rows
 from meshrunner.runner.rundir.files import SLURM_JOB
-from meshrunner.runner.rundir.states import is_count
 from meshrunner.runner.rundir.sweep import run_labels
 
 UNREADABLE = ("damaged", "missing")
@@ -47,7 +46,7 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
     for run in runs:
         done, *others = _progress(run)
         seen = [views.get(run.path, UNKNOWN)] if views else []
-        speed = SPEED.cell([run.summary]) if run.state not in UNREADABLE else ""
+        speed = SPEED.cell([run.figures]) if run.state not in UNREADABLE else ""
         rows.append([run.path.name, run.state, done, speed or UNKNOWN, *others, *seen, run.reason])
     say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
 
@@ -58,7 +57,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
     rows = []
     for run in runs:
         done, *others = _progress(run)
-        speed = SPEED.values([run.summary])[0] if run.state not in UNREADABLE else None
+        speed = SPEED.values([run.figures])[0] if run.state not in UNREADABLE else None
         rows.append([names[run.path], run.state, done, SPEED.text(speed), *others])
     state, step, _, *rest = PROGRESS
     screen.print(run_table(["run", state, step, "median WPS", *rest], rows, screen.width))
@@ -85,8 +84,8 @@ def _progress(run: Run) -> list[str]:
     """Steps done, memory and time left. Of a run that has ended the summary says all."""
     if run.state in UNREADABLE:
         return [UNKNOWN] * (len(PROGRESS) - 2)
-    done = run.summary.get("steps")
-    rows: list[StepRow] = [run.summary | {"step": done}] if is_count(done) and done else []
+    done = run.summary.steps
+    rows = [StepRow(run.figures | {"step": done})] if done else []
     if run.state in ("running", "stale") or not rows:
         rows = last_rows(run.path, RECENT)
     step, _, *rest = progress_cells(run.state, run.config.get("steps"), rows)

@@ -184,7 +184,7 @@ def test_a_class_that_cannot_be_imported_damages_no_run(
         assert "run the command in the folder in which 'own_twist' lies, or set PYTHONPATH to that folder" in text
         assert "damaged" not in text
     for run in (folder / "out").glob("0*"):
-        assert read_status(run)["state"] == "pending"
+        assert read_status(run).state == "pending"
     monkeypatch.chdir(folder)
     (folder / "own_twist.py").write_text("x = nonesuch\n")
     text = said(capsys, 2, "resume", "out")

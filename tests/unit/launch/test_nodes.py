@@ -19,6 +19,7 @@ from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.rundir.owner import owner_is_alive, this_process
+from meshrunner.runner.rundir.states import Status
 
 JOB = {
     "SLURM_JOB_ID": "12",
@@ -160,7 +161,7 @@ def test_the_others_wait_for_the_first_node(tmp_path: Path) -> None:
 
 def test_a_job_that_was_started_again_has_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    status = {"state": "running", "owner": this_process()}
+    status = Status(state="running", owner=this_process())
     assert owner_is_alive(status)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert not owner_is_alive(status)

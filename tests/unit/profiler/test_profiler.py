@@ -13,6 +13,7 @@ import torch
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import fit
 from meshrunner.runner.profiler.base import WindowSession
+from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.summary import summarise
 from tests.composed import experiment
 
@@ -122,12 +123,12 @@ def test_a_wrong_list_of_ranks(ranks: str) -> None:
 
 
 def test_profiled_steps_do_not_count_for_throughput() -> None:
-    rows = [{"step": step, "attempt": 1, "time": 0.0, "perf/wps": 100.0} for step in range(1, 8)]
+    rows = [StepRow({"step": step, "attempt": 1, "time": 0.0, "perf/wps": 100.0}) for step in range(1, 8)]
     for row in rows[3:6]:
-        row |= {"profiled": True, "perf/wps": 1.0}
+        row.update({"profiled": True, "perf/wps": 1.0})
     found = summarise(rows, measure_after=2, started=0.0, attempt=1)
-    assert (found["perf/wps_p10"], found["perf/wps_median"], found["steps"]) == (100.0, 100.0, 7)
-    assert summarise(rows[:6], measure_after=3, started=0.0, attempt=1)["perf/wps_median"] is None
+    assert (found.figures["perf/wps_p10"], found.figures["perf/wps_median"], found.steps) == (100.0, 100.0, 7)
+    assert summarise(rows[:6], measure_after=3, started=0.0, attempt=1).figures["perf/wps_median"] is None
 
 
 def test_without_a_profiler_none_is_imported() -> None:

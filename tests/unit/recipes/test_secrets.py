@@ -24,7 +24,7 @@ def test_names() -> None:
 def test_they_stay_out_of_environment_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JWT", "hush")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    recorded = environment(NodeDevices("cpu", 1, 1), {}, dict(os.environ))["environment"]
+    recorded = environment(NodeDevices("cpu", 1, 1), {}, dict(os.environ)).environment
     assert recorded["SLURM_JOB_ID"] == "7" and "hush" not in str(recorded)
 
 

@@ -336,7 +336,7 @@ def test_what_is_good_is_executed_and_the_status_is_1(
     def execute(run_dir: Path, **_: Any) -> Executed:
         done.append(run_dir.name)
         write_json(run_dir / "status.json", {"state": "completed", "reason": ""})
-        return Executed(run_dir, Outcome("completed", ""), {})
+        return Executed(run_dir, Outcome("completed", ""), None)
 
     monkeypatch.setattr(execute_all, "execute", execute)
     write_json(sweep / GOOD / "status.json", {"state": "pending", "reason": ""})

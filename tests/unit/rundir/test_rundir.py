@@ -25,7 +25,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_placed_is_pending_and_reads_back(run_dir: Path) -> None:
-    assert states.read_status(run_dir)["state"] == "pending"
+    assert states.read_status(run_dir).state == "pending"
     assert run.read_config(run_dir) == {"steps": 3, "optimizer": {"lr": 1e-5}}
     with pytest.raises(ConfigError, match="holds a run already"):
         run.place_run({}, run_dir, {})
@@ -38,7 +38,7 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
 
 
 def test_a_living_owner_keeps_its_run(run_dir: Path) -> None:
-    assert owner.claim(run_dir)["attempt"] == 1
+    assert owner.claim(run_dir).attempt == 1
     with pytest.raises(AlreadyRunning, match=f"process {os.getpid()} on {socket.gethostname()}"):
         owner.claim(run_dir)
 
@@ -52,8 +52,8 @@ def test_an_owner_that_is_gone_is_replaced(run_dir: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=claim_and_die, args=(str(run_dir),))
     process.start()
     process.join()
-    assert states.read_status(run_dir)["state"] == "running"
-    assert owner.claim(run_dir)["attempt"] == 2
+    assert states.read_status(run_dir).state == "running"
+    assert owner.claim(run_dir).attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,15 @@ def test_an_owner_that_is_gone_is_replaced(run_dir: Path) -> None:
 )
 def test_an_owner_on_this_host_is_known_beyond_its_pid(changes: dict[str, object], alive: bool) -> None:
     holder = owner.this_process() | changes
-    assert owner.owner_is_alive({"state": "running", "owner": holder, "heartbeat": 0}) is alive
+    assert owner.owner_is_alive(states.Status(state="running", owner=holder, heartbeat=0)) is alive
 
 
 def test_an_owner_on_another_host_lives_by_its_heartbeat() -> None:
     holder = owner.this_process() | {"host": "another"}
-    assert owner.owner_is_alive({"state": "running", "owner": holder, "heartbeat": time.time()})
-    assert not owner.owner_is_alive({"state": "running", "owner": holder, "heartbeat": time.time() - 1000})
-    assert not owner.owner_is_alive({"state": "completed", "owner": holder, "heartbeat": time.time()})
+    status = states.Status(state="running", owner=holder, heartbeat=time.time())
+    assert owner.owner_is_alive(status)
+    assert not owner.owner_is_alive(status | {"heartbeat": time.time() - 1000})
+    assert not owner.owner_is_alive(status | {"state": "completed"})
 
 
 def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -10,34 +10,36 @@ import pytest
 
 from meshrunner.runner.compare.cells import layout_remarks
 from meshrunner.runner.launch.report import row_cells
-from meshrunner.runner.rundir.events import Tail, read_events
+from meshrunner.runner.rundir.events import StepRow, Tail, read_events
 from meshrunner.runner.rundir.layouts import add_layout, read_layouts
-from meshrunner.runner.rundir.summary import summarise, write_summary
+from meshrunner.runner.rundir.states import Status
+from meshrunner.runner.rundir.summary import Summary, summarise, write_summary
 
 
-def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> dict[str, object]:
-    return {"step": step, "attempt": attempt, "time": time, "perf/wps": wps, "train/loss": 1.0 / step}
+def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> StepRow:
+    return StepRow({"step": step, "attempt": attempt, "time": time, "perf/wps": wps, "train/loss": 1.0 / step})
 
 
 def test_the_first_steps_do_not_count() -> None:
     rows = [row(step, wps=1.0 if step <= 3 else 100.0 + step, time=10.0 + step) for step in range(1, 14)]
     found = summarise(rows, measure_after=3, started=5.0, attempt=1)
-    assert found["perf/wps_median"] == 108.5 and found["measured_steps"] == 10
-    assert found["perf/wps_p10"] == pytest.approx(104.9) and found["perf/wps_p90"] == pytest.approx(112.1)
-    assert found["perf/time_to_first_step_s"] == 6.0
-    assert found["train/final_loss"] == pytest.approx(1 / 13)
-    assert found["perf/mfu_median"] is None, "what is not known is null"
+    assert found.figures["perf/wps_median"] == 108.5 and found.measured_steps == 10
+    assert found.figures["perf/wps_p10"] == pytest.approx(104.9)
+    assert found.figures["perf/wps_p90"] == pytest.approx(112.1)
+    assert found.figures["perf/time_to_first_step_s"] == 6.0
+    assert found.figures["train/final_loss"] == pytest.approx(1 / 13)
+    assert found.figures["perf/mfu_median"] is None, "what is not known is null"
 
 
 def test_nothing_measured_is_null() -> None:
     for rows in ([], [row(1), row(2)]):
-        found = summarise(rows, measure_after=3, started=0.0, attempt=1)
+        found = summarise(rows, measure_after=3, started=0.0, attempt=1).figures
         assert found["perf/wps_median"] is None and found["perf/wps_p10"] is None
-    assert row_cells({"state": "failed"})["WPS per device (p10-p90)"] == "-"
+    assert row_cells(Summary(state="failed"))["WPS per device (p10-p90)"] == "-"
 
 
 def test_one_measured_step_is_its_own_range() -> None:
-    found = summarise([row(1), row(2), row(3), row(4, wps=7.0)], measure_after=3, started=0.0, attempt=1)
+    found = summarise([row(1), row(2), row(3), row(4, wps=7.0)], measure_after=3, started=0.0, attempt=1).figures
     assert (found["perf/wps_median"], found["perf/wps_p10"], found["perf/wps_p90"]) == (7.0, 7.0, 7.0)
 
 
@@ -45,13 +47,13 @@ def test_the_first_steps_after_a_checkpoint_do_not_count_either() -> None:
     slow = (1, 2, 11, 12)
     rows = [row(step, attempt=1 + (step > 10), wps=1.0 if step in slow else 50.0) for step in range(1, 21)]
     found = summarise(rows, measure_after=2, started=0.0, attempt=2)
-    assert (found["perf/wps_p10"], found["perf/wps_median"], found["steps"]) == (50.0, 50.0, 20)
+    assert (found.figures["perf/wps_p10"], found.figures["perf/wps_median"], found.steps) == (50.0, 50.0, 20)
 
 
 def test_the_time_to_the_first_step_is_that_of_the_last_attempt() -> None:
     rows = [row(1, attempt=1, time=1.0), row(2, attempt=2, time=107.0)]
-    assert summarise(rows, 0, started=100.0, attempt=2)["perf/time_to_first_step_s"] == 7.0
-    assert summarise(rows, 0, started=100.0, attempt=3)["perf/time_to_first_step_s"] is None
+    assert summarise(rows, 0, started=100.0, attempt=2).figures["perf/time_to_first_step_s"] == 7.0
+    assert summarise(rows, 0, started=100.0, attempt=3).figures["perf/time_to_first_step_s"] is None
 
 
 def test_a_reader_takes_the_last_row_of_a_step_and_survives_damage(tmp_path: Path) -> None:
@@ -102,9 +104,10 @@ def test_figures_are_of_the_last_layout(tmp_path: Path) -> None:
     add_layout(tmp_path, 1, CONFIG, {"world_size": 1})
     add_layout(tmp_path, 2, other(launch={"workers": 2, "port": 1}, steps=20), {"world_size": 2})
     found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
-    assert found["perf/wps_median"] == 6016.5, "the first two steps after the checkpoint do not count, either"
-    assert found["perf/wps_p10"] > 6000
-    assert found["earlier_layouts"] == [{"steps": [1, 10], "settings": {"launch.workers": 1, "world_size": 1}}]
+    assert found.figures["perf/wps_median"] == 6016.5, "the first two steps after the checkpoint do not count, either"
+    assert (found.figures["perf/wps_p10"] or 0) > 6000
+    settings = {"launch.workers": 1, "world_size": 1}
+    assert found.as_json()["earlier_layouts"] == [{"steps": (1, 10), "settings": settings}]
     assert layout_remarks(found) == [
         "steps 1 to 10 ran with launch.workers=1, world_size=1, and are not in its figures"
     ]
@@ -115,8 +118,8 @@ def test_a_layout_under_which_no_step_was_done_does_not_count(tmp_path: Path) ->
     add_layout(tmp_path, 2, CONFIG, {"world_size": 2})
     rows = [row(step) for step in range(1, 6)]
     found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
-    assert found["perf/wps_median"] == 100.0 and found["earlier_layouts"] == []
-    assert found["measured_steps"] == 3
+    assert found.figures["perf/wps_median"] == 100.0 and found.earlier_layouts == []
+    assert found.measured_steps == 3
 
 
 def test_more_steps_and_another_tracker_are_no_other_layout(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_a_layout_that_is_not_on_record_is_not_mixed_in(tmp_path: Path) -> None:
     add_layout(tmp_path, 2, CONFIG, {"world_size": 1})
     rows = [row(step, attempt=1 + (step > 3), wps=float(step)) for step in range(1, 8)]
     found = summarise(rows, measure_after=0, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
-    assert found["perf/wps_median"] == 5.5
+    assert found.figures["perf/wps_median"] == 5.5
     assert "not on record" in layout_remarks(found)[0]
 
 
@@ -145,6 +148,7 @@ def test_damaged_layouts_are_none(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", ["failed", "oom", "interrupted"])
 def test_only_a_completed_run_has_a_final_loss(state: str, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(row(step)) + "\n" for step in range(1, 6)))
-    status = {"state": state, "reason": "", "started": 0.0, "attempt": 1}
-    assert write_summary(tmp_path, 0, status)["train/final_loss"] is None
-    assert write_summary(tmp_path, 0, status | {"state": "completed"})["train/final_loss"] == pytest.approx(0.2)
+    status = Status.model_validate({"state": state, "reason": "", "started": 0.0, "attempt": 1})
+    assert write_summary(tmp_path, 0, status).figures["train/final_loss"] is None
+    completed = write_summary(tmp_path, 0, status | {"state": "completed"})
+    assert completed.figures["train/final_loss"] == pytest.approx(0.2)

@@ -16,7 +16,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config import devices
 from meshrunner.runner.config.devices import NodeDevices, too_few_cores
 from meshrunner.runner.rundir.files import CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS
-from meshrunner.runner.rundir.owner import this_process
+from meshrunner.runner.rundir.states import Owner
 from meshrunner.runner.slurm.client import SlurmJob
 from meshrunner.runner.slurm.script import for_run, for_sweep
 from meshrunner.runner.slurm.settings import Nodes, Slurm, seconds
@@ -103,7 +103,7 @@ def test_the_shell_finds_no_fault(checker: tuple[str, ...], path: Path) -> None:
 def test_the_script_names_files_and_keys_as_the_run_directory_does() -> None:
     text = (SHIPPED / "run.sbatch").read_text()
     assert set(re.findall(r"\$(?:run_dir|given)/([\w.]+)", text)) == {CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS}
-    assert set(re.findall(r"\b(slurm_\w+)", text)) == {key for key in this_process() if key.startswith("slurm_")}
+    assert set(re.findall(r"\b(slurm_\w+)", text)) == {key for key in Owner.model_fields if key.startswith("slurm_")}
 
 
 def test_all_wrong_settings_are_listed() -> None:

@@ -150,7 +150,7 @@ def test_flags_with_a_value_and_deletions_are_no_folders(fake: Fake, capsys: pyt
 
 def test_a_login_node_without_gpus_places_runs_for_nodes_that_have_them(fake: Fake) -> None:
     assert meshrunner("place", "hardware=h100_80gb", "parallelism.shard=8", "hydra.run.dir=one") == 0
-    assert read_status(Path("one"))["state"] == "pending"
+    assert read_status(Path("one")).state == "pending"
 
 
 def test_cancel_leaves_alone_what_has_ended(sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,4 +187,4 @@ def test_waiting_outlives_a_controller_that_is_away(
     assert submit.wait([run_dir]) == 75
     assert answers == []
     assert "did not answer" in capsys.readouterr().err
-    assert read_status(run_dir)["state"] == "preempted"
+    assert read_status(run_dir).state == "preempted"

@@ -156,7 +156,7 @@ def test_a_sweep_skips_by_typed_rules(folder: Path, capsys: pytest.CaptureFixtur
     rules = "sweep.exclude=[micro_batch=1 seed=0,3, optimizer.lr=1e-4 optimizer.betas=[0.9,0.95]]"
     grid = ("seed=0,1", "optimizer.lr=1e-3,1e-4", "optimizer.betas=[0.9,0.95]")
     assert place(*grid, rules, "sweep.baseline=parallelism=fsdp1") == 0
-    states = {run.name[4:]: read_status(run)["state"] for run in Path("sweep").glob("0*")}
+    states = {run.name[4:]: read_status(run).state for run in Path("sweep").glob("0*")}
     assert states == {
         "seed-0_lr-0.001": "skipped",
         "seed-0_lr-0.0001": "skipped",

@@ -86,7 +86,7 @@ def test_a_sweep_writes_its_page_while_runs_are_still_to_come(
         pages.append((tmp_path / REPORT).read_text() if (tmp_path / REPORT).exists() else "")
         write_json(run_dir / "status.json", {"state": "completed", "attempt": 1, "started": 1.0})
         clock.now += 60
-        return Executed(run_dir, Outcome("completed", ""), {})
+        return Executed(run_dir, Outcome("completed", ""), None)
 
     monkeypatch.setattr(execute_all, "execute", execute)
     monkeypatch.setattr(execute_all, "report", lambda *_, **__: None)

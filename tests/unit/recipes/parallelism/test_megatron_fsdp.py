@@ -206,7 +206,7 @@ def test_the_guard_is_for_releases_that_need_it(monkeypatch: pytest.MonkeyPatch,
 def test_the_installed_package_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "version", lambda name: f"{name} 1")
     recorded = environment.environment(devices.NodeDevices("cuda", 8, 1), {}, {})
-    assert recorded["packages"]["megatron-fsdp"] == "megatron-fsdp 1"
+    assert recorded.packages["megatron-fsdp"] == "megatron-fsdp 1"
 
 
 def test_show_needs_neither_a_gpu_nor_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,226 @@
+"""The JSON files of a run directory as typed records. Reading, writing, defaults and the checks for damage follow from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
+
+from meshrunner.recipes.storage.durable import read_regular
+from meshrunner.runner.rundir.files import JSON_BYTES, write_json
+
+T = TypeVar("T")
+
+Text = InstanceOf[str]
+"""A string. Unlike pydantic's own it may hold bytes of a file name that is not UTF-8, as Python keeps them."""
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
+"""A step, an attempt, a process id."""
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+def null_as(default: T) -> BeforeValidator:
+    """Return a validator that reads null as `default`."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
+def under(key: str) -> Any:
+    """Return a field that is null by default and has the name `key` in the file, which no attribute can have."""
+    return Field(None, validation_alias=key, serialization_alias=key)
+
+
+class JsonFile(BaseModel):
+    """A JSON file, or an object in one. Keys that this version does not know are kept."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file; without one, return an empty record. Raises OSError, and ValueError that says how the file is damaged."""
+        try:
+            content = read_regular(path, JSON_BYTES)
+        except FileNotFoundError:
+            return cls()
+        if not content.strip():
+            raise ValueError("it is empty")
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            if error.errors()[0]["type"] != "json_invalid":
+                raise ValueError(_explained(error)) from None
+            if "recursion limit" in str(error):
+                raise ValueError("it is nested too deeply") from None
+        # Python reads JSON that pydantic does not, such as file names that are not UTF-8, and explains errors better.
+        try:
+            return cls.model_validate(json.loads(content))
+        except ValidationError as error:
+            raise ValueError(_explained(error)) from None
+        except ValueError as error:
+            raise ValueError(f"it is not JSON: {error}") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file; return an empty record if there is none or it is damaged. Raises OSError if it may not be read."""
+        try:
+            return cls.load(path)
+        except ValueError:
+            return cls()
+
+    def write(self, path: Path) -> None:
+        """Replace a file atomically."""
+        write_json(path, self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of the file: only the keys that were given."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+    def __bool__(self) -> bool:
+        """Whether any key was given."""
+        return bool(self.model_fields_set)
+
+    def __or__(self, changes: Self | Mapping[str, Any]) -> Self:
+        """Return this record with the keys of another one, or of a mapping, replaced and added."""
+        given = changes.as_json() if isinstance(changes, JsonFile) else changes
+        return self.model_validate(self.as_json() | dict(given))
+
+
+def _explained(error: ValidationError) -> str:
+    """Return where a record is wrong and what it must be: `owner.pid: must be a valid integer, got 'x'`."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if not key:
+        return "it is not an object" if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
+    must = "must be an object" if first["type"] == "model_type" else re.sub(r"^\w+ should ", "must ", first["msg"])
+    return f"{key}: {must}, got {first['input']!r:.60}"
+
+
+class Environment(JsonFile):
+    """The content of `environment.json`: versions, devices and variables of a run, and the values that `auto` became."""
+
+    host: Text | None = None
+    command: list[Text] = []
+    python: Text | None = None
+    system: Text | None = None
+    packages: dict[str, Text | None] = {}
+    """Package -> version; null if it is not installed."""
+    git_commit: Text | None = None
+    device_type: Text | None = None
+    workers: Count | None = None
+    """Workers on a node."""
+    threads: Count | None = None
+    """Threads of a worker."""
+    launch_env: Annotated[dict[Text, Any], null_as({})] = Field(
+        {}, validation_alias="launch.env", serialization_alias="launch.env"
+    )
+    environment: dict[Text, Any] = {}
+    """Environment variables that may affect measurements."""
+    resolved: dict[str, Any] = {}
+    """Key of the configuration -> the value that its `auto` or null became."""
+    cpus: list[Text] = []
+    """CPUs that each worker may run on, in the order of ranks."""
+
+    @property
+    def precision(self) -> str | None:
+        """The kind that `precision=auto` became."""
+        kind = self.resolved.get("precision.kind")
+        return str(kind) if kind else None
+
+
+class Prediction(JsonFile):
+    """The content of `plan.json`: what was predicted before the run began, as `meshrunner plan --json` prints it."""
+
+    verdict: Text | None = None
+    reason: Text | None = None
+
+
+class RankError(JsonFile):
+    """The content of `logs/rank<N>.error.json`: the error that ended a worker."""
+
+    time: Number | None = None
+    rank: Count | None = None
+    oom: bool = False
+    """Whether an allocator ran out of memory."""
+    message: Text = ""
+    plain: bool = False
+    """Whether the message is written for the user, who needs no traceback."""
+    traceback: Text | None = None
+
+
+class Failure(RankError):
+    """The content of `error.json`: how the rank that failed first ended, and its error if it wrote one."""
+
+    exit_code: int | None = None
+    state: Text | None = None
+    reason: Text | None = None
+
+
+class Tracking(JsonFile):
+    """The content of `tracker.json`: how far a tracker is."""
+
+    run_id: Annotated[str, Field(pattern="^[0-9A-Za-z]{1,64}$")] | None = None
+    """The same for all attempts. Several trackers of one run share it; it becomes part of paths."""
+    phase: Text | None = None
+    """`starting`, `opening`, `following`, `finishing` or `finished`."""
+    warning: Text | None = None
+    """Why the tracker failed."""
+
+
+class Submission(JsonFile):
+    """The content of `slurm.json`: the newest SLURM job of a run."""
+
+    job_id: Annotated[str, Field(pattern="^[0-9]{1,18}(_[0-9]{1,18})?$", coerce_numbers_to_str=True)] | None = None
+    """`12`, or `12_3` for a task of an array."""
+    submitted: Number | None = None
+    """Unix time."""
+    script: Text | None = None
+
+
+class LaunchSettings(JsonFile):
+    """The content of `submit.json`: the keys of `hydra/launcher=slurm` at the last submission of a run or sweep."""
+
+
+class TraceShares(JsonFile):
+    """The shares of time of one profiled rank, in percent."""
+
+    rank: Count
+    compute_pct: Number | None = None
+    exposed_comm_pct: Number | None = None
+    idle_pct: Number | None = None
+
+
+class TraceTable(JsonFile):
+    """The content of `trace/table.json`: the shares of every profiled rank."""
+
+    steps: tuple[Count, Count] = (0, 0)
+    """First and last profiled step."""
+    ranks: list[TraceShares] = []
+
+
+class NodeOutcome(JsonFile):
+    """The outcome of the workers of one node, as the node publishes it."""
+
+    state: Text
+    reason: Text
+    rank: Count | None = None
+    exit_code: int | None = None
+    collateral: bool = False
+    """Whether this failure may be the consequence of another rank's."""
+    time: Number
+
+
+class NodeRecord(JsonFile):
+    """The content of `logs/node<N>.json`: the heartbeat of one of several nodes, and the outcome of its workers."""
+
+    rendezvous: Text | None = None
+    """Which start of the job wrote it: a requeued job finds the files of the earlier one."""
+    host: Text | None = None
+    pid: Count | None = None
+    beat: Count = 0
+    """Number of heartbeats so far."""
+    workers: list[dict[str, int]] = []
+    outcome: NodeOutcome | None = None
+    gone: bool = False
+    """Whether the node has finished."""
