@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.config.hardware import CPU, GPU, Hardware
 from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
@@ -115,6 +115,15 @@ def described(experiment: Experiment) -> Described:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
     name = "this machine's memory" + (f" / {workers} workers" if workers > 1 else "")
     return Described("cpu", timed, name, memory / 2**30, workers)
+
+
+def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, Described]:
+    """Return the experiment of a configuration and its devices; raises ConfigError if either is wrong or they do not match."""
+    as_configured = check(config)
+    experiment = as_configured.on(described_type(as_configured.hardware))
+    device = described(experiment)
+    fit(experiment, device.workers)
+    return experiment, device
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:

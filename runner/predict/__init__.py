@@ -1,1 +1,73 @@
-"""Predicts a run: the recipe itself is rehearsed without devices, and what it would do to memory and time is replayed."""
+"""
+Predicts a run without its devices: trace -> replay -> forecast.
+
+1. **Trace.** `trace` runs the recipe itself, as one rank of a fake process group and with tensors on the meta device, for two
+   optimizer steps. `record` writes down every allocation, operator, collective and wait; `meta` replaces the parts of torch
+   that need a device, compiled code included. Deep models of equal blocks can be traced at two shallow depths.
+2. **Replay.** `replay` sends the allocations of the trace through a model of the CUDA caching allocator (`allocator`), and its
+   operators and collectives through a clock (`timing`) that knows the device's rates.
+3. **Forecast.** `predict` judges whether the peak fits the device and returns a `Forecast`: the verdict, figures of memory and
+   of speed, and remarks on what is not modelled.
+
+`predict_config` predicts one configuration, `largest_that_fits` searches, `predict_all` uses several processes. Other rooms
+import only the names below. Those that need torch are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from meshrunner.runner.predict.forecast import Forecast, MemoryForecast, SpeedForecast
+from meshrunner.runner.predict.pool import NOT_IN_TIME, Predicted, predict_all
+from meshrunner.runner.predict.search import A_WHOLE_NUMBER, MOST, LargestThatFits, largest_that_fits, predict_config
+from meshrunner.runner.predict.trace.faults import why
+from meshrunner.runner.predict.verdict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Verdict
+
+if TYPE_CHECKING:
+    from meshrunner.runner.predict.activations import KeptActivations, recomputed_blocks
+    from meshrunner.runner.predict.replay.page.render import write_page
+    from meshrunner.runner.predict.replay.timeline import Timeline
+    from meshrunner.runner.predict.workload import Workload, not_planned, trace_workload
+
+__all__ = [
+    "A_WHOLE_NUMBER",
+    "BORDERLINE",
+    "DOES_NOT_FIT",
+    "FITS",
+    "MOST",
+    "NOT_IN_TIME",
+    "NOT_PLANNED",
+    "Forecast",
+    "KeptActivations",
+    "LargestThatFits",
+    "MemoryForecast",
+    "Predicted",
+    "SpeedForecast",
+    "Timeline",
+    "Verdict",
+    "Workload",
+    "largest_that_fits",
+    "not_planned",
+    "predict_all",
+    "predict_config",
+    "recomputed_blocks",
+    "trace_workload",
+    "why",
+    "write_page",
+]
+_NEED_TORCH = {
+    "KeptActivations": "activations",
+    "Timeline": "replay.timeline",
+    "Workload": "workload",
+    "not_planned": "workload",
+    "recomputed_blocks": "activations",
+    "trace_workload": "workload",
+    "write_page": "replay.page.render",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

@@ -1,7 +1,8 @@
-"""What recomputation saves of the activations of a block, from two rehearsals of as few blocks as tell it."""
+"""Activations that blocks keep for backward, and how much of them recomputation saves (for `show`)."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from meshrunner.recipes.activation_checkpoint.base import NoRecompute
@@ -10,39 +11,48 @@ from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.network import Network
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.predict.kept import Kept, kept_by_block
-from meshrunner.runner.predict.predict import not_planned
+from meshrunner.runner.ledger.memory_ledger import UNKNOWN, Allocation
 from meshrunner.runner.predict.trace.depth import blocks_may_differ
-from meshrunner.runner.predict.trace.tracer import trace_recipe
+from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
+from meshrunner.runner.predict.workload import not_planned
 
 MOST_BLOCKS = 64
-"""Of a model that is rehearsed as deep as it is, which takes some seconds."""
+"""Largest model traced at full depth, which takes some seconds."""
 
 
-class Kind(NamedTuple):
-    """Blocks that are recomputed and alike."""
+class KeptActivations(NamedTuple):
+    """Memory of a block that lives from the forward of one micro batch to its backward, without the block's input and output."""
+
+    nbytes: int
+    """Bytes on one device; unsharded parameters do not count."""
+    operators: dict[str, tuple[int, int]]
+    """Operator, such as `mm` -> (results kept, results that had memory); only operators with a result that is kept."""
+
+
+class BlockKind(NamedTuple):
+    """Recomputed blocks that are alike."""
 
     name: str
-    """Of their class."""
-    whole: Kept
-    """What each would keep without recomputation."""
-    kept: Kept
-    """What each keeps."""
+    """Name of their class."""
+    whole: KeptActivations
+    """Activations that each would keep without recomputation."""
+    kept: KeptActivations
+    """Activations that each keeps."""
 
 
-def recomputed_blocks(experiment: Experiment, device: Described, network: Network) -> list[Kind]:
+def recomputed_blocks(experiment: Experiment, device: Described, network: Network) -> list[BlockKind]:
     """
-    What the recomputed blocks keep, those that are alike once.
+    Return the kinds of recomputed blocks and what each kind keeps.
 
     Args:
-        experiment: fits its devices (see `fit`), what is `auto` about it resolved for them.
+        experiment: fits its devices (see `fit`); `auto` is resolved for them.
         network: the experiment's, on meta.
 
     Raises:
         ConfigError: it cannot be known, with the reason.
     """
-    if why := not_planned(experiment):
-        raise ConfigError(why)
+    if reason := not_planned(experiment):
+        raise ConfigError(reason)
     option = experiment.activation_checkpoint
     classes = {
         block: type(network.get_submodule(name)).__name__
@@ -50,20 +60,32 @@ def recomputed_blocks(experiment: Experiment, device: Described, network: Networ
         if option.recomputes(block)
     }
     few = {"model": _first_blocks(experiment, network, classes), "global_batch": None}
-    kept = _kept(experiment.model_copy(update=few), device)
-    without = {**few, "activation_checkpoint": NoRecompute(kind="none")}
-    whole = _kept(experiment.model_copy(update=without), device)
-    alike: list[Kind] = []
+    kept = _traced(experiment.model_copy(update=few), device)
+    no_recompute = {**few, "activation_checkpoint": NoRecompute(kind="none")}
+    whole = _traced(experiment.model_copy(update=no_recompute), device)
+    alike: list[BlockKind] = []
     for block, name in classes.items():
-        if block in kept and (kind := Kind(name, whole[block], kept[block])) not in alike:
+        if block in kept and (kind := BlockKind(name, whole[block], kept[block])) not in alike:
             alike.append(kind)
     if not alike:
         raise ConfigError("the compiler sees the whole model and not its blocks")
     return alike
 
 
+def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
+    """Return the activations that each block keeps; empty if the whole model is compiled, as its blocks then have no phases."""
+    made, backward = _made_in_forward(trace)
+    return {block: _kept(each, backward) for block, each in made.items()}
+
+
+def largest_block_bytes(trace: Trace) -> int | None:
+    """Return the most activations that one block adds, including its output, the next block's input; None as above."""
+    made, backward = _made_in_forward(trace)
+    return max((sum(each.nbytes for each in _alive(block, backward)) for block in made.values()), default=None)
+
+
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """The model with as few blocks as have one of each class, if it can be cut."""
+    """Return the model cut to the first blocks that include every class, or the whole model if it cannot be cut."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1
@@ -71,12 +93,44 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
     if cut is not None:
         return cut
     if blocks > MOST_BLOCKS:
-        raise ConfigError(f"to rehearse all {blocks} blocks takes long")
+        raise ConfigError(f"tracing all {blocks} blocks would take too long")
     return model
 
 
-def _kept(experiment: Experiment, device: Described) -> dict[int, Kept]:
+def _traced(experiment: Experiment, device: Described) -> dict[int, KeptActivations]:
     nodes, workers = experiment.launch.nodes, device.workers
     return kept_by_block(
         trace_recipe(experiment, nodes=nodes, workers=workers, device_type=device.type, operators=False)
     )
+
+
+def _made_in_forward(trace: Trace) -> tuple[dict[int, list[Allocation]], int]:
+    """Return the allocations of each block's forward in the last step's first micro batch, and when its backward begins."""
+    last, ledger = trace.last_step, trace.ledger
+    in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
+    backward = next(in_backward, ledger.now)
+    made: dict[int, list[Allocation]] = defaultdict(list)
+    for each in ledger.allocations:
+        step, part, block = each.phase
+        if (step, part) != (last, "forward") or block is None or each.allocated_at > backward:
+            continue
+        # Results of a function with its own backward count as temporary until they are freed: see `MemoryLedger`.
+        if each.category in UNKNOWN and each.nbytes:
+            made[block].append(each)
+    return made, backward
+
+
+def _alive(made: list[Allocation], moment: int) -> list[Allocation]:
+    return [each for each in made if each.freed_at is None or each.freed_at > moment]
+
+
+def _kept(made: list[Allocation], backward: int) -> KeptActivations:
+    alive = [each for each in _alive(made, backward) if not each.is_block_output]
+    total, kept = Counter(each.operator for each in made), Counter(each.operator for each in alive)
+    operators = {_short(name): (kept[name], total[name]) for name in sorted(kept)}
+    return KeptActivations(sum(each.nbytes for each in alive), operators)
+
+
+def _short(name: str) -> str:
+    """Shorten `aten::mm` to `mm`; others read as in `activation_checkpoint.save`: `_c10d_functional.all_to_all_single`."""
+    return name.replace("::", ".").removeprefix("aten.")

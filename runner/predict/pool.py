@@ -1,4 +1,4 @@
-"""Predictions of several configurations, in processes that the forkserver forks: they import torch once, and this one never."""
+"""Predicts many configurations in processes forked by the forkserver, which import torch once; this process never does."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import cores, described
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.console import one_line
+from meshrunner.runner.predict.forecast import Forecast
 from meshrunner.runner.predict.trace.faults import why
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.temporary import temporary_folder
 
 MOST = 8
-"""Processes at a time: each holds some hundred MiB."""
+"""Most processes at a time: each takes some hundred MiB."""
 
 
 class Predicted(NamedTuple):
-    """A prediction as one object of JSON, or why there is none."""
+    """Forecast of one configuration, or the reason why there is none."""
 
-    found: dict[str, Any] | None
+    forecast: Forecast | None
     fault: str = ""
 
 
@@ -41,9 +42,9 @@ def predict_all(
     Predict runs that fit their devices (see `fit`).
 
     Args:
-        configs: as in config.yaml. The workers of a node are those of launch.workers, `auto` as `described` says.
+        configs: as in config.yaml. `auto` in launch.workers is resolved by `described`.
         active_only: see `predict`.
-        within_s: seconds after which no answer is waited for; those that are missing then are NOT_IN_TIME. None: no limit.
+        within_s: seconds to wait; forecasts that are missing then are NOT_IN_TIME. None waits for all.
     """
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
@@ -65,7 +66,7 @@ def predict_all(
                 try:
                     found[number] = connection.recv()
                 except (EOFError, OSError):
-                    found[number] = _ended(children[connection])
+                    found[number] = _crashed(children[connection])
                     connection, children[connection] = _start(number, active_only)
                 _hand_over(connection, configs, numbers, busy)
     finally:
@@ -82,28 +83,28 @@ def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
     arguments = (theirs, active_only, log, dict(os.environ), list(sys.path))
     process = forkserver.context.Process(target=_answer, args=arguments, name="plan", daemon=True)
     process.start()
-    theirs.close()  # else its end would not be noticed
+    theirs.close()  # otherwise the child's exit would go unnoticed
     return ours, process
 
 
 def _hand_over(
     connection: Connection, configs: Sequence[dict[str, Any]], numbers: Iterator[int], busy: dict[Connection, int]
 ) -> None:
-    """Give a process the next configuration, if there is one."""
+    """Send a process the next configuration, if there is one."""
     number = next(numbers, None)
     if number is not None:
         busy[connection] = number
-        with suppress(OSError):  # that it has ended is noticed where its answer is waited for
+        with suppress(OSError):  # if the process has exited, receiving its answer fails
             connection.send(configs[number])
 
 
-def _ended(process: BaseProcess) -> Predicted:
+def _crashed(process: BaseProcess) -> Predicted:
     process.join()
-    return Predicted(None, f"the process that predicts ended with exit status {process.exitcode}")
+    return Predicted(None, f"the predicting process ended with exit status {process.exitcode}")
 
 
 def _answer(connection: Connection, active_only: bool, log: Path, environment: dict[str, str], path: list[str]) -> None:
-    """Answer one configuration after another, in a process of its own, which is killed when no more are left."""
+    """Predict one configuration after another in this process, until it is killed."""
     forkserver.enter(log, environment, path)
     while True:
         connection.send(_predicted(connection.recv(), active_only))
@@ -114,7 +115,7 @@ def _predicted(config: dict[str, Any], active_only: bool) -> Predicted:
 
     try:
         experiment = check(config)
-        return Predicted(predict(experiment, described(experiment), active_only=active_only).as_json())
+        return Predicted(predict(experiment, described(experiment), active_only=active_only))
     except ConfigError as error:
         return Predicted(None, one_line(str(error)))
     except Exception as error:  # a user's model may raise anything

@@ -1,94 +1,97 @@
-"""The largest value of a setting with which a run still fits."""
+"""Predicts one configuration, or finds the largest value of a key with which it fits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
-from meshrunner.runner.predict.single import fitting, predicted
+from meshrunner.runner.config.devices import check_on_devices
+from meshrunner.runner.predict.forecast import Forecast
 from meshrunner.runner.predict.verdict import FITS, NOT_PLANNED
-
-if TYPE_CHECKING:
-    from meshrunner.runner.predict.replay.timeline import Timeline
 
 A_WHOLE_NUMBER = "a key whose value is a whole number, such as --max micro_batch"
 MOST = 2**16
-"""Where the search ends."""
+"""Largest value that is tried."""
 SCANNED = 2**12
-"""Values in a row that are looked at for one that is allowed."""
+"""Consecutive values that are checked for one that is allowed."""
 
 
-def largest_that_fits(
-    overrides: Sequence[str], key: str, *, active_only: bool, over_time: bool
-) -> tuple[dict[str, Any], Timeline | None]:
+@dataclass(frozen=True)
+class LargestThatFits:
+    """Result of a search. Its JSON is that of the forecast with two more keys, `max` and `tried`, in front."""
+
+    key: str
+    value: int | None
+    """None if no value fits."""
+    tried: list[int]
+    """Values that were predicted, in order; empty if the run cannot be planned."""
+    forecast: Forecast
+    """Forecast for `value`, or for the first value tried if none fits."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one object."""
+        searched = {"max": {self.key: self.value}, "tried": self.tried} if self.tried else {}
+        return searched | self.forecast.as_json()
+
+
+def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: bool = False) -> Forecast:
+    """Predict a configuration in this process; for arguments and errors see `predict`."""
+    experiment, device = check_on_devices(config)
+    # Imports torch, which takes seconds: only for a configuration that is right.
+    from meshrunner.runner.predict.predict import predict
+
+    return predict(experiment, device, active_only=active_only, with_timeline=with_timeline)
+
+
+def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> LargestThatFits:
     """
-    The prediction with the largest value of a key that fits, as `predicted`.
-
-    It has two keys more: `max`, the key and that value, None if none fits, and `tried`, the values that were predicted; but not
-    where the run cannot be planned.
+    Find the largest value of a key with which a run fits.
 
     Raises:
-        ConfigError: the key is none of a whole number, or no value of it can be configured.
+        ConfigError: the key does not take a whole number, or no value of it can be configured.
     """
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Forecast] = {}
 
     def allowed(value: int) -> bool:
         try:
-            fitting(_with(config, key, value))
+            check_on_devices(_with(config, key, value))
         except ConfigError:
             return False
         return True
 
     def fits(value: int) -> bool:
-        found[value], _ = predicted(_composed([*overrides, f"{key}={value}"]), active_only=active_only)
-        return bool(found[value]["verdict"] == FITS)
+        found[value] = predict_config(_composed([*overrides, f"{key}={value}"]), active_only=active_only)
+        return found[value].verdict.answer == FITS
 
     config = _composed([*overrides, f"{key}=1"])
     _refuse_other_than_whole(_composed(overrides), key)
     value = largest(fits, allowed)
     if not found:
-        fitting(config)  # says why
+        check_on_devices(config)  # raises with the reason
     shown = value or next(iter(found))
-    if found[shown]["verdict"] == NOT_PLANNED:
-        return found[shown], None
-    drawn = None
-    if over_time:
-        drawn = predicted(_composed([*overrides, f"{key}={shown}"]), active_only=active_only, over_time=True)[1]
-    return {"max": {key: value}, "tried": list(found), **found[shown]}, drawn
-
-
-def _composed(overrides: Sequence[str]) -> dict[str, Any]:
-    run = Composer(parse("plan", list(overrides))).single_run()
-    assert run is not None, "a grid has no --max"
-    return run.config
-
-
-def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
-    """Raises ConfigError where the value of a key is something else than a whole number."""
-    value: Any = config
-    for name in key.split("."):
-        value = value.get(name, "not set") if isinstance(value, dict) else "not set"
-    if isinstance(value, bool) or not (value is None or value == "auto" or isinstance(value, int)):
-        raise ConfigError(f"plan: --max needs {A_WHOLE_NUMBER}; {key} is {value}")
-
-
-def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:
-    """A configuration that differs in one key, dotted."""
-    name, _, rest = key.partition(".")
-    return config | {name: _with(config[name], rest, value) if rest else value}
+    forecast = found[shown]
+    if forecast.verdict.answer == NOT_PLANNED:
+        return LargestThatFits(key, None, [], forecast)
+    if with_timeline:
+        config = _composed([*overrides, f"{key}={shown}"])
+        drawn = predict_config(config, active_only=active_only, with_timeline=True)
+        forecast = replace(forecast, timeline=drawn.timeline)
+    return LargestThatFits(key, value, list(found), forecast)
 
 
 def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda value: True) -> int | None:
     """
-    The largest allowed whole number that fits, None if the least does not. What is above one that does not fit is taken not
-    to fit either.
+    Return the largest allowed whole number that fits, or None if the least does not.
+
+    Numbers above one that does not fit are assumed not to fit either.
 
     Args:
-        fits: what takes time; asked of allowed numbers alone.
-        allowed: others are passed over, such as those that do not divide something.
+        fits: the expensive predicate, called only with allowed numbers and once for each.
+        allowed: the cheap predicate; other numbers are skipped, such as those that do not divide a batch.
     """
     below, end = 0, 1
     for least in (2**power for power in range(MOST.bit_length())):
@@ -98,7 +101,7 @@ def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda
         if not fits(value):
             break
         below, end = value, min(2 * least, MOST + 1)
-    # No power of two lies between, so what is left has the same leading digit.
+    # Bisect between powers of two.
     while below:
         middle = (below + end + 1) // 2
         value = _first(range(middle, end), allowed) or _first(range(middle - 1, below, -1), allowed)
@@ -113,3 +116,24 @@ def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda
 
 def _first(values: Iterable[int], allowed: Callable[[int], bool]) -> int | None:
     return next(filter(allowed, islice(values, SCANNED)), None)
+
+
+def _composed(overrides: Sequence[str]) -> dict[str, Any]:
+    run = Composer(parse("plan", list(overrides))).single_run()
+    assert run is not None, "a grid has no --max"
+    return run.config
+
+
+def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
+    """Raise ConfigError if the value of a key is not a whole number."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name, "not set") if isinstance(value, dict) else "not set"
+    if isinstance(value, bool) or not (value is None or value == "auto" or isinstance(value, int)):
+        raise ConfigError(f"plan: --max needs {A_WHOLE_NUMBER}; {key} is {value}")
+
+
+def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:
+    """Return a configuration that differs in one dotted key."""
+    name, _, rest = key.partition(".")
+    return config | {name: _with(config[name], rest, value) if rest else value}

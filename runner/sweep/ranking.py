@@ -1,4 +1,4 @@
-"""`meshrunner plan -m`: every combination of a grid, predicted: the fastest that fits first, what cannot run last."""
+"""`meshrunner plan -m`: predict every combination of a grid, and rank them from the fastest that fits to the impossible."""
 
 from __future__ import annotations
 
@@ -10,31 +10,29 @@ from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.overrides import as_typed
 from meshrunner.runner.console import naming
-from meshrunner.runner.predict.pool import predict_all
-from meshrunner.runner.predict.verdict import BORDERLINE, FITS, MISFIT, NOT_PLANNED, Verdict, as_json
+from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast, Verdict, predict_all
 from meshrunner.runner.sweep.combinations import ConfiguredTarget, check_batch
 
 SKIPPED = "skipped"
-"""The answer for a combination that cannot run, as the state of such a run of a sweep."""
-ORDER = (FITS, BORDERLINE, NOT_PLANNED, MISFIT, SKIPPED)
+"""Answer for a combination that cannot run, named like the state of such a run in a sweep."""
+ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 
 
 class Ranked(NamedTuple):
-    """A combination of a grid and what is predicted of it."""
+    """A combination of a grid and its forecast."""
 
     overrides: list[str]
     varying: list[str]
-    """The overrides that not all combinations have."""
-    found: dict[str, Any]
-    """As `plan --json`."""
+    """Overrides that not all combinations share."""
+    forecast: Forecast
 
     def as_json(self) -> dict[str, Any]:
-        """One object."""
-        return {"overrides": self.overrides, **self.found}
+        """Return one object."""
+        return {"overrides": self.overrides, **self.forecast.as_json()}
 
 
-class _Described(ConfiguredTarget):
-    """The devices that `plan` answers for."""
+class _PlannedTarget(ConfiguredTarget):
+    """Devices that `plan` predicts for."""
 
     def workers(self, experiment: Experiment) -> int:
         return described(experiment).workers
@@ -43,7 +41,7 @@ class _Described(ConfiguredTarget):
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     """Predict every combination of a command line; raises ConfigError as a sweep over it would."""
     config = composer.compose_sweep()
-    target = _Described()
+    target = _PlannedTarget()
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)
     jobs = batch.combinations
     possible = [job for job in jobs if not job.runs[0].reason]
@@ -53,42 +51,41 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     ranked = []
     for job in jobs:
         if reason := job.runs[0].reason:
-            found = as_json(Verdict(SKIPPED, reason))
+            forecast = Forecast(Verdict(SKIPPED, reason))
         else:
-            answer = next(predicted)
-            found = answer.found or as_json(Verdict(NOT_PLANNED, answer.fault))
+            found = next(predicted)
+            forecast = found.forecast or Forecast(Verdict(NOT_PLANNED, found.fault))
         overrides = as_typed(job.overrides)
         varying = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw not in shared]
-        ranked.append(Ranked(overrides, varying, found))
-    return sorted(ranked, key=_place)
+        ranked.append(Ranked(overrides, varying, forecast))
+    return sorted(ranked, key=_sort_key)
 
 
-def _place(each: Ranked) -> tuple[int, float, float]:
-    """The fastest first; where speeds are not known, what takes least memory."""
-    found = each.found
-    nothing = float("inf")
+def _sort_key(each: Ranked) -> tuple[int, float, float]:
+    """Sort the fastest first; where speeds are unknown, the one that needs least memory."""
+    forecast = each.forecast
     return (
-        ORDER.index(found["verdict"]),
-        -(found.get("perf/wps") or 0.0),
-        found.get("memory/peak_active_gib") or nothing,
+        ORDER.index(forecast.verdict.answer),
+        -forecast.speed.wps if forecast.speed is not None else 0.0,
+        forecast.memory.peak_active_gib if forecast.memory is not None else float("inf"),
     )
 
 
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
-    """Title -> cells of the table; a column that is empty in every row is left out."""
+    """Return the cells of the table by title, without columns that are empty in every row."""
+    rows = [each.as_json() for each in ranked]
 
     def numbers(key: str, form: str) -> list[str]:
-        values = [each.found.get(key) for each in ranked]
-        return ["" if value is None else form.format(value) for value in values]
+        return ["" if row[key] is None else form.format(row[key]) for row in rows]
 
     found = {
         "combination": [" ".join(each.varying) or " ".join(each.overrides) for each in ranked],
-        "verdict": [each.found["verdict"] for each in ranked],
+        "verdict": [row["verdict"] for row in rows],
         "WPS per device": numbers("perf/wps", "{:,.0f}"),
         "MFU": numbers("perf/mfu", "{:.1f}%"),
         "step time": numbers("perf/step_time_s", "{:.3f} s"),
         "peak active": numbers("memory/peak_active_gib", "{:.2f} GiB"),
         "peak reserved": numbers("memory/peak_reserved_gib", "{:.2f} GiB"),
-        "why": ["" if each.found["verdict"] == FITS else each.found["reason"] for each in ranked],
+        "why": ["" if row["verdict"] == FITS else row["reason"] for row in rows],
     }
     return {title: cells for title, cells in found.items() if any(cells)}

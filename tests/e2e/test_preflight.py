@@ -35,7 +35,7 @@ def test_a_prediction_that_fails_stops_nothing(folder: Path) -> None:
     """Nor does one that takes its process with it."""
     broken = ("model.kind=faulty:Raises,faulty:Exits", "+model.step=2")
     ended = meshrunner("run", "-m", *TINY, *TIGHT, *broken, "hydra.sweep.dir=sweep", cwd=folder)
-    assert ended.code == 1 and "2 of 2 could not be predicted, and begin all the same: " in ended.err, ended
+    assert ended.code == 1 and "2 of 2 could not be predicted; starting them anyway: " in ended.err, ended
     assert [status(each)["state"] for each in sorted((folder / "sweep").glob("0*"))] == ["failed"] * 2
 
 
@@ -68,7 +68,7 @@ def test_what_is_left_out_of_jobs_is_said(folder: Path) -> None:
 
 
 def test_a_command_of_its_own_plans_float8_in_compiled_code(folder: Path) -> None:
-    """In a process that has not imported the compiler when the rehearsal begins."""
+    """In a process that has not imported the compiler before tracing begins."""
     wide = ("model.dim=64", "model.ffn_dim=128", "hardware=h100_80gb", "precision=float8", "compile=per_block")
     ended = meshrunner("plan", *TINY, *wide, "--active", cwd=folder)
     assert ended.code == 0 and ended.out.startswith("fits: "), ended

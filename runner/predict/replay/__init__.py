@@ -1,1 +1,1 @@
-"""A trace replayed through the allocator and the clock: memory over a step."""
+"""A trace replayed through the allocator model and the device clock: memory over a step."""

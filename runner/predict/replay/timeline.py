@@ -1,4 +1,4 @@
-"""Memory over a step: what is held after every allocation and every release, by category."""
+"""Memory over a step: bytes held after every allocation and every release, by category."""
 
 from __future__ import annotations
 
@@ -9,87 +9,88 @@ from typing import NamedTuple
 from meshrunner.runner.ledger.categories import CATEGORIES
 from meshrunner.runner.ledger.phases import START, Phase
 from meshrunner.runner.predict.record.trace_events import Allocated, Collective, EventLog, Freed, Operator
-from meshrunner.runner.predict.replay.peaks import Change
+from meshrunner.runner.predict.replay.allocations import MemoryChange
 
 POINTS = 2000
-"""Of a timeline: about as many as a screen has pixels."""
+"""Points of a timeline: about as many as a screen has pixels."""
 
 
 class Point(NamedTuple):
-    """What is held at a moment. In bytes."""
+    """Bytes held at one moment."""
 
     at: int
-    """How many changes of the step came before."""
+    """Number of changes in the step before this one."""
     phase: Phase
     by_category: tuple[int, ...]
-    """In the order of CATEGORIES."""
+    """Bytes in the order of CATEGORIES."""
     reserved: int | None
-    """None: not known."""
+    """None if no allocator is modelled."""
 
     @property
     def total(self) -> int:
-        """Of all categories."""
+        """Bytes of all categories."""
         return sum(self.by_category)
 
 
 class Part(NamedTuple):
-    """A part of the step, one of phases.PARTS; with several micro batches there are several of a name."""
+    """A part of the step. Each micro batch has its own forward, loss and backward."""
 
     name: str
+    """One of `phases.PARTS`."""
     begins: int
-    """As `Point.at`."""
+    """See `Point.at`."""
     ends: int
 
 
 class Timeline(NamedTuple):
-    """Of a step, from what it begins with."""
+    """Memory over one step."""
 
     points: list[Point]
-    """Empty: nothing was allocated."""
+    """Empty if nothing was allocated."""
     parts: list[Part]
     capacity: int
-    """Bytes that torch can have of the device's memory."""
+    """Bytes of the device's memory that torch can have."""
     memory: int
-    """Bytes of the device."""
+    """Bytes of the device's memory."""
 
 
-def timeline(changes: Iterable[Change], step: int, capacity: int, memory: int, most: int = POINTS) -> Timeline:
+def timeline(changes: Iterable[MemoryChange], step: int, capacity: int, memory: int, most: int = POINTS) -> Timeline:
     """
-    The memory of one step.
+    Return the memory of one step.
 
     Args:
-        changes: from the first allocation of all, to the end of that step.
-        step: its number.
+        changes: from the first allocation of the run to the end of the step.
+        step: number of the step.
         capacity, memory: see `Timeline`.
-        most: points that are kept; the highest of each phase and the highest of all are among them.
+        most: points to keep, among them the highest of each phase and of the whole step.
     """
     found: list[Point] = []
     held, reserved = [0] * len(CATEGORIES), None
-    places = {name: place for place, name in enumerate(CATEGORIES)}
+    columns = {name: column for column, name in enumerate(CATEGORIES)}
     for allocation, nbytes, phase, reserved_then in changes:
         if phase.step == step and not found:
             found.append(Point(0, phase, tuple(held), reserved))
         if allocation is not None:
-            held[places[allocation.category]] += nbytes
+            held[columns[allocation.category]] += nbytes
         reserved = reserved_then
         if found:
             found.append(Point(len(found), phase, tuple(held), reserved))
     return Timeline(_thinned(found, most), list(_parts(found)), capacity, memory)
 
 
-def changes_of(log: EventLog) -> Iterator[Change]:
-    """Those of memory that nothing else uses once it has died, and that no allocator is known of."""
+def changes_without_allocator(events: EventLog) -> Iterator[MemoryChange]:
+    """Yield the changes of memory as if no allocator and no other stream held on to freed memory."""
     phase = Phase(-1, START)
-    for entry in log:
-        if isinstance(entry, Allocated):
-            phase = entry.allocation.phase
-            yield Change(entry.allocation, entry.allocation.nbytes, phase, None)
-        elif isinstance(entry, Freed):
-            yield Change(entry.allocation, -entry.allocation.nbytes, phase, None)
-        elif isinstance(entry, Operator | Collective) and entry.phase != phase:
-            if entry.phase.part != phase.part:
-                yield Change(None, 0, entry.phase, None)
-            phase = entry.phase
+    for event in events:
+        if isinstance(event, Allocated):
+            phase = event.allocation.phase
+            yield MemoryChange(event.allocation, event.allocation.nbytes, phase, None)
+        elif isinstance(event, Freed):
+            yield MemoryChange(event.allocation, -event.allocation.nbytes, phase, None)
+        elif isinstance(event, Operator | Collective) and event.phase != phase:
+            if event.phase.part != phase.part:
+                yield MemoryChange(None, 0, event.phase, None)
+            phase = event.phase
 
 
 def _parts(points: Sequence[Point]) -> Iterator[Part]:
@@ -100,7 +101,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """About so many of them: of stretches of equal length the highest and the lowest, and those that have to stay."""
+    """Return about `most` points: the highest of each phase, and the highest and lowest of intervals of equal length."""
     if len(points) <= most:
         return points
     totals = [point.total for point in points]
@@ -109,14 +110,14 @@ def _thinned(points: list[Point], most: int) -> list[Point]:
     for point in points:
         phases.setdefault(point.phase, []).append(point.at)
     kept.update(_highest(places, totals) for places in phases.values())
-    stretches = max(1, (most - len(kept)) // 2)
-    length = -(-len(points) // stretches)
+    intervals = max(1, (most - len(kept)) // 2)
+    length = -(-len(points) // intervals)
     for begin in range(0, len(points), length):
-        stretch = range(begin, min(begin + length, len(points)))
-        kept.update((_highest(stretch, totals), min(stretch, key=totals.__getitem__)))
-    return [points[place] for place in sorted(kept)]
+        interval = range(begin, min(begin + length, len(points)))
+        kept.update((_highest(interval, totals), min(interval, key=totals.__getitem__)))
+    return [points[index] for index in sorted(kept)]
 
 
-def _highest(places: Iterable[int], values: Sequence[int]) -> int:
-    """The first place of the highest value."""
-    return max(places, key=values.__getitem__)
+def _highest(indices: Iterable[int], values: Sequence[int]) -> int:
+    """Return the first index of the highest value."""
+    return max(indices, key=values.__getitem__)

@@ -1,1 +1,1 @@
-"""The time that operators and collectives take on a device."""
+"""Predicted time of a step from a trace and the rates of a device."""

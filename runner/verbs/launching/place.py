@@ -6,10 +6,10 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
-from meshrunner.runner.predict.preflight import of_single_run
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.sweep.combinations import ConfiguredTarget
 from meshrunner.runner.sweep.launcher import run_sweep
+from meshrunner.runner.sweep.preflight import predict_single_run
 from meshrunner.runner.verbs.help import answered
 
 
@@ -26,7 +26,7 @@ def _place_one(composed: Composed) -> int:
     experiment = check(composed.config)
     workers = ConfiguredTarget().workers(experiment)
     fit_continuing(experiment, composed.run_dir, workers)
-    plan = of_single_run(composed.config, experiment, workers, here=False)
+    plan = predict_single_run(composed.config, experiment, workers, here=False)
     place_run(composed.config, composed.run_dir, composed.overrides, plan)
     say(f"run directory: {composed.run_dir}")
     return 0

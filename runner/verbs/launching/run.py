@@ -41,15 +41,15 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.from_checkpoint import fit_continuing
     from meshrunner.runner.launch.nodes import only_this_node
-    from meshrunner.runner.predict.preflight import of_single_run
     from meshrunner.runner.rundir.run import place_run
+    from meshrunner.runner.sweep.preflight import predict_single_run
 
     with naming("checking the configuration"):
         experiment = check(composed.config)
         workers = node_devices(experiment).workers
         fit_continuing(experiment, composed.run_dir, workers)
         only_this_node(experiment.launch.nodes)
-    plan = of_single_run(composed.config, experiment, workers, here=True)
+    plan = predict_single_run(composed.config, experiment, workers, here=True)
     place_run(composed.config, composed.run_dir, composed.overrides, plan)
     _collect_again()
     return execute_and_report(composed.run_dir)

@@ -11,7 +11,6 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
-from meshrunner.runner.predict.preflight import of_single_run
 from meshrunner.runner.rundir.damage import unreadable
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
 from meshrunner.runner.rundir.records import LaunchSettings
@@ -23,6 +22,7 @@ from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
 from meshrunner.runner.sweep.finish import finish_sweep
 from meshrunner.runner.sweep.launcher import run_sweep
+from meshrunner.runner.sweep.preflight import predict_single_run
 from meshrunner.runner.verbs.help import answered
 
 USAGE = "usage: meshrunner submit [OVERRIDES] [-m] or submit DIR [hydra.launcher.KEY=VALUE]"
@@ -60,7 +60,7 @@ def submit_one(composed: Composed) -> int:
     composed = settings.apply_to(composed)
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
-    plan = of_single_run(composed.config, experiment, settings.workers(experiment), here=False)
+    plan = predict_single_run(composed.config, experiment, settings.workers(experiment), here=False)
     if settings.dry_run:
         say(script.for_run(composed.run_dir, settings, settings.asked(experiment)), end="")
         return 0

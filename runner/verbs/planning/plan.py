@@ -1,4 +1,4 @@
-"""`meshrunner plan`: whether a run fits and how fast it would be; with -m, every run of a grid. Starts nothing, needs no GPU."""
+"""`meshrunner plan`: predict whether a run fits and how fast it is; with -m, each run of a grid. Starts nothing, needs no GPU."""
 
 from __future__ import annotations
 
@@ -6,41 +6,45 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.console import console, one_line, say
-from meshrunner.runner.predict.search import A_WHOLE_NUMBER, MOST, largest_that_fits
-from meshrunner.runner.predict.single import predicted
-from meshrunner.runner.predict.verdict import BORDERLINE
+from meshrunner.runner.predict import (
+    A_WHOLE_NUMBER,
+    BORDERLINE,
+    MOST,
+    Forecast,
+    LargestThatFits,
+    MemoryForecast,
+    SpeedForecast,
+    largest_that_fits,
+    predict_config,
+)
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.verbs.help import answered
 
-if TYPE_CHECKING:
-    from meshrunner.runner.predict.replay.timeline import Timeline
-
 MULTIRUN = {"-m", "--multirun"}
 JSON, ACTIVE, MAX, HTML = "--json", "--active", "--max", "--html"
 """
---json: one object, or with -m a list; --active: without what the allocator reserves, faster; --max KEY: the largest value
-that fits; --html FILE: also a page with memory over a step, of a model that is rehearsed at full depth, with --active, too.
+--json: one object, or with -m a list; --active: without reserved memory, faster; --max KEY: the largest value that fits;
+--html FILE: also a page with memory over a step, for which the model is traced at full depth, even with --active.
 """
 VALUES = {
     MAX: A_WHOLE_NUMBER,
     HTML: "a file, such as --html plan.html",
 }
-"""Of flags that take one."""
+"""Flags that take a value, and that value."""
 
 
 def plan(arguments: list[str]) -> int:
-    """Predict one run, or rank a grid; raises ConfigError as `run` does."""
+    """Predict one run or rank a grid; raises ConfigError as `run` does."""
     if MULTIRUN & set(arguments):
         warm()  # first: the forkserver imports torch while Hydra composes here
-    with collector_held_off():  # imports create little garbage; without looking for it they are a fifth faster
+    with collector_held_off():  # imports create little garbage, and are a fifth faster if nothing looks for it
         return _plan(arguments)
 
 
@@ -61,16 +65,19 @@ def _plan(arguments: list[str]) -> int:
         _rank(composer, active_only, as_json=JSON in flags)
         return 0
     drawn = file is not None
+    search = None
     if key is None:
-        found, over_time = predicted(composed.config, active_only=active_only, over_time=drawn)
+        forecast = predict_config(composed.config, active_only=active_only, with_timeline=drawn)
     else:
-        found, over_time = largest_that_fits(overrides, key, active_only=active_only, over_time=drawn)
+        search = largest_that_fits(overrides, key, active_only=active_only, with_timeline=drawn)
+        forecast = search.forecast
+    findings = _searched(search) if search is not None else []
     if JSON in flags:
-        print(json.dumps(found, indent=2))
+        print(json.dumps((search or forecast).as_json(), indent=2))
     else:
-        _show(found)
+        _show(forecast, findings)
     if file is not None:
-        _write_page(Path(file), found, over_time, arguments)
+        _write_page(Path(file), forecast, findings, arguments)
     return 0
 
 
@@ -92,7 +99,7 @@ def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
 
 
 def _without(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """The arguments without `--flag VALUE` or `--flag=VALUE`, and the value."""
+    """Return the arguments without `--flag VALUE` or `--flag=VALUE`, and the value."""
     rest: list[str] = []
     found, given = None, iter(arguments)
     for each in given:
@@ -106,84 +113,88 @@ def _without(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
     return rest, found
 
 
-def _show(found: dict[str, Any]) -> None:
-    """The verdict first, then what it rests on."""
+def _show(forecast: Forecast, findings: Sequence[str]) -> None:
+    """Print the findings of a search, the verdict, and the figures behind it."""
     screen = console()
-    for said in _searched(found):
-        screen.print(said, soft_wrap=False)
-    screen.print(f"{found['verdict']}: {found['reason']}", soft_wrap=False)
-    if found.get("memory/peak_active_gib") is None:
+    for finding in findings:
+        screen.print(finding, soft_wrap=False)
+    screen.print(f"{forecast.verdict.answer}: {forecast.verdict.reason}", soft_wrap=False)
+    if forecast.memory is None:
         return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for row in _rows(found):
+    for row in _rows(forecast):
         table.add_row(*row)
     screen.print(table)
-    for remark in _remarks(found):
+    for remark in _remarks(forecast):
         screen.print(remark, soft_wrap=False)
 
 
-def _write_page(file: Path, found: dict[str, Any], over_time: Timeline | None, arguments: Sequence[str]) -> None:
-    from meshrunner.runner.predict.replay.page.write import write_page
+def _write_page(file: Path, forecast: Forecast, findings: Sequence[str], arguments: Sequence[str]) -> None:
+    from meshrunner.runner.predict import write_page
 
-    figures, remarks = (_rows(found), _remarks(found)) if over_time is not None else ([], [])
-    findings = [*_searched(found), found["reason"]]
-    write_page(
-        file, shlex.join(["meshrunner", "plan", *arguments]), found["verdict"], findings, figures, remarks, over_time
-    )
+    answer, reason = forecast.verdict
+    timeline = forecast.timeline
+    figures, remarks = (_rows(forecast), _remarks(forecast)) if timeline is not None else ([], [])
+    command = shlex.join(["meshrunner", "plan", *arguments])
+    write_page(file, command, answer, [*findings, reason], figures, remarks, timeline)
     say(f"page: {file}", to_stderr=True)
 
 
-def _searched(found: dict[str, Any]) -> list[str]:
-    """What was found of the key of --max."""
-    said = []
-    for key, value in found.get("max", {}).items():
-        if value == MOST:
-            said.append(f"{key}={value} fits, and the search ends there")
-        elif value:
-            said.append(f"{key}={value} is the largest that fits")
-        else:
-            certain = " for certain" if found["verdict"] == BORDERLINE else ""
-            said.append(f"not even {key}={found['tried'][0]} fits{certain}")
-    return said
-
-
-def _remarks(found: dict[str, Any]) -> list[str]:
-    return [*_on_speed(found), *found["remarks"]]
-
-
-def _on_speed(found: dict[str, Any]) -> list[str]:
-    if found["perf/wps"] is None:
+def _searched(search: LargestThatFits) -> list[str]:
+    """Return a sentence on the result of --max."""
+    key, value = search.key, search.value
+    if not search.tried:
         return []
-    error = f"{found['perf/error_pct']:g}%"
-    if found["perf/calibrated"]:
-        return [
+    if value == MOST:
+        return [f"{key}={value} fits, and the search ends there"]
+    if value:
+        return [f"{key}={value} is the largest that fits"]
+    certain = " for certain" if search.forecast.verdict.answer == BORDERLINE else ""
+    return [f"not even {key}={search.tried[0]} fits{certain}"]
+
+
+def _remarks(forecast: Forecast) -> list[str]:
+    speed = forecast.speed
+    if speed is None:
+        return list(forecast.remarks)
+    error = f"{speed.error_pct:g}%"
+    if speed.calibrated:
+        rests_on = (
             f"speed: calibrated; of the runs that it rests on, one was predicted from the others to {error} at worst"
-        ]
-    return [
-        "speed: uncalibrated, from the data sheet and shares of it that other devices of the kind reach; published runs differ "
-        f"from it by up to {error}"
-    ]
+        )
+    else:
+        rests_on = (
+            "speed: uncalibrated, from the data sheet and shares of it that other devices of the kind reach; published runs "
+            f"differ from it by up to {error}"
+        )
+    return [rests_on, *forecast.remarks]
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    def memory(key: str) -> str:
-        return f"{found[f'{key}_gib']:.2f} GiB ({found[f'{key}_pct']:.1f}%)"
+def _rows(forecast: Forecast) -> list[tuple[str, str]]:
+    """Return the (name, value) rows of the table of figures."""
+    memory = _memory_rows(forecast.memory) if forecast.memory is not None else []
+    return memory + (_speed_rows(forecast.speed) if forecast.speed is not None else [])
 
-    largest_first = sorted(found["memory/by_category_gib"].items(), key=lambda item: -item[1])
+
+def _memory_rows(memory: MemoryForecast) -> list[tuple[str, str]]:
+    largest_first = sorted(memory.by_category_gib.items(), key=lambda item: -item[1])
+    active = f"{memory.peak_active_gib:.2f} GiB ({memory.peak_active_pct:.1f}%) in {memory.phase}, rank 0"
     rows = [
-        ("peak active", f"{memory('memory/peak_active')} in {found['memory/phase']}, rank {found['rank']}"),
+        ("peak active", active),
         ("of which", ", ".join(f"{name} {gib:.2f}" for name, gib in largest_first if gib >= 0.005) + " GiB"),
-        ("start-up", f"{found['memory/startup_gib']:.2f} GiB"),
     ]
-    if found["memory/peak_reserved_gib"] is not None:
-        rows.insert(2, ("peak reserved", memory("memory/peak_reserved")))
-    if (block := found["memory/block_gib"]) is not None:
-        rows.insert(-1, ("a block adds", f"{1024 * block:,.2f} MiB of activations, from its forward to its backward"))
-    if found["perf/wps"] is not None:
-        mfu = "" if found["perf/mfu"] is None else f", MFU {found['perf/mfu']:.1f}%"
-        parts = ", ".join(f"{part} {value:.3f}" for part, value in found["perf/seconds_by_part"].items() if value)
-        rows += [
-            ("speed", f"{found['perf/wps']:,.0f} WPS per device{mfu}, {found['perf/step_time_s']:.3f} s a step"),
-            ("of which", f"{parts} s; exposed communication {found['perf/exposed_communication_s']:.3f} s"),
-        ]
-    return rows
+    if memory.peak_reserved_gib is not None:
+        rows.append(("peak reserved", f"{memory.peak_reserved_gib:.2f} GiB ({memory.peak_reserved_pct:.1f}%)"))
+    if memory.block_gib is not None:
+        block = f"{1024 * memory.block_gib:,.2f} MiB of activations, from its forward to its backward"
+        rows.append(("a block adds", block))
+    return [*rows, ("start-up", f"{memory.startup_gib:.2f} GiB")]
+
+
+def _speed_rows(speed: SpeedForecast) -> list[tuple[str, str]]:
+    mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1f}%"
+    parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in speed.seconds_by_part.items() if seconds)
+    return [
+        ("speed", f"{speed.wps:,.0f} WPS per device{mfu}, {speed.step_time_s:.3f} s a step"),
+        ("of which", f"{parts} s; exposed communication {speed.exposed_communication_s:.3f} s"),
+    ]

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, parse
-from meshrunner.runner.config.devices import Described, described, described_type
-from meshrunner.runner.config.experiment import Experiment, check, fit
+from meshrunner.runner.config.devices import Described, check_on_devices
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import console, one_line
 from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.verbs.help import answered
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.base import Degrees
     from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
-    from meshrunner.runner.predict.kept import Kept
+    from meshrunner.runner.predict import KeptActivations
 
 CONFIG = "--config"
 """The flag for the resolved configuration."""
@@ -41,11 +41,8 @@ def _show(arguments: list[str]) -> int:
     composed = composer.single_run()
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
-    as_configured = check(composed.config)
-    experiment = as_configured.on(described_type(as_configured.hardware))
-    device = described(experiment)
+    experiment, device = check_on_devices(composed.config)
     workers = device.workers
-    fit(experiment, workers)
     network = experiment.model.on_meta(experiment.seq_len)
     from meshrunner.recipes.parallelism.wrap_plan import local_parameters
 
@@ -224,15 +221,13 @@ def _recompute(experiment: Experiment, device: Described, network: Network) -> s
     title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"
     if not recomputed:
         return title
-    from meshrunner.runner.predict.activations import recomputed_blocks
+    from meshrunner.runner.predict import recomputed_blocks, why
 
     try:
         kinds = recomputed_blocks(experiment, device, network)
     except ConfigError as error:
         return f"{title}; what each keeps for backward is not known: {one_line(error)}"
     except Exception as error:  # a class of the user's may raise anything, and an operator have no kernel for meta
-        from meshrunner.runner.predict.trace.faults import why
-
         return f"{title}; what each keeps for backward is not known: {why(error)}"
     if len(kinds) > 1:
         each = ", ".join(
@@ -249,7 +244,7 @@ def _recompute(experiment: Experiment, device: Described, network: Network) -> s
     )
 
 
-def _results(kept: Kept, sentence: str) -> str:
+def _results(kept: KeptActivations, sentence: str) -> str:
     """A sentence about the operators whose results are kept; empty if there are none."""
     operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
     return sentence.format(operators) if operators else ""

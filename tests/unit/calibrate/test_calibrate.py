@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from meshrunner.runner import cli
-from meshrunner.runner.calibrate.fit import Observed, changed, fit, left_out_errors, predicted_wps, value
+from meshrunner.runner.calibrate.fit import MeasuredRun, constant, fit, leave_one_out_errors, scaled
 from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.ledger.phases import Phase
-from meshrunner.runner.predict.predict import speed_of
 from meshrunner.runner.predict.record.trace_events import Collective, EventRecorded, Operator, StreamWaitedForEvent
-from meshrunner.runner.predict.timing.clock import Clock
-from meshrunner.runner.predict.timing.rates import rates
+from meshrunner.runner.predict.timing.device_clock import DeviceClock
+from meshrunner.runner.predict.timing.rates import device_rates
+from meshrunner.runner.predict.workload import trace_workload
 from tests.composed import config, experiment
 from tests.run_dirs import write
 
@@ -45,13 +45,13 @@ PLANTED = {"efficiency.matmul": 1.3, "efficiency.memory": 0.8}
 
 
 @cache
-def observed(name: str) -> Observed:
+def observed(name: str) -> MeasuredRun:
     """A combination as fast as PLANTED makes it."""
     run = experiment(*SETUP, *COMBINATIONS[name])
     device = described(run)
     assert device.hardware is not None
-    rehearsed = speed_of(run, device)
-    return Observed(name, rehearsed, predicted_wps(rehearsed, changed(device.hardware, PLANTED)))
+    workload = trace_workload(run, device)
+    return MeasuredRun(name, workload, workload.wps(scaled(device.hardware, PLANTED)))
 
 
 @cache
@@ -63,15 +63,15 @@ def hardware() -> GPU:
 
 def test_planted_constants_are_found() -> None:
     runs = [observed(name) for name in COMBINATIONS]
-    assert max(abs(predicted_wps(each.run, hardware()) / each.wps - 1) for each in runs) > 0.1
+    assert max(abs(each.workload.wps(hardware()) / each.wps - 1) for each in runs) > 0.1
     fitted = fit(hardware(), runs)
     assert fitted.tells_apart
     for each in runs:
-        assert predicted_wps(each.run, fitted.hardware) == pytest.approx(each.wps, rel=0.01)
+        assert each.workload.wps(fitted.hardware) == pytest.approx(each.wps, rel=0.01)
     for key, factor in PLANTED.items():
-        assert value(fitted.hardware, key) == pytest.approx(factor * value(hardware(), key), rel=0.1)
+        assert constant(fitted.hardware, key) == pytest.approx(factor * constant(hardware(), key), rel=0.1)
     assert fitted.unknown["efficiency.matmul"] < 0.3 and fitted.unknown["efficiency.contention"] > 0.9
-    assert max(map(abs, left_out_errors(hardware(), runs, fitted))) < 3
+    assert max(map(abs, leave_one_out_errors(hardware(), runs, fitted))) < 3
 
 
 def test_runs_of_one_sort_do_not_tell_constants_apart() -> None:
@@ -80,11 +80,13 @@ def test_runs_of_one_sort_do_not_tell_constants_apart() -> None:
 
 
 def test_no_constant_leaves_its_bounds() -> None:
-    faster = changed(hardware(), {"efficiency.matmul": 5.0, "efficiency.attention": 2.0})
-    assert value(faster, "efficiency.matmul") == 1.0
-    assert value(faster, "efficiency.attention_backward") == pytest.approx(2 * hardware().efficiency.attention_backward)
+    faster = scaled(hardware(), {"efficiency.matmul": 5.0, "efficiency.attention": 2.0})
+    assert constant(faster, "efficiency.matmul") == 1.0
+    assert constant(faster, "efficiency.attention_backward") == pytest.approx(
+        2 * hardware().efficiency.attention_backward
+    )
     too_fast = [each._replace(wps=10 * each.wps) for each in (observed("wide"), observed("narrow"))]
-    assert value(fit(hardware(), too_fast).hardware, "efficiency.matmul") <= 1.0
+    assert constant(fit(hardware(), too_fast).hardware, "efficiency.matmul") <= 1.0
 
 
 SPEED = CPUSpeed(
@@ -100,7 +102,7 @@ SPEED = CPUSpeed(
 
 
 def test_nothing_overlaps_on_a_processor() -> None:
-    clock = Clock(rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
+    clock = DeviceClock(device_rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
     forward = Phase(0, "forward", 0)
     clock.take(Operator("aten::mm", "matmul", 0, forward, 10**9, "float32", 1000))  # 10 ms and 1
     clock.take(EventRecorded(0, 0))
@@ -109,26 +111,26 @@ def test_nothing_overlaps_on_a_processor() -> None:
     clock.take(Collective("all_reduce", 2, forward, (0,), 10**7))
     clock.take(Operator("aten::copy_", "memory", 1, forward, 0, "float32", 10**8))  # 10 ms and 1
     clock.take(StreamWaitedForEvent(0, 0))
-    timed = clock.step_ends()
+    timed = clock.step_time()
     waited = 0.01 * 0.011**0.5 * 0.589  # the larger of two standard normals is 0.56 on average
     assert timed.seconds == pytest.approx(62e-3 + waited, abs=1e-6)
     assert timed.exposed_communication_s == pytest.approx(40e-3 + waited, abs=1e-6)
 
 
 def test_ranks_wait_for_the_slowest() -> None:
-    of_cpu = rates(CPU(kind="cpu", speed=SPEED), "fp32", 2)
+    of_cpu = device_rates(CPU(kind="cpu", speed=SPEED), "fp32", 2)
     assert of_cpu.waiting_s(1, 1.0) == 0
     assert of_cpu.waiting_s(2, 1.0) == pytest.approx(0.01 / math.pi**0.5, rel=0.05)
     assert of_cpu.waiting_s(4, 1.0) == pytest.approx(0.01 * 1.0294, rel=0.05)
     assert of_cpu.waiting_s(4, 4.0) == 2 * of_cpu.waiting_s(4, 1.0)
-    assert rates(hardware(), "tf32", 8).waiting_s(4, 1.0) == 0
+    assert device_rates(hardware(), "tf32", 8).waiting_s(4, 1.0) == 0
 
 
 def test_what_is_nothing_stays_so() -> None:
     efficiency = hardware().efficiency.model_copy(update={"contention": 0.0, "host_s": 0.0})
     ideal = hardware().model_copy(update={"efficiency": efficiency})
     fitted = fit(ideal, [observed("wide"), observed("narrow")])
-    assert value(fitted.hardware, "efficiency.contention") == value(fitted.hardware, "efficiency.host_s") == 0
+    assert constant(fitted.hardware, "efficiency.contention") == constant(fitted.hardware, "efficiency.host_s") == 0
     assert set(fitted.unknown) == {"efficiency.matmul", "efficiency.memory", "efficiency.attention"}
 
 
@@ -137,9 +139,9 @@ def test_products_in_bf16_alone() -> None:
         return CPU(kind="cpu", speed=SPEED.model_copy(update={"fp32_tflops": None, "bf16_tflops": tflops}))
 
     runs = [observed(name) for name in COMBINATIONS]
-    runs = [each._replace(wps=predicted_wps(each.run, device(0.3))) for each in runs]
+    runs = [each._replace(wps=each.workload.wps(device(0.3))) for each in runs]
     fitted = fit(device(0.2), runs)
-    assert value(fitted.hardware, "speed.bf16_tflops") == pytest.approx(0.3, rel=0.1)
+    assert constant(fitted.hardware, "speed.bf16_tflops") == pytest.approx(0.3, rel=0.1)
     assert isinstance(fitted.hardware, CPU) and fitted.hardware.speed and fitted.hardware.speed.fp32_tflops is None
     assert "speed.bf16_tflops" in fitted.unknown and "speed.fp32_tflops" not in fitted.unknown
 
@@ -190,14 +192,14 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     run_of(tmp_path / "alike", "wide, full")
     out = tmp_path / "alike.yaml"
     refused = calibrated(capsys, tmp_path / "alike", "--out", out, code=2)
-    assert "do not tell how fast products are from how fast memory is" in refused and not out.exists()
+    assert "cannot separate matmul speed from memory bandwidth" in refused and not out.exists()
     text = calibrated(capsys, tmp_path / "alike", "--out", out, "--force")
     assert "efficiency.matmul" in text and "0.48" in text and out.exists(), text
     failed = run_of(tmp_path / "failed", "narrow", **{"perf/wps_median": None})
     assert "no speed was measured" in calibrated(capsys, failed, code=2)
     other = run_of(tmp_path / "other", "narrow", device="NVIDIA H200")
     write(other / "config.yaml", config("hardware=h200", *SETUP[1:], *NARROW))
-    assert "on different devices" in calibrated(capsys, wide, other, code=2)
+    assert "used different devices" in calibrated(capsys, wide, other, code=2)
     write(other / "config.yaml", config(*SETUP, *NARROW, "hardware.memory_bandwidth=2000"))
     assert "different values of hardware.memory_bandwidth" in calibrated(capsys, wide, other, code=2)
     unknown = run_of(tmp_path / "unknown", "narrow")
@@ -208,12 +210,12 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert why in calibrated(capsys, damaged, code=2)
     (tmp_path / "a_file").write_text("")
     below = calibrated(capsys, tmp_path / "alike", "--force", "--out", tmp_path / "a_file" / "x.yaml", code=2)
-    assert below.endswith(f"cannot be written: {tmp_path / 'a_file'} is no folder\n")
+    assert below.endswith(f"cannot be written: {tmp_path / 'a_file'} is not a directory\n")
     assert "--out: /proc/no/file cannot be written" in calibrated(
         capsys, tmp_path / "alike", "--force", "--out", "/proc/no/file", code=2
     )
     nameless = calibrated(capsys, tmp_path / "alike", "--force", "--out", "", code=2)
-    assert nameless.endswith("--out: . is no file's name\n")
+    assert nameless.endswith("--out: . is not a file name\n")
     assert "neither a run nor a sweep" in calibrated(capsys, tmp_path, code=2)
     assert "unrecognized arguments: --frce" in calibrated(capsys, wide, "--frce", code=2)
 
@@ -226,4 +228,4 @@ def test_a_processor_without_a_rate_is_left_out(
     write(run / "environment.json", {"device_type": "cpu", "workers": 8, "threads": 1})
     write(run / "config.yaml", config("hardware=cpu", *SETUP[1:], *NARROW))
     said = calibrated(capsys, run, code=2)
-    assert "its processor's rate of matrix products was not measured" in said and "Traceback" not in said
+    assert "the matmul rate of its processor was not measured" in said and "Traceback" not in said

@@ -1,4 +1,4 @@
-"""Of many micro batches four are rehearsed: memory is that of all, to the byte, and so is time."""
+"""Tracing four of many micro batches predicts the memory of all to the byte, and their time."""
 
 from __future__ import annotations
 

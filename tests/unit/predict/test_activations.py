@@ -1,4 +1,4 @@
-"""What blocks keep for backward, from a rehearsal, and what `show` says of it."""
+"""Activations that blocks keep for backward, and how `show` reports them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.devices import described, described_type
 from meshrunner.runner.ledger.memory_ledger import UNKNOWN
-from meshrunner.runner.predict import activations as recomputed
-from meshrunner.runner.predict.activations import Kind, recomputed_blocks
-from meshrunner.runner.predict.kept import Kept, kept_by_block, most_added
+from meshrunner.runner.predict import activations
+from meshrunner.runner.predict.activations import (
+    BlockKind,
+    KeptActivations,
+    kept_by_block,
+    largest_block_bytes,
+    recomputed_blocks,
+)
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from tests.composed import SMALL, experiment
 
@@ -26,25 +31,25 @@ ON_CPU = (*SMALL, "global_batch=null", "hardware=cpu", "launch.workers=2")
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def kinds(*overrides: str) -> list[Kind]:
+def kinds(*overrides: str) -> list[BlockKind]:
     chosen = experiment(*overrides)
     chosen = chosen.on(described_type(chosen.hardware))
     return recomputed_blocks(chosen, described(chosen), chosen.model.on_meta(chosen.seq_len))
 
 
-def only(*overrides: str) -> Kind:
+def only(*overrides: str) -> BlockKind:
     (kind,) = kinds(*ON_CPU, *overrides)
     return kind
 
 
-def rehearsed(*overrides: str) -> Trace:
+def traced(*overrides: str) -> Trace:
     chosen = experiment(*ON_CPU, *overrides)
     return trace_recipe(chosen.on("cpu"), nodes=1, workers=chosen.launch.workers, device_type="cpu", operators=False)
 
 
 def test_full_keeps_nothing_but_the_input() -> None:
     found = only(FULL)
-    assert found.kept == Kept(0, {})
+    assert found.kept == KeptActivations(0, {})
     assert found.whole.operators["mm"] == (
         3,
         7,
@@ -54,7 +59,7 @@ def test_full_keeps_nothing_but_the_input() -> None:
 def test_selective_op_keeps_what_is_listed() -> None:
     assert only(SELECTIVE).kept.operators == {ATTENTION: (2, 2), "mm": (4, 7)}
     kept = only(SELECTIVE, "activation_checkpoint.save=[{op:aten.silu}]").kept
-    assert kept == Kept(4 * 34 * 100, {"silu": (1, 1)})  # fp32, one sequence of 34, ffn_dim 100
+    assert kept == KeptActivations(4 * 34 * 100, {"silu": (1, 1)})  # fp32, one sequence of 34, ffn_dim 100
 
 
 def test_products_in_float8_are_kept_like_others() -> None:
@@ -103,7 +108,7 @@ def test_a_block_adds_to_memory_what_it_keeps_and_its_input(overrides: tuple[str
     """Activations when backward begins, of a model of 3 and of one of 4 blocks."""
     held = []
     for blocks in (3, 4):
-        found = rehearsed(*overrides, f"model.n_layers={blocks}")
+        found = traced(*overrides, f"model.n_layers={blocks}")
         begins = next(
             allocation
             for allocation in found.ledger.allocations
@@ -114,7 +119,7 @@ def test_a_block_adds_to_memory_what_it_keeps_and_its_input(overrides: tuple[str
         assert len(kept) == blocks and len({each.nbytes for each in kept.values()}) == 1
     assert held[1] - held[0] == kept[0].nbytes + stream
     if stream:  # kept behind the last block, too
-        assert most_added(found) == kept[0].nbytes + stream
+        assert largest_block_bytes(found) == kept[0].nbytes + stream
 
 
 def test_what_a_function_with_its_own_backward_makes_is_kept_too() -> None:
@@ -125,7 +130,7 @@ def test_what_a_function_with_its_own_backward_makes_is_kept_too() -> None:
 
 
 def test_of_several_micro_batches_it_is_the_first() -> None:
-    assert kept_by_block(rehearsed("global_batch=6")) == kept_by_block(rehearsed())
+    assert kept_by_block(traced("global_batch=6")) == kept_by_block(traced())
 
 
 @pytest.mark.slow
@@ -136,11 +141,11 @@ def test_a_part_of_a_hybrid_tells_what_the_whole_does(monkeypatch: pytest.Monkey
         depths.append(recipe.model.n_layers)
         return trace_recipe(recipe, **how)
 
-    monkeypatch.setattr(recomputed, "rehearse", counted)
+    monkeypatch.setattr(activations, "trace_recipe", counted)
     long = ("model=hybrid_tiny", "hardware=cpu", "launch.workers=2", FULL, "model.pattern=M-M*M-EM*")
     of_part = kinds(*long)
     assert [kind.name for kind in of_part] == ["MambaBlock", "FeedForwardBlock", "AttentionBlock", "ExpertsBlock"]
-    monkeypatch.setattr(recomputed, "blocks_may_differ", lambda _: True)
+    monkeypatch.setattr(activations, "blocks_may_differ", lambda _: True)
     assert kinds(*long) == of_part
     assert depths == [7, 7, 9, 9]
     monkeypatch.undo()
@@ -187,7 +192,7 @@ class Looks(Llama):
         Said((FULL, "parallelism.cpu_offload=true"), "is not known: parallelism.cpu_offload moves"),
         Said(
             (FULL, "model.kind=own_kept:Deep", "model.n_layers=65"),
-            "is not known: to rehearse all 65 blocks takes long",
+            "is not known: tracing all 65 blocks would take too long",
         ),
         Said((FULL, "model.kind=own_kept:Deep"), "full, 6 of 6 blocks; each keeps 0.00 MiB for backward"),
         Said(
@@ -212,10 +217,10 @@ def test_a_part_is_not_asked_for_where_single_blocks_are_named() -> None:
     assert len(kinds(*ON_CPU, FULL, "model.n_layers=70", "model.freeze=[tok_embeddings.*]")) == 1
 
 
-def compiled() -> tuple[Kind, Kind, str]:
+def compiled() -> tuple[BlockKind, BlockKind, str]:
     """Two recomputations of a compiled block; why it is not known of a compiled model."""
     option = ("compile=per_block", "activation_checkpoint=memory_budget")
-    assert most_added(rehearsed("compile=whole_model")) is None
+    assert largest_block_bytes(traced("compile=whole_model")) is None
     found = [only(*option, f"activation_checkpoint.budget={budget}") for budget in (0.5, 0.01)]
     try:
         only(*option, "compile=whole_model")

@@ -22,8 +22,8 @@ from meshrunner.runner.predict.record.trace_events import (
     TraceEvent,
 )
 from meshrunner.runner.predict.timing import collectives
-from meshrunner.runner.predict.timing.clock import Clock
-from meshrunner.runner.predict.timing.rates import rates
+from meshrunner.runner.predict.timing.device_clock import DeviceClock
+from meshrunner.runner.predict.timing.rates import device_rates
 
 FORWARD, NORM, OPTIMIZER = Phase(0, "forward", 0), Phase(0, "update"), Phase(0, "optimizer")
 COPY, NETWORK, OTHER = 1, 2, 3
@@ -64,8 +64,8 @@ def gather(ms: float, stream: int = NETWORK, ranks: tuple[int, ...] = (0, 1)) ->
     return Collective("all_gather", stream, FORWARD, ranks, round((ms * 1e-3 - 8e-6) * 537e9))
 
 
-def clock(*entries: TraceEvent, **efficiency: float) -> Clock:
-    made = Clock(rates(gpu(**efficiency), "tf32", 8))
+def clock(*entries: TraceEvent, **efficiency: float) -> DeviceClock:
+    made = DeviceClock(device_rates(gpu(**efficiency), "tf32", 8))
     for entry in entries:
         made.take(entry)
     return made
@@ -90,19 +90,19 @@ def ms(seconds: float) -> float:
     ],
 )
 def test_an_operator_takes_its_arithmetic_or_its_traffic(operator: Operator, expected: float) -> None:
-    assert ms(clock(operator).passed(0)) == expected
-    assert ms(clock(operator, kernel_s=1e-4).passed(0)) == expected + 0.1
+    assert ms(clock(operator).done_at(0)) == expected
+    assert ms(clock(operator, kernel_s=1e-4).done_at(0)) == expected + 0.1
 
 
 def test_fp32_is_multiplied_at_the_rate_that_is_given() -> None:
-    exact = Clock(rates(gpu(), "fp32", 8))
+    exact = DeviceClock(device_rates(gpu(), "fp32", 8))
     exact.take(product(3, dtype="float32"))
-    assert ms(exact.passed(0)) == 12
+    assert ms(exact.done_at(0)) == 12
 
 
 @pytest.mark.parametrize(
     ("dtype", "message"),
-    [("float8_e4m3fn", r"hardware\.peak\.fp8 of Round is not known"), ("int8", "no rate .* in int8")],
+    [("float8_e4m3fn", r"hardware\.peak\.fp8 of Round is not known"), ("int8", "the rate of .* in int8 is not known")],
 )
 def test_rates_that_nobody_knows(dtype: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -111,21 +111,21 @@ def test_rates_that_nobody_knows(dtype: str, message: str) -> None:
 
 def test_streams_run_beside_each_other_and_in_order() -> None:
     run = clock(product(2), copy(3, COPY), product(2), copy(1, COPY))
-    assert (ms(run.passed(0)), ms(run.passed(COPY)), run.passed(OTHER)) == (4, 4, 0)
+    assert (ms(run.done_at(0)), ms(run.done_at(COPY)), run.done_at(OTHER)) == (4, 4, 0)
 
 
 def test_a_stream_waits_for_an_event() -> None:
     """As it stood when the event was recorded, not for what came later; a new recording replaces it."""
     before = (product(2), EventRecorded(7, 0), product(5), StreamWaitedForEvent(COPY, 7), copy(1, COPY))
-    assert ms(clock(*before).passed(COPY)) == 3
-    assert ms(clock(*before, EventRecorded(7, 0), StreamWaitedForEvent(COPY, 7), copy(1, COPY)).passed(COPY)) == 8
-    assert ms(clock(*before, EventRecorded(8, COPY), StreamWaitedForEvent(0, 8), product(1)).passed(0)) == 8
-    assert ms(clock(product(2), StreamWaitedForEvent(COPY, 9), copy(1, COPY)).passed(COPY)) == 1
+    assert ms(clock(*before).done_at(COPY)) == 3
+    assert ms(clock(*before, EventRecorded(7, 0), StreamWaitedForEvent(COPY, 7), copy(1, COPY)).done_at(COPY)) == 8
+    assert ms(clock(*before, EventRecorded(8, COPY), StreamWaitedForEvent(0, 8), product(1)).done_at(0)) == 8
+    assert ms(clock(product(2), StreamWaitedForEvent(COPY, 9), copy(1, COPY)).done_at(COPY)) == 1
 
 
 def test_a_stream_waits_for_another() -> None:
     run = clock(product(2), StreamWaitedForStream(COPY, 0), product(5), copy(1, COPY), StreamWaitedForStream(0, COPY))
-    assert (ms(run.passed(0)), ms(run.passed(COPY))) == (7, 3)
+    assert (ms(run.done_at(0)), ms(run.done_at(COPY))) == (7, 3)
 
 
 def test_the_host_waits() -> None:
@@ -133,35 +133,35 @@ def test_the_host_waits() -> None:
     assert ms(clock(*one).host) == 0
     assert ms(clock(*one, HostWaited(1)).host) == 2
     assert ms(clock(*one, HostWaited(None)).host) == 9
-    assert ms(clock(*one, HostWaited(None), product(1)).passed(0)) == 10
+    assert ms(clock(*one, HostWaited(None), product(1)).done_at(0)) == 10
     assert ms(clock(*one, HostWaited(None), HostWaited(1)).host) == 9
     assert ms(clock(*one, HostWaited(5)).host) == 0
 
 
 def test_a_slow_host_is_what_the_device_waits_for() -> None:
     run = clock(*[product(0.1)] * 10, host_s=1e-3)
-    assert (ms(run.host), ms(run.passed(0))) == (10, 10.1)
-    timed = run.step_ends()
+    assert (ms(run.host), ms(run.done_at(0))) == (10, 10.1)
+    timed = run.step_time()
     assert (ms(timed.seconds), ms(timed.seconds_by_part["matmul"]), timed.exposed_communication_s) == (10.1, 1, 0)
     run = clock(*[product(2)] * 10, host_s=1e-3)
-    assert (ms(run.host), ms(run.passed(0))) == (10, 21)
+    assert (ms(run.host), ms(run.done_at(0))) == (10, 21)
     assert ms(clock(gather(2), gather(2), host_s=1e-3).host) == 2
 
 
 def test_collectives_of_one_group_run_one_after_another() -> None:
     """FSDP's all-gathers and reduce-scatters are issued to two streams, but are of one communicator."""
     run = clock(gather(2), gather(3, OTHER), gather(1))
-    assert (ms(run.passed(NETWORK)), ms(run.passed(OTHER))) == (6, 5)
+    assert (ms(run.done_at(NETWORK)), ms(run.done_at(OTHER))) == (6, 5)
     run = clock(gather(2), gather(3, OTHER, (0, 4)), gather(1))
-    assert (ms(run.passed(NETWORK)), ms(run.passed(OTHER))) == (3, 3)
+    assert (ms(run.done_at(NETWORK)), ms(run.done_at(OTHER))) == (3, 3)
     run = clock(gather(2), gather(3, NETWORK, (0, 4)))
-    assert ms(run.passed(NETWORK)) == 5
+    assert ms(run.done_at(NETWORK)) == 5
 
 
 def test_a_queue_waits_for_the_collective_in_front() -> None:
     """The first of a group waits for compute, and what another stream has of the group for it."""
     run = clock(product(5), StreamWaitedForStream(NETWORK, 0), gather(2), gather(1, OTHER))
-    assert (ms(run.passed(NETWORK)), ms(run.passed(OTHER))) == (7, 8)
+    assert (ms(run.done_at(NETWORK)), ms(run.done_at(OTHER))) == (7, 8)
 
 
 def prefetching() -> list[TraceEvent]:
@@ -179,17 +179,17 @@ def prefetching() -> list[TraceEvent]:
 
 
 def test_what_is_exposed_of_communication() -> None:
-    timed = clock(*prefetching()).step_ends()
+    timed = clock(*prefetching()).step_time()
     assert (ms(timed.seconds), ms(timed.exposed_communication_s)) == (11, 3)
     assert ms(timed.seconds_by_part["communication"]) == 7
-    timed = clock(gather(5), copy(4, COPY)).step_ends()  # copies beside the stream of compute hide nothing
+    timed = clock(gather(5), copy(4, COPY)).step_time()  # copies beside the stream of compute hide nothing
     assert (ms(timed.seconds), ms(timed.exposed_communication_s)) == (5, 5)
 
 
 def test_overlapped_communication_slows_compute() -> None:
-    timed = clock(*prefetching(), contention=0.25).step_ends()
+    timed = clock(*prefetching(), contention=0.25).step_time()
     assert (ms(timed.seconds), ms(timed.exposed_communication_s)) == (12, 3)
-    assert ms(clock(gather(2), StreamWaitedForStream(0, NETWORK), product(3), contention=0.25).step_ends().seconds) == 5
+    assert ms(clock(gather(2), StreamWaitedForStream(0, NETWORK), product(3), contention=0.25).step_time().seconds) == 5
 
 
 def test_parts_of_a_step() -> None:
@@ -202,7 +202,7 @@ def test_parts_of_a_step() -> None:
         copy(2, phase=NORM),
         product(3, phase=OPTIMIZER),
         gather(6),
-    ).step_ends()
+    ).step_time()
     assert {name: ms(each) for name, each in timed.seconds_by_part.items()} == {
         "matmul": 1,
         "attention": 2 * 2 + 4,
@@ -217,10 +217,10 @@ def test_steps_are_counted_apart() -> None:
     """A step lasts from the end of the work before it to the end of its own, however far ahead the host issues it."""
     run = clock(product(10), gather(30))
     for _ in range(2):
-        run.step_begins()
+        run.begin_step()
         for entry in (StreamWaitedForStream(0, NETWORK), product(3), gather(1), StreamWaitedForStream(NETWORK, 0)):
             run.take(entry)
-        timed = run.step_ends()
+        timed = run.step_time()
         assert (ms(timed.seconds), ms(timed.seconds_by_part["matmul"])) == (3, 3)
         assert ms(timed.seconds_by_part["communication"]) == 1
 
@@ -238,7 +238,7 @@ def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
         Freed(allocation),
     ] * 100
     log: list[TraceEvent] = ([*block, *[gather(1, ranks=ranks)] * 6]) * 165
-    run = Clock(rates(gpu(), "tf32", 8))
+    run = DeviceClock(device_rates(gpu(), "tf32", 8))
     began = time.process_time()
     for entry in log:
         run.take(entry)
@@ -255,5 +255,5 @@ def test_a_collective_of_known_bytes_is_not_computed_again(monkeypatch: pytest.M
 
     monkeypatch.setattr(collectives, "seconds", seconds)
     repeated = [gather(1), gather(2), gather(1), gather(1, ranks=(0, 4)), gather(2)]
-    assert clock(*repeated).passed(NETWORK) == 5
+    assert clock(*repeated).done_at(NETWORK) == 5
     assert computed == [repeated[0].nbytes, repeated[1].nbytes, repeated[3].nbytes]

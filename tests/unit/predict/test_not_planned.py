@@ -1,4 +1,4 @@
-"""What cannot be rehearsed is said in a sentence, whoever asks."""
+"""Runs that cannot be traced are reported in a sentence by every command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrunner.runner.predict.trace.faults import needs_memory, why
 from meshrunner.runner.predict.verdict import NOT_PLANNED
 
 SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
-SHAPES = "it cannot be rehearsed: an operator or the model itself needs values, and a rehearsal has shapes alone: "
+SHAPES = "it cannot be traced: an operator or the model itself needs values, and a rehearsal has shapes alone: "
 HERE = Path(__file__).parents[2]
 
 
@@ -63,7 +63,7 @@ def test_what_torch_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setattr(pretrain, "update", refused)
     found = json.loads(said(capsys, "plan", *SMALL, "--active", "--json"))
     assert found["verdict"] == NOT_PLANNED
-    assert found["reason"].startswith("it cannot be rehearsed: RuntimeError: torch does not do that (")
+    assert found["reason"].startswith("it cannot be traced: RuntimeError: torch does not do that (")
 
 
 def test_what_the_compiler_refuses_is_not_taken_for_a_lack_of_values() -> None:

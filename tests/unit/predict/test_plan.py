@@ -13,9 +13,32 @@ from meshrunner.runner import cli
 from meshrunner.runner.config.allocator import VARIABLES
 from meshrunner.runner.ledger.categories import CATEGORIES
 from meshrunner.runner.predict.search import MOST, largest
-from meshrunner.runner.predict.verdict import GIB, MEMORY, SPEED, answer, reason
+from meshrunner.runner.predict.verdict import GIB, explain, judge
 
 SMALL = ("model.n_layers=2", "model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1")
+
+
+MEMORY = (
+    "memory/peak_active_gib",
+    "memory/peak_active_pct",
+    "memory/peak_reserved_gib",
+    "memory/peak_reserved_pct",
+    "memory/alloc_retries",
+    "memory/startup_gib",
+    "memory/phase",
+    "memory/by_category_gib",
+    "memory/block_gib",
+    "memory/error_pct",
+)
+SPEED = (
+    "perf/wps",
+    "perf/mfu",
+    "perf/step_time_s",
+    "perf/seconds_by_part",
+    "perf/exposed_communication_s",
+    "perf/calibrated",
+    "perf/error_pct",
+)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -89,7 +112,7 @@ def drawn(file: Path) -> Any:
 
 
 def test_a_page_with_memory_over_the_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The deepest of the page is what the terminal says; with --active it is rehearsed at full depth, too, without reserved."""
+    """The chart peaks at the figure of the terminal; with --active the model is traced at full depth without reserved memory."""
     deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12", "--html", str(tmp_path / "page.html"))
     for flags in ((), ("--active",)):
         found, data = answered(capsys, *deep, *flags), drawn(tmp_path / "page.html")
@@ -119,7 +142,7 @@ def test_a_page_of_the_largest_that_fits(capsys: pytest.CaptureFixture[str], tmp
 def test_a_page_of_what_cannot_be_planned_has_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     planned(capsys, "parallelism=megatron_fsdp", "hardware=h100_80gb", *SMALL, "--html", str(file))
-    assert drawn(file) is None and "megatron_fsdp is not torch" in file.read_text()
+    assert drawn(file) is None and "megatron_fsdp is a package of its own" in file.read_text()
 
 
 def test_a_page_that_cannot_be_written_is_said_after_the_verdict(
@@ -183,7 +206,7 @@ def test_a_search_without_an_answer_says_so(capsys: pytest.CaptureFixture[str]) 
     text = planned(capsys, *on_cpu, "--max", "seed")
     assert text.startswith(f"seed={MOST} fits, and the search ends there\nfits: ")
     text = planned(capsys, "hardware=h100_80gb", *SMALL, "parallelism=megatron_fsdp", "--max", "micro_batch")
-    assert text.startswith("not planned: megatron_fsdp")
+    assert text.startswith("not planned: parallelism=megatron_fsdp")
 
 
 def test_a_rate_that_is_not_known_costs_the_speed_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,8 +267,8 @@ def test_the_start_counts(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("parallelism.cpu_offload=true", "not planned: cpu_offload"),
-        ("parallelism=megatron_fsdp", "not planned: megatron_fsdp"),
+        ("parallelism.cpu_offload=true", "not planned: parallelism.cpu_offload"),
+        ("parallelism=megatron_fsdp", "not planned: parallelism=megatron_fsdp"),
         ("parallelism.buffers=symmetric", "not planned: parallelism.buffers=symmetric"),
     ],
 )
@@ -287,13 +310,13 @@ def test_verdicts() -> None:
     """100 bytes of a device, an error of 10%: what runs in 90 fits, what does not in 110 does not."""
     expected = {89: "fits", 90: "fits", 95: "borderline", 110: "borderline", 111: "does not fit"}
     for needed, verdict in expected.items():
-        assert answer(needed, 100, 0.1, lambda nbytes, needed=needed: needed <= nbytes) == verdict, needed
-    assert answer(120, 100, 0.1, lambda nbytes: nbytes >= 90) == "fits", "it only wants more"
-    said = reason("active", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB, "optimizer": 2 * GIB})
+        assert judge(needed, 100, 0.1, lambda nbytes, needed=needed: needed <= nbytes) == verdict, needed
+    assert judge(120, 100, 0.1, lambda nbytes: nbytes >= 90) == "fits", "it only wants more"
+    said = explain("active", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB, "optimizer": 2 * GIB})
     assert (
         said
         == "3.00 GiB active of the 2.00 GiB that torch can have on a GPU: 1.00 GiB too much; most are optimizer, 2.00 GiB"
     )
-    said = reason("reserved", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB}, retries=1)
+    said = explain("reserved", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=1)
     assert "1.00 GiB too much, but it runs, and gives up its cache 1 time; most" in said
-    assert "gives up" not in reason("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, retries=0)
+    assert "gives up" not in explain("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=0)

@@ -12,12 +12,12 @@ from meshrunner.runner.config.devices import described, described_type
 from meshrunner.runner.config.experiment import fit
 from meshrunner.runner.predict.pool import Predicted, _predicted
 from meshrunner.runner.predict.predict import predict
-from meshrunner.runner.predict.verdict import BORDERLINE, FITS, GIB, MISFIT, NOT_PLANNED
+from meshrunner.runner.predict.verdict import BORDERLINE, DOES_NOT_FIT, FITS, GIB, NOT_PLANNED
 from meshrunner.runner.shipped import defaults
 from meshrunner.runner.sweep import ranking
 from tests.composed import CONF, experiment
 
-ANSWERS = (FITS, BORDERLINE, MISFIT)
+ANSWERS = (FITS, BORDERLINE, DOES_NOT_FIT)
 
 
 def planned(*overrides: str) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def test_every_named_experiment(name: str) -> None:
             found = pool.apply(rows, (name,))
     else:
         found = rows(name)
-    possible = [each.found for each in found if each.found["verdict"] != ranking.SKIPPED]
+    possible = [each.as_json() for each in found if each.forecast.verdict.answer != ranking.SKIPPED]
     assert len(possible) == COMBINATIONS[name]
     assert all(each["verdict"] in ANSWERS and each["perf/wps"] > 0 for each in possible), possible
-    left_out = [each.found["reason"] for each in found if each.found["verdict"] == ranking.SKIPPED]
+    left_out = [reason for answer, reason in (each.forecast.verdict for each in found) if answer == ranking.SKIPPED]
     assert all(reason.startswith("sweep.exclude") for reason in left_out)
 
 
@@ -172,7 +172,7 @@ DEEP = (
 
 
 def test_a_layout_of_ones_own() -> None:
-    """Its blocks may be unlike, so all are rehearsed: of 6 that stay gathered, 2 are so at the peak under FSDP2, too."""
+    """Its blocks may differ, so all are traced. Of the 6 that stay unsharded, 2 are unsharded at the peak of FSDP2 as well."""
     freed = planned(*DEEP, "parallelism.reshard_after_forward=always")
     own = planned(*DEEP, "parallelism.kind=tests.own_layout:EverySecondKept")
     of_a_block = 2 * (4 * 256**2 + 3 * 256 * 1024 + 2 * 256)

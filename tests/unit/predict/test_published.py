@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from meshrunner.runner import cli
-from meshrunner.runner.calibrate.fit import Observed, fit, predicted_wps
+from meshrunner.runner.calibrate.fit import MeasuredRun, fit
 from meshrunner.runner.config.devices import described
-from meshrunner.runner.predict.memory import RESERVED_ERROR_PCT
-from meshrunner.runner.predict.predict import speed_of
-from meshrunner.runner.predict.speed import ERROR_PCT
+from meshrunner.runner.predict.predict import RESERVED_ERROR_PCT
+from meshrunner.runner.predict.workload import ERROR_PCT, trace_workload
 from tests.composed import experiment
 
 SETUP = (
@@ -166,10 +165,10 @@ def test_a_published_row_of_compiled_code(recompute: str, capsys: pytest.Capture
     assert found["perf/wps"] == pytest.approx(sum(wps) / 2, rel=0.04)
 
 
-def observed(layout: str, recompute: str, wps: tuple[float, float], *, compiled: bool = False) -> Observed:
+def observed(layout: str, recompute: str, wps: tuple[float, float], *, compiled: bool = False) -> MeasuredRun:
     overrides = (*AS_THEN, *LAYOUTS[layout], LOSS_OUTSIDE[layout], *recomputed(recompute, compiled=compiled))
     run = experiment(*SETUP[:-1], *overrides).on("cuda")
-    return Observed(f"{layout} {recompute}", speed_of(run, described(run)), sum(wps) / 2)
+    return MeasuredRun(f"{layout} {recompute}", trace_workload(run, described(run)), sum(wps) / 2)
 
 
 @pytest.mark.slow
@@ -178,12 +177,12 @@ def test_calibrated_with_an_eager_and_a_compiled_row() -> None:
     eager = {key: observed(*key, row.wps) for key, row in PUBLISHED.items()}
     compiled = {key: observed("fsdp2", key, wps, compiled=True) for key, (_, wps) in COMPILED.items()}
     ranges = [row.wps for row in PUBLISHED.values()] + [wps for _, wps in COMPILED.values()]
-    hardware = described(eager["fsdp2", "full"].run.experiment).hardware
+    hardware = described(eager["fsdp2", "full"].workload.experiment).hardware
     assert hardware is not None
     for one, other in product(eager.values(), compiled.values()):
         fitted = fit(hardware, [one, other])
         for each, (least, most) in zip((*eager.values(), *compiled.values()), ranges, strict=True):
-            wps = predicted_wps(each.run, fitted.hardware)
+            wps = each.workload.wps(fitted.hardware)
             assert least / 1.035 <= wps <= most * 1.035, (one.name, other.name, each.name)
             if (one, other) == (eager["fsdp1", "full"], compiled["full"]):
                 assert fitted.tells_apart and wps == pytest.approx(each.wps, rel=0.035), each.name

@@ -16,10 +16,9 @@ from meshrunner.runner.ledger.categories import CATEGORIES
 from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import PARTS, START, Phase
 from meshrunner.runner.predict.record.trace_events import Allocated, Freed
-from meshrunner.runner.predict.replay.page.write import PARTS as PAGE
-from meshrunner.runner.predict.replay.page.write import write_page
-from meshrunner.runner.predict.replay.peaks import Change
-from meshrunner.runner.predict.replay.timeline import POINTS, Part, Point, Timeline, changes_of, timeline
+from meshrunner.runner.predict.replay.allocations import MemoryChange
+from meshrunner.runner.predict.replay.page.render import PAGE, write_page
+from meshrunner.runner.predict.replay.timeline import POINTS, Part, Point, Timeline, changes_without_allocator, timeline
 from meshrunner.runner.predict.trace.depth import step_peak
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from meshrunner.runner.predict.verdict import GIB
@@ -29,18 +28,23 @@ STARTS, FORWARD, BACKWARD = Phase(-1, START), Phase(0, "forward"), Phase(0, "bac
 EVERY_POINT = 10**9
 
 
-def change(nbytes: int, phase: Phase, category: str = "activations", reserved: int | None = None) -> Change:
-    return Change(Allocation(abs(nbytes), category, phase, 0, 0), nbytes, phase, reserved)
+def change(nbytes: int, phase: Phase, category: str = "activations", reserved: int | None = None) -> MemoryChange:
+    return MemoryChange(Allocation(abs(nbytes), category, phase, 0, 0), nbytes, phase, reserved)
 
 
-def of(changes: list[Change], step: int = 0, most: int = EVERY_POINT) -> Timeline:
+def of(changes: list[MemoryChange], step: int = 0, most: int = EVERY_POINT) -> Timeline:
     return timeline(changes, step, 90, 100, most)
 
 
 def test_a_step_begins_with_what_there_is() -> None:
     early = [change(7, STARTS, "parameters", 8), change(5, STARTS), change(-5, STARTS, reserved=16)]
     found = of(
-        [*early, change(3, FORWARD, reserved=20), Change(None, 0, BACKWARD, 20), change(-3, BACKWARD, reserved=20)]
+        [
+            *early,
+            change(3, FORWARD, reserved=20),
+            MemoryChange(None, 0, BACKWARD, 20),
+            change(-3, BACKWARD, reserved=20),
+        ]
     )
     assert [(point.at, point.phase, point.total, point.reserved) for point in found.points] == [
         (0, FORWARD, 7, 16),
@@ -54,7 +58,7 @@ def test_a_step_begins_with_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("changes", [[], [change(7, STARTS)]], ids=["nothing", "only the start"])
-def test_a_step_in_which_nothing_happens(changes: list[Change]) -> None:
+def test_a_step_in_which_nothing_happens(changes: list[MemoryChange]) -> None:
     assert of(changes)[:2] == ([], [])
 
 
@@ -87,14 +91,14 @@ def test_no_peak_is_lost_with_the_points_that_are_left_out(count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def rehearsal() -> Trace:
+def trace() -> Trace:
     recipe = experiment(*SMALL, "launch.workers=2").on("cpu")
     return trace_recipe(recipe, nodes=1, workers=2, device_type="cpu")
 
 
-def test_every_point_is_what_the_account_holds_then(rehearsal: Trace) -> None:
-    ledger, log = rehearsal.ledger, rehearsal.events
-    found = timeline(changes_of(log), rehearsal.last_step, 0, 0, EVERY_POINT)
+def test_every_point_is_what_the_ledger_holds_then(trace: Trace) -> None:
+    ledger, log = trace.ledger, trace.events
+    found = timeline(changes_without_allocator(log), trace.last_step, 0, 0, EVERY_POINT)
     moments = [
         (each.allocation.allocated_at, each.allocation.phase)
         if isinstance(each, Allocated)
@@ -102,7 +106,7 @@ def test_every_point_is_what_the_account_holds_then(rehearsal: Trace) -> None:
         for each in log
         if isinstance(each, Allocated | Freed)
     ]
-    first = next(i for i, (_, phase) in enumerate(moments) if phase is not None and phase.step == rehearsal.last_step)
+    first = next(i for i, (_, phase) in enumerate(moments) if phase is not None and phase.step == trace.last_step)
     held = [point for before, point in pairwise(found.points) if point.by_category != before.by_category]
     assert len(held) > 500 and len(held) == len(moments) - first
     for (moment, _), point in zip(moments[first:], held, strict=True):
@@ -117,18 +121,18 @@ def test_every_point_is_what_the_account_holds_then(rehearsal: Trace) -> None:
     assert [point.total for point in held] == list(totals)[first:]
 
 
-def test_the_peak_is_that_of_the_prediction(rehearsal: Trace) -> None:
-    peak = step_peak(rehearsal)
+def test_the_peak_is_that_of_the_prediction(trace: Trace) -> None:
+    peak = step_peak(trace)
     for most in (EVERY_POINT, 100):
-        points = timeline(changes_of(rehearsal.events), rehearsal.last_step, 0, 0, most).points
+        points = timeline(changes_without_allocator(trace.events), trace.last_step, 0, 0, most).points
         highest = max(points, key=lambda point: point.total)
         assert (highest.total, highest.phase) == (peak.total, peak.phase)
         assert dict(zip(CATEGORIES, highest.by_category, strict=True)) == peak.by_category
     assert points[-1].total == points[0].total, "the step ends as it began: the model is still alive"
 
 
-def test_the_parts_are_in_the_order_of_a_step(rehearsal: Trace) -> None:
-    found = timeline(changes_of(rehearsal.events), rehearsal.last_step, 0, 0, EVERY_POINT)
+def test_the_parts_are_in_the_order_of_a_step(trace: Trace) -> None:
+    found = timeline(changes_without_allocator(trace.events), trace.last_step, 0, 0, EVERY_POINT)
     names = [part.name for part in found.parts]
     assert list(dict.fromkeys(names)) == list(PARTS[1:]), "the optimizer's, too, which allocates nothing"
     assert found.parts[0].begins == 0 and found.parts[-1].ends == found.points[-1].at

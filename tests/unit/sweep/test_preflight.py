@@ -17,16 +17,17 @@ from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.predict import preflight
-from meshrunner.runner.predict.pool import NOT_IN_TIME, Predicted
-from meshrunner.runner.predict.preflight import foretold, misfit, of_single_run, wanted
+from meshrunner.runner.predict import NOT_IN_TIME, Forecast, MemoryForecast, Predicted, SpeedForecast, Verdict
 from meshrunner.runner.rundir.summary import predicted
-from meshrunner.runner.sweep.ranking import Ranked, _place, columns
+from meshrunner.runner.sweep import preflight
+from meshrunner.runner.sweep.preflight import does_not_fit, predict_single_run, predicted_plans, wanted
+from meshrunner.runner.sweep.ranking import Ranked, _sort_key, columns
 from tests.composed import config, experiment
 from tests.run_dirs import make_run
 
 GPU = "hardware=h100_96gb"
-MISFIT = {"verdict": "does not fit", "reason": "2 GiB too much"}
+FITS = Forecast(Verdict("fits", "1 GiB left"))
+DOES_NOT_FIT = Forecast(Verdict("does not fit", "2 GiB too much"))
 
 
 def test_runs_on_gpus_are_predicted_and_on_cpus_if_asked_for() -> None:
@@ -54,32 +55,37 @@ def said(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         assert [each["launch"]["workers"] for each in configs] == [2, 4]
         if isinstance(answer, Exception):
             raise answer
-        return [answer, Predicted({"verdict": "fits"})]
+        return [answer, Predicted(FITS)]
 
     monkeypatch.setattr(preflight, "predict_all", predict_all)
-    return foretold([config(), config()], [2, 4]), capsys.readouterr().err
+    return predicted_plans([config(), config()], [2, 4]), capsys.readouterr().err
 
 
-def test_what_is_not_predicted_begins_all_the_same(
+def test_runs_without_a_prediction_start_anyway(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, text = said(NOT_IN_TIME, monkeypatch, capsys)
-    assert found == [{}, {"verdict": "fits"}] and "1 of 2 were not predicted within 60 s" in text
+    assert found == [{}, FITS.as_json()] and "1 of 2 were not predicted within 60 s" in text
     found, text = said(Predicted(None, "ValueError: odd"), monkeypatch, capsys)
-    assert found == [{}, {"verdict": "fits"}] and "1 of 2 could not be predicted" in text and "ValueError: odd" in text
+    assert found == [{}, FITS.as_json()] and "1 of 2 could not be predicted" in text and "ValueError: odd" in text
     found, text = said(OSError("the disk is full"), monkeypatch, capsys)
     assert found == [{}, {}] and "2 of 2 could not be predicted" in text and len(text.splitlines()) == 1
 
 
-def test_only_a_certain_misfit_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert misfit(MISFIT) == "predicted not to fit: 2 GiB too much"
-    assert [misfit({"verdict": each}) for each in ("fits", "borderline", "not planned")] == [""] * 3
-    assert misfit({}) == ""
-    monkeypatch.setattr(preflight, "predict_all", lambda *_, **__: [Predicted(MISFIT)])
+def test_only_a_run_that_certainly_does_not_fit_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert does_not_fit(DOES_NOT_FIT.as_json()) == "predicted not to fit: 2 GiB too much"
+    assert [does_not_fit({"verdict": each}) for each in ("fits", "borderline", "not planned")] == [""] * 3
+    assert does_not_fit({}) == ""
+    monkeypatch.setattr(preflight, "predict_all", lambda *_, **__: [Predicted(DOES_NOT_FIT)])
     for word in ("warn", "skip"):
-        assert of_single_run(config(GPU), experiment(GPU, f"sweep.preflight={word}"), 8, here=True) == MISFIT
+        assert (
+            predict_single_run(config(GPU), experiment(GPU, f"sweep.preflight={word}"), 8, here=True)
+            == DOES_NOT_FIT.as_json()
+        )
         assert capsys.readouterr().err == "meshrunner: predicted not to fit: 2 GiB too much\n"
-    assert of_single_run(config(GPU), experiment(GPU, "sweep.preflight=off"), 8, here=True) == {}
+    assert predict_single_run(config(GPU), experiment(GPU, "sweep.preflight=off"), 8, here=True) == {}
 
 
 def test_the_limit_of_a_worker_is_what_it_has_on_a_cpu() -> None:
@@ -120,8 +126,9 @@ def test_a_comparison_shows_the_error_of_what_was_predicted(tmp_path: Path) -> N
 
 
 def ranked(verdict: str, wps: float | None = None, gib: float | None = None, name: str = "") -> Ranked:
-    found = {"verdict": verdict, "reason": f"why {name}", "perf/wps": wps, "memory/peak_active_gib": gib}
-    return Ranked(["steps=3", name], [name], found)
+    speed = None if wps is None else SpeedForecast(wps, None, 1.0, {}, 0.0, False, 7.0)
+    memory = None if gib is None else MemoryForecast(gib, 1.0, None, None, None, 0.0, "forward", {}, None, 2.0)
+    return Ranked(["steps=3", name], [name], Forecast(Verdict(verdict, f"why {name}"), memory, speed))
 
 
 def test_the_fastest_that_fits_is_first() -> None:
@@ -132,12 +139,14 @@ def test_the_fastest_that_fits_is_first() -> None:
         ranked("borderline", 800.0, 80.0, "c"),
         ranked("fits", 1200.0, 3.0, "a"),
     ]
-    rows.sort(key=_place)
+    rows.sort(key=_sort_key)
     cells = columns(rows)
     assert cells["combination"] == ["a", "b", "c", "d", "e"] and cells["why"] == ["", "", "why c", "why d", "why e"]
     assert cells["WPS per device"] == ["1,200", "100", "800", "900", ""] and "MFU" not in cells
     slow = [ranked("fits", gib=gib, name=f"{gib}") for gib in (3.0, 1.0)]
-    assert columns(sorted(slow, key=_place))["peak active"] == ["1.00 GiB", "3.00 GiB"], "speeds of CPUs are not known"
+    assert columns(sorted(slow, key=_sort_key))["peak active"] == ["1.00 GiB", "3.00 GiB"], (
+        "speeds of CPUs are not known"
+    )
 
 
 def test_a_grid_is_expanded_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""The page of a prediction: memory over a step, drawn."""
+"""The page of a forecast, with memory over a step as a chart."""

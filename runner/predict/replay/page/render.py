@@ -1,7 +1,7 @@
 """
-The page of a prediction: one file with the verdict, its figures and memory over a step. It opens from disk and asks no network.
+Writes the page of a forecast: one file with the verdict, its figures and memory over a step. It opens from disk without network.
 
-Style and drawing are those of the report page, and as there the scripts put text into the page as text alone.
+Style and drawing are shared with the report page. Scripts insert text only as text, never as markup.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from meshrunner.runner.ledger.categories import CATEGORIES
 from meshrunner.runner.predict.replay.timeline import Timeline
 from meshrunner.runner.predict.verdict import GIB
 
-PARTS = Path(__file__).parent
-"""What the file is put together from, besides what it shares with the report page."""
+PAGE = Path(__file__).parent
+"""Directory of the page's own template, style and script."""
 
 
 def write_page(
@@ -31,23 +31,23 @@ def write_page(
     findings: Sequence[str],
     figures: Sequence[tuple[str, str]],
     remarks: Sequence[str],
-    over_time: Timeline | None,
+    timeline: Timeline | None,
 ) -> None:
     """
-    Write the page, replacing an older one at once.
+    Write the page, replacing an older one atomically.
 
     Args:
-        command: that predicted it.
+        command: the command line that made the forecast.
         findings: sentences below the verdict.
-        figures: of the terminal's table: what, and how much.
+        figures: (name, value) rows, as in the terminal's table.
         remarks: sentences below the figures.
-        over_time: None: nothing is drawn.
+        timeline: memory over a step; None draws no chart.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     now = datetime.now().astimezone()
-    page = Template((PARTS / "page.html").read_text()).substitute(
+    page = Template((PAGE / "page.html").read_text()).substitute(
         verdict=escape(verdict),
         findings=_paragraphs(findings),
         command=escape(command),
@@ -55,9 +55,9 @@ def write_page(
         written=f"{now:%Y-%m-%d %H:%M %Z}",
         figures="".join(f"<dt>{escape(title)}</dt><dd>{escape(value)}</dd>" for title, value in figures),
         remarks=_paragraphs(remarks),
-        style=(SHARED / "page.css").read_text() + (PARTS / "page.css").read_text(),
-        data=json.dumps(_drawn(over_time), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
-        script=(SHARED / "svg.js").read_text() + (PARTS / "memory.js").read_text(),
+        style=(SHARED / "page.css").read_text() + (PAGE / "page.css").read_text(),
+        data=json.dumps(_chart(timeline), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        script=(SHARED / "svg.js").read_text() + (PAGE / "memory.js").read_text(),
     )
     put(page, file)
 
@@ -66,23 +66,23 @@ def _paragraphs(lines: Sequence[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def _drawn(over_time: Timeline | None) -> dict[str, Any] | None:
-    """What the script draws, in GiB; of the categories those that hold anything."""
-    if over_time is None or not over_time.points:
+def _chart(timeline: Timeline | None) -> dict[str, Any] | None:
+    """Return the data of the chart in GiB, without categories that hold nothing."""
+    if timeline is None or not timeline.points:
         return None
-    points = over_time.points
-    phases = {phase: place for place, phase in enumerate(dict.fromkeys(point.phase for point in points))}
+    points = timeline.points
+    phases = {phase: index for index, phase in enumerate(dict.fromkeys(point.phase for point in points))}
     held = dict(zip(CATEGORIES, zip(*(point.by_category for point in points), strict=True), strict=True))
     reserved = [point.reserved for point in points if point.reserved is not None]
     return {
         "at": [point.at for point in points],
         "phase": [phases[point.phase] for point in points],
         "phases": list(map(str, phases)),
-        "parts": over_time.parts,
+        "parts": timeline.parts,
         "categories": {name: list(map(_gib, values)) for name, values in held.items() if any(values)},
         "reserved": list(map(_gib, reserved)) or None,
-        "capacity": _gib(over_time.capacity),
-        "memory": _gib(over_time.memory),
+        "capacity": _gib(timeline.capacity),
+        "memory": _gib(timeline.memory),
     }
 
 

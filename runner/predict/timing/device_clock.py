@@ -1,0 +1,193 @@
+"""
+Simulates when the events of a trace happen: the host issues them, streams execute them in order and wait for each other.
+
+An operator takes as long as its arithmetic or its memory traffic, whichever is longer (a roofline). A collective takes what
+`collectives.seconds` says. Times are in seconds from the clock's start.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from meshrunner.runner.predict.record.trace_events import (
+    COMPUTE,
+    Collective,
+    EventRecorded,
+    HostWaited,
+    Operator,
+    StreamWaitedForEvent,
+    StreamWaitedForStream,
+    TraceEvent,
+)
+from meshrunner.runner.predict.timing.rates import Rates
+
+PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
+"""Kinds of work in a step. optimizer: every operator after backward, including the gradient norm."""
+PART = {"matmul": "matmul", "attention": "attention", "attention_backward": "attention", "memory": "memory"}
+"""Kind of an operator -> its part."""
+AFTER_BACKWARD = ("update", "optimizer")
+
+
+class StepTime(NamedTuple):
+    """Time of one step and the work in it."""
+
+    seconds: float
+    """From the end of all earlier work to the end of the step's own, including contention."""
+    seconds_by_part: dict[str, float]
+    """Seconds that streams work on each of PARTS. Parts overlap, so the sum is not the step's time."""
+    exposed_communication_s: float
+    """Seconds the compute stream idles while it waits for communication."""
+
+
+class _Communicator:
+    """A process group's communicator, which runs its collectives one after another."""
+
+    __slots__ = ("done_at", "seconds")
+
+    def __init__(self) -> None:
+        self.done_at = 0.0
+        self.seconds: dict[tuple[str, int], float] = {}
+        """(name, bytes) of a collective -> its time."""
+
+
+class _Totals(NamedTuple):
+    """Totals of a step at one moment."""
+
+    seconds: float
+    computing: float
+    """Seconds of work on the compute stream."""
+    by_part: dict[str, float]
+
+    def with_repeats(self, times: int, before: _Totals, after: _Totals) -> _Totals:
+        """Add `times` copies of the interval between two moments."""
+        return _Totals(
+            self.seconds + times * (after.seconds - before.seconds),
+            self.computing + times * (after.computing - before.computing),
+            {
+                part: total + times * (after.by_part[part] - before.by_part[part])
+                for part, total in self.by_part.items()
+            },
+        )
+
+
+class DeviceClock:
+    """Clock of one device and its host, which takes the events of a trace in order."""
+
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self.host = 0.0
+        """Time at which the host issues its next operation."""
+        self._streams: dict[int, float] = {COMPUTE: 0.0}
+        self._events: dict[int, float] = {}
+        self._communicators: dict[tuple[int, ...], _Communicator] = {}
+        self._flops: dict[tuple[str, str], float] = {}
+        """FLOP/s by kind and dtype."""
+        self._bytes, self._kernel_s, self._host_s = rates.bytes_per_second, rates.kernel_s, rates.host_s
+        self._step: int | None = None
+        self._part = ""
+        self.begin_step()
+
+    def done_at(self, stream: int) -> float:
+        """Return when a stream finishes the work issued to it so far."""
+        return self._streams.get(stream, 0.0)
+
+    def take(self, event: TraceEvent) -> None:
+        """
+        Advance by one event. A step, and a micro batch, begins with the first event of its phase.
+
+        Raises:
+            ConfigError: the device's rate for an operator's dtype is unknown.
+        """
+        if isinstance(event, Operator):
+            self._enter(event)
+            self._operator(event)
+        elif isinstance(event, Collective):
+            self._enter(event)
+            self._collective(event)
+        elif isinstance(event, EventRecorded):
+            self._events[event.event] = self.done_at(event.stream)
+        elif isinstance(event, StreamWaitedForEvent):
+            # As in CUDA, waiting for an event that was never recorded returns at once.
+            self._streams[event.stream] = max(self.done_at(event.stream), self._events.get(event.event, 0.0))
+        elif isinstance(event, StreamWaitedForStream):
+            self._streams[event.stream] = max(self.done_at(event.stream), self.done_at(event.other))
+        elif isinstance(event, HostWaited):
+            until = self._all_done_at() if event.event is None else self._events.get(event.event, 0.0)
+            self.host = max(self.host, until)
+
+    def begin_step(self) -> None:
+        """Count all further events as a new step."""
+        self._began = self._all_done_at()
+        self._by_part = dict.fromkeys(PARTS, 0.0)
+        self._computing = 0.0
+        self._micro_batches: list[_Totals] = []
+        """Totals at the start of each micro batch but the first."""
+        self._since_collective = 0.0
+
+    def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
+        """
+        Return the time of the current step up to now.
+
+        Args:
+            skipped_micro_batches: micro batches that the trace leaves out; each takes as long as the last but one.
+        """
+        totals = self._totals()
+        if skipped_micro_batches:
+            before, after = self._micro_batches[-2:]
+            totals = totals.with_repeats(skipped_micro_batches, before, after)
+        seconds, computing, by_part = totals
+        communication = by_part["communication"]
+        # If the host is the bottleneck, compute also idles without communication.
+        exposed = min(max(seconds - computing, 0.0), communication)
+        seconds += self.rates.contention * (communication - exposed)
+        return StepTime(seconds, by_part, exposed)
+
+    def _enter(self, event: Operator | Collective) -> None:
+        step, part, _ = event.phase
+        if step != self._step:
+            self._step = step
+            self.begin_step()
+        elif part == "forward" and self._part not in ("forward", "loss"):
+            self._micro_batches.append(self._totals())
+        self._part = part
+
+    def _totals(self) -> _Totals:
+        return _Totals(self._all_done_at() - self._began, self._computing, dict(self._by_part))
+
+    def _all_done_at(self) -> float:
+        return max(self.host, *self._streams.values())
+
+    def _operator(self, operator: Operator) -> None:
+        _, kind, stream, phase, flops, dtype, nbytes = operator
+        if not self.rates.overlaps:
+            stream = COMPUTE
+        seconds = nbytes / self._bytes
+        if flops and kind != "memory":
+            rate = self._flops.get((kind, dtype))
+            if rate is None:
+                rate = self._flops[kind, dtype] = self.rates.flops_per_second(kind, dtype)
+            seconds = max(seconds, flops / rate)
+        seconds += self._kernel_s
+        self.host += self._host_s
+        self._streams[stream] = max(self._streams.get(stream, 0.0), self.host) + seconds
+        self._by_part["optimizer" if phase.part in AFTER_BACKWARD else PART[kind]] += seconds
+        if stream == COMPUTE:
+            self._computing += seconds
+            self._since_collective += seconds
+
+    def _collective(self, collective: Collective) -> None:
+        name, stream, _, ranks, nbytes = collective
+        if not self.rates.overlaps:
+            stream = COMPUTE
+        communicator = self._communicators.get(ranks)
+        if communicator is None:
+            communicator = self._communicators[ranks] = _Communicator()
+        seconds = communicator.seconds.get((name, nbytes))
+        if seconds is None:
+            seconds = communicator.seconds[name, nbytes] = self.rates.collective_s(name, ranks, nbytes)
+        seconds += self.rates.waiting_s(len(ranks), self._since_collective)
+        self._since_collective = 0.0
+        self.host += self._host_s
+        begins = max(self.done_at(stream), communicator.done_at, self.host)
+        communicator.done_at = self._streams[stream] = begins + seconds
+        self._by_part["communication"] += seconds

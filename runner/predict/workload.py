@@ -1,0 +1,169 @@
+"""Traces a run, and predicts the time of its step on a device whose rates are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.recipe import Recipe
+from meshrunner.runner.config.devices import Described
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.hardware import CPU, GPU
+from meshrunner.runner.predict.forecast import SpeedForecast
+from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, Operator, UsedByStream
+from meshrunner.runner.predict.timing.device_clock import DeviceClock, StepTime
+from meshrunner.runner.predict.timing.rates import Fp32Rate, Rates, device_rates
+from meshrunner.runner.predict.trace.depth import Depths, shallow_depths, trace_shallow
+from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
+
+ERROR_PCT = 7.0
+"""
+Largest difference from published words per second (docs/measurements/plan.md), where no share of the peak rates was fitted to
+a run of the device.
+"""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Work of one step of a run, from which its time on a device follows."""
+
+    experiment: Experiment
+    workers: int
+    """Processes per node."""
+    tokens: float
+    """Tokens of a step per device."""
+    skipped_micro_batches: int
+    """Micro batches of a step that the traces leave out."""
+    events: tuple[EventLog, ...]
+    """Events of the full-depth model, or of the two shallow models named by `depths`."""
+    depths: Depths | None
+    """None when the full-depth model was traced."""
+
+    @property
+    def fp32_rate(self) -> Fp32Rate:
+        """Field of `hardware.peak` that holds the rate of the run's fp32 matmuls."""
+        return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
+
+    def clock(self, hardware: GPU | CPU) -> DeviceClock:
+        """Return a clock of the device that has taken no event yet."""
+        return DeviceClock(self._rates(hardware))
+
+    def step_time(self, hardware: GPU | CPU) -> StepTime:
+        """Return the time of a step; raises ConfigError if the device's rate for an operator is unknown."""
+        times = [self._step_time(events, hardware) for events in self.events]
+        return times[0] if self.depths is None else _at_full_depth(self.depths, *times)
+
+    def wps(self, hardware: GPU | CPU) -> float:
+        """Return the words per second and device; raises as `step_time`."""
+        return self.tokens / self.step_time(hardware).seconds
+
+    def speed(self, hardware: GPU | CPU, step_time: StepTime) -> SpeedForecast:
+        """Return the figures of speed for a known step time."""
+        experiment = self.experiment
+        wps = self.tokens / step_time.seconds
+        compute = experiment.precision.compute
+        peak = hardware.peak_tflops(self.fp32_rate if compute == "fp32" else compute)
+        flops = experiment.model.flops_per_token(experiment.seq_len).total
+        return SpeedForecast(
+            wps=wps,
+            mfu=None if peak is None else 100 * wps * flops / (peak * 1e12),
+            step_time_s=step_time.seconds,
+            seconds_by_part=step_time.seconds_by_part,
+            exposed_communication_s=step_time.exposed_communication_s,
+            calibrated=hardware.calibrated is not None,
+            error_pct=hardware.calibrated.error_pct if hardware.calibrated else ERROR_PCT,
+        )
+
+    def missing_rate(self, hardware: GPU | CPU) -> str:
+        """Return a sentence about a rate the run needs and the device's option does not give; empty if there is none."""
+        rates = self._rates(hardware)
+        operators = (event for events in self.events for event in events if isinstance(event, Operator))
+        for kind, dtype in dict.fromkeys((each.kind, each.dtype) for each in operators if each.flops):
+            try:
+                if kind != "memory":
+                    rates.flops_per_second(kind, dtype)
+            except ConfigError as error:
+                return str(error)
+        return ""
+
+    def _rates(self, hardware: GPU | CPU) -> Rates:
+        return device_rates(hardware, self.fp32_rate, self.workers)
+
+    def _step_time(self, events: EventLog, hardware: GPU | CPU) -> StepTime:
+        clock = self.clock(hardware)
+        for event in events:
+            clock.take(event)
+        return clock.step_time(self.skipped_micro_batches)
+
+
+def workload_of(
+    experiment: Experiment, device: Described, depths: Depths | None, traces: tuple[Trace, ...]
+) -> Workload:
+    """Return the workload of a run that was traced by `trace_run`."""
+    degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
+    first = traces[0]
+    tokens = first.tokens / degrees.tensor
+    events = tuple(each.events for each in traces)
+    return Workload(experiment, device.workers, tokens, first.skipped_micro_batches, events, depths)
+
+
+def trace_workload(experiment: Experiment, device: Described) -> Workload:
+    """
+    Trace a run that can be planned (see `not_planned`), whatever constants the device has.
+
+    Allocations, which take no time, are dropped: so `step_time` is three times as fast.
+    """
+    experiment = experiment.on(device.type)
+    depths, traces = trace_run(experiment, device, shallow=True, operators=True)
+    traces = tuple(each._replace(events=_without_memory(each.events)) for each in traces)
+    return workload_of(experiment, device, depths, traces)
+
+
+def trace_run(
+    experiment: Experiment, device: Described, *, shallow: bool, operators: bool
+) -> tuple[Depths | None, tuple[Trace, ...]]:
+    """
+    Trace the whole run, or two shallow models and their depths.
+
+    Args:
+        shallow: whether two shallow models suffice; models that do not allow it are still traced at full depth.
+        operators: whether to record operators even if the device's speed is unknown.
+    """
+
+    def trace(recipe: Recipe) -> Trace:
+        return trace_recipe(
+            recipe,
+            nodes=experiment.launch.nodes,
+            workers=device.workers,
+            device_type=device.type,
+            operators=operators or device.hardware is not None,
+        )
+
+    if shallow:
+        depths = shallow_depths(experiment, len(experiment.model.on_meta(experiment.seq_len).block_names()))
+        if depths is not None:
+            return depths, trace_shallow(depths, experiment, trace)
+    return None, (trace(experiment),)
+
+
+def not_planned(experiment: Experiment) -> str | None:
+    """Return why a run cannot be traced, or None if it can."""
+    return experiment.parallelism.untraceable()
+
+
+def _without_memory(events: EventLog) -> EventLog:
+    return [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]
+
+
+def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
+    """Extrapolate to the full depth, where each further block takes as long as a block between the two depths."""
+    blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
+
+    def line(first: float, second: float) -> float:
+        return second + blocks * (second - first)
+
+    return StepTime(
+        line(shallow.seconds, deeper.seconds),
+        {part: line(shallow.seconds_by_part[part], value) for part, value in deeper.seconds_by_part.items()},
+        max(0.0, line(shallow.exposed_communication_s, deeper.exposed_communication_s)),
+    )
