@@ -1,4 +1,4 @@
-"""An option of one's own: a learning-rate schedule. `kind: examples.sawtooth:Sawtooth` names it, nothing registers it."""
+"""An option of your own: a learning-rate schedule, named by `kind: examples.sawtooth:Sawtooth`. Nothing has to be registered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from meshrunner.recipes.option import Count
 
 
 class Sawtooth(LRSchedule):
-    """Falls linearly over `period` steps, then begins again."""
+    """A rate that falls linearly over `period` steps, then starts again from the top."""
 
     period: Count
     """Steps between two peaks."""

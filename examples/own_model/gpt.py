@@ -1,9 +1,9 @@
-"""A model of one's own: a small GPT-2 with learned positions, LayerNorm and GELU, none of which the shipped models have.
+"""A model of your own: a small GPT-2 with learned positions, LayerNorm and GELU, none of which the shipped models have.
 
     meshrunner run --config-dir examples/own_model model=gpt steps=5
 
-`model/gpt.yaml` names this class by `kind: examples.own_model.gpt:GPT`; nothing registers it. This file is the option: the keys
-of the YAML, and the arithmetic that `show`, the check and MFU need without torch. The module is in `network.py`.
+`model/gpt.yaml` names this class by `kind: examples.own_model.gpt:GPT`; nothing has to be registered. This file is the option:
+the keys of the YAML file, and the arithmetic that `show` and MFU need. The module is in `network.py`.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class GPT(Model):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> GPT:
-        """What no key can see alone; all that is wrong is shown at once, and nothing is started."""
+        """Check what no key can check alone. All problems are shown together, before anything starts."""
         if self.dim % self.n_heads:
             raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
         return self
 
-    def tensor_problems(self, tensor: int) -> list[str]:
-        """Why the model cannot be split over devices; a sweep skips such combinations and says so."""
-        why = f"model: {type(self).__name__} has no tensor-parallel plan; use parallelism.tensor=1"
-        return [why] if tensor > 1 else []
-
     def network(self, seq_len: int) -> GPTNetwork:
-        """The module; torch is imported here, so that a configuration is checked without it."""
+        """Build the module. Import torch here, so that checking a configuration does not."""
         from examples.own_model.network import GPTNetwork
 
         return GPTNetwork(self, seq_len)
 
     def flops_per_token(self, seq_len: int) -> Flops:
-        """6 for every weight that a token is multiplied by (the tables are looked up), and 12 x layers x dim x seq_len."""
+        """Return 6 x the weights a token is multiplied by (tables are looked up) + 12 x layers x dim x seq_len."""
         block = 12 * self.dim**2 + 2 * self.dim  # attention 4 dim^2, feed-forward 8 dim^2, two norms
         weights = self.n_layers * block + self.dim + self.vocab_size * self.dim
         attention = 12 * self.n_layers * self.dim * seq_len
         return Flops(6 * weights + attention, attention)
+
+    def tensor_problems(self, tensor: int) -> list[str]:
+        """Return why the model cannot be split over `tensor` devices. A sweep skips such combinations with this reason."""
+        why = f"model: {type(self).__name__} has no tensor-parallel plan; use parallelism.tensor=1"
+        return [why] if tensor > 1 else []

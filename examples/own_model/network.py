@@ -1,4 +1,4 @@
-"""The module of `gpt.GPT`. What makes it work under every layout are four methods: see `Network`."""
+"""The module of `gpt.GPT`. It works under every layout once it has a constructor and three methods: see `Network`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the block. x and the result: [batch, seq, dim]."""
+        q, k, v = self.qkv(self.attention_norm(x)).chunk(3, -1)
         heads = (
-            t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(self.attention_norm(x)).chunk(3, -1)
-        )
+            t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in (q, k, v)
+        )  # [batch, heads, seq, head_dim]
         attended = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
@@ -51,7 +53,7 @@ class GPTNetwork(Network):
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits; with targets the loss, which is computed here because FSDP has gathered the projection's weight here."""
+        """Return logits, or with targets the loss. It is computed here, where FSDP has gathered the projection's weight."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -59,11 +61,11 @@ class GPTNetwork(Network):
         return self.output(x) if targets is None else self.loss(self.output, x, targets)
 
     def block_names(self) -> list[str]:
-        """What is wrapped, recomputed and compiled one by one."""
+        """Return the modules that are wrapped, recomputed and compiled one by one."""
         return [f"blocks.{i}" for i in range(len(self.blocks))]
 
     def initial(self, name: str) -> Initial:
-        """By name, so that every layout draws the same values; ones for the norms."""
+        """Return a parameter's distribution, chosen by name, so that every layout draws the same values."""
         if name.endswith("norm.weight"):
             return ONES
         residual = name.endswith(("out.weight", "down.weight"))

@@ -1,9 +1,9 @@
-"""A parallelism of one's own: data parallelism without a wrapper, every gradient averaged as soon as backward has it.
+"""A parallelism of your own: data parallelism without a wrapper, averaging each gradient as soon as backward computes it.
 
     meshrunner run --config-dir examples/own_parallelism parallelism=averaged steps=5
 
-`parallelism/averaged.yaml` names this class by `kind: examples.own_parallelism.averaged:Averaged`; nothing registers it. What
-DDP has beyond this are buckets, so that many gradients share an all-reduce, and the overlap with backward.
+`parallelism/averaged.yaml` names this class by `kind: examples.own_parallelism.averaged:Averaged`; nothing has to be registered.
+DDP adds two things: buckets, so that many gradients share one all-reduce, and overlap with backward.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 
 class Averaged(Parallelism):
-    """Every device holds a replica, and each gradient is averaged by a collective of its own."""
+    """Every device holds a replica, and each gradient is averaged by its own collective."""
 
     reduce: Literal["fp32", "bf16"] = "fp32"
-    """What gradients are communicated in; bf16 halves the traffic, and rounds."""
+    """dtype in which gradients are communicated; bf16 halves the traffic, but rounds."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """All devices are replicas; what cannot work is said here, before anything starts."""
+        """Make every device a replica. Degrees that cannot work are rejected here, before anything starts."""
         if self.tensor > 1 or self.shard not in ("auto", 1):
-            raise ConfigError("parallelism: averaged has replicas alone: tensor and shard must be 1")
+            raise ConfigError("parallelism: averaged only has replicas; use parallelism.tensor=1 parallelism.shard=1")
         return Degrees(replicate=nodes * workers, shard=1, tensor=1)
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
-        """Initialise the replica, the same on every device, and hook its gradients."""
+        """Initialise the replica, which is the same on every device, and hook its gradients."""
         if precision.param_dtype is not None:
-            raise ConfigError("parallelism: averaged computes in the parameters' own dtype; use precision=fp32")
+            raise ConfigError("parallelism: averaged computes in the dtype of the parameters; use precision=fp32")
         initialiser.materialise(model)
         average = self._average(mesh.get_group("replicate"), model) if mesh.size() > 1 else None
         for parameter in model.parameters():
@@ -65,6 +65,6 @@ class Averaged(Parallelism):
 
     @contextmanager
     def accumulating(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Around each micro batch of a step: gradients add up locally until the last one."""
+        """Accumulate gradients locally in every micro batch of a step but the last. Wraps each micro batch."""
         model.accumulates = not last  # type: ignore[assignment]
         yield
