@@ -1,8 +1,8 @@
 """
-The one table of metrics. A metric is a line of FIGURES; from it follow the keys of rows and summaries, medians, how repeats
-are merged, the columns and cells of every table, the progress line, the charts' titles and the table in docs/figures.md.
+The table of all metrics. Each metric is one line of FIGURES. The keys of rows and summaries, how ranks, steps and repeats are
+merged, table columns and cells, the progress line, chart titles and the table in docs/figures.md follow from that line.
 
-    python -m meshrunner.runner.figures     the table of docs/figures.md
+    python -m meshrunner.runner.figures     prints the table of docs/figures.md
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNKNOWN = "-"
 
 
 def speed(value: float) -> str:
-    """`6,150`; three digits below 100."""
+    """Format a speed: `6,150`, or three significant digits below 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -26,44 +26,46 @@ OVER_REPEATS: dict[str, Callable[[list[float]], float]] = {"median": median, "mi
 
 
 class Figure(NamedTuple):
-    """A metric: where it is kept, what it is called, how it is written, and how steps and repeats become one value."""
+    """A metric: its keys, its title and format, and how ranks, steps and repeats are merged into one value."""
 
     key: str
-    """In a row of events.jsonl; of what no step has (`once`), in summary.json."""
+    """Key in a row of events.jsonl; in summary.json for a figure that no step has (`once`)."""
     unit: str
     title: str
-    """As a person reads it everywhere; empty where no person does."""
+    """Title in tables, charts and the progress line; empty if the figure is not shown there."""
     format: Callable[[float], str]
     over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "saves", "once", ""]
     """
-    What summary.json holds. Of the steps that count: `median` as `<key>_median`, with `p10` and `p90` their range. The
-    `last` step's value as `<key>`, or as `<group>/final_<name>`; the `sum` over all steps of the last attempt. The median
-    over its `saves`, which the meter adds: the last one is followed by no step. `once`: what the meter, the profiler or the end
-    of the run adds. Empty: nothing.
+    The statistic over the steps that summary.json holds.
+
+    `median` of the measured steps as `<key>_median`, with `p10` and `p90` as its range. `last`: the last step's value as `<key>`;
+    `final`: the same as `<group>/final_<name>`. `sum` over all steps of the last attempt. `saves`: the median over checkpoints,
+    which the meter adds, since no step follows the last one. `once`: added by the meter, the profiler or the end of the run.
+    Empty: not in summary.json.
     """
     over_repeats: Literal["median", "min", "max", "median min max", ""]
-    """How repeats become one value, for `compare` and its --json; of three the last two are a range. Empty: it is left out."""
+    """The statistic over repeats in `compare`, with its range if there are three; empty if `compare` leaves the figure out."""
     why: str
     """Its definition."""
-    beside: str = ""
-    """Key of the figure that stands in parentheses beside it."""
-    unless: str = ""
-    """Key of the figure beside which it has no place: it is shown where that one is not known."""
-    but: str = ""
-    """Key in summary.json that marks runs whose value does not count as long as there are others; it is written beside it."""
-    predicts: str = ""
-    """Key of the figure that it is a prediction of: how far it is off stands in parentheses beside it, where that is known."""
+    over_ranks: Literal["mean", "max", "sum", ""] = ""
+    """How the values that every rank measures are merged; empty if the figure follows from other figures."""
     by_rank: bool = False
-    """Whether summary.json lists it for every rank, too: the mean of times, the peak of memory."""
-
-    @property
-    def of_some_recipes(self) -> bool:
-        """Whether only some recipes have it: with experts, multi-token prediction, a pool. Elsewhere it is meaningless."""
-        return self.key.startswith(("experts/", "train/mtp_", "perf/comm_allocations"))
+    """Whether summary.json lists every rank's value, too: the mean over steps of a time, the peak of memory."""
+    higher_is_better: bool = False
+    optional: bool = False
+    """Whether only some recipes have it, such as those with experts. Other runs have no such key."""
+    beside: str = ""
+    """Key of the figure that is shown in parentheses behind this one."""
+    unless: str = ""
+    """Key of the figure that replaces this one in tables where it is known."""
+    but: str = ""
+    """Key in summary.json that marks runs whose value counts only if all repeats have the mark; then the mark is shown."""
+    predicts: str = ""
+    """Key of the measured figure that this one predicts; the relative error is shown in parentheses."""
 
     @property
     def heading(self) -> str:
-        """Title of its column: `WPS per device (p10-p90)`, `final loss`."""
+        """Title of its table column: `WPS per device (p10-p90)`, `final loss`."""
         if self.over_steps == "final":
             return f"final {self.title}"
         ends = self.over_steps.split()[1:]
@@ -71,13 +73,13 @@ class Figure(NamedTuple):
 
     @property
     def summary_keys(self) -> tuple[str, ...]:
-        """Its keys in summary.json: of the value, then of its range if it has one."""
+        """Keys in summary.json: the value's, then those of its range if it has one."""
         group, _, name = self.key.partition("/")
         keys = dict.fromkeys(("last", "sum", "saves", "once"), self.key) | {"final": f"{group}/final_{name}"}
         return tuple(keys.get(statistic, f"{self.key}_{statistic}") for statistic in self.over_steps.split())
 
     def values(self, runs: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        """The value over the summaries of some repeats, and its range if it has one: lowest, highest."""
+        """Return the value over the summaries of repeats, followed by its range, lowest and highest, if it has one."""
         how, keys = self.over_repeats.split(), self.summary_keys
         runs = [run for run in runs if not run.get(self.but)] or runs
         found: list[float | None] = []
@@ -87,17 +89,17 @@ class Figure(NamedTuple):
         return found
 
     def text(self, value: float | None, unknown: str = UNKNOWN) -> str:
-        """One value, as it is written everywhere."""
+        """Return a value formatted for display."""
         return unknown if value is None else self.format(value)
 
     def cell(self, runs: Sequence[Mapping[str, Any]]) -> str:
-        """`6,150 (6,100-6,200)`: its cell in a row of some repeats; empty where it is not known or another stands for it."""
+        """Return the table cell of repeats, `6,150 (6,100-6,200)`; empty if it is unknown or another figure replaces it."""
         if self.unless and figure_of(self.unless).cell(runs):
             return ""
         value, *ends = (self.text(value, "") for value in self.values(runs))
         if self.beside:
             ends = [figure_of(self.beside).cell(runs)]
-        elif len(self.summary_keys) == 1 and ends[:1] == ends[1:]:  # the repeats agree
+        elif len(self.summary_keys) == 1 and ends[:1] == ends[1:]:  # all repeats agree
             ends = []
         if self.predicts:
             ends = [_error(self.values(runs)[0], figure_of(self.predicts).values(runs)[0])]
@@ -109,145 +111,159 @@ class Figure(NamedTuple):
 # fmt: off
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
-           "tokens of the step / (its share of the time between two read-outs x devices): shares are as `perf/step_time_s`, and "
-           "the time is the clock's, reading out included, saving excluded"),
+           "tokens of the step / (its wall-clock time x devices). The time between two read-outs, reading out included and "
+           "checkpoints excluded, is divided among the steps in proportion to `perf/step_time_s`", higher_is_better=True),
     Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
-           "what `sweep.preflight` predicted of `perf/wps` before the run began", predicts="perf/wps"),
+           "`perf/wps` as `sweep.preflight` predicted it before the run started", higher_is_better=True, predicts="perf/wps"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
-           "tokens of the step / `perf/cpu_time_s`, where the device is a CPU: neighbours take time, and less of CPU time"),
-    Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s"),
+           "tokens of the step / `perf/cpu_time_s`, on CPUs only. Other programs on the machine change it less than wall-clock "
+           "time", higher_is_better=True),
+    Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
+           higher_is_better=True),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
-           "the same with half of the attention term: the part of the scores that a causal mask needs"),
-    Figure("perf/tflops", "TFLOP/s per device", "", NUMBER, "median", "", "`perf/wps` x `model/flops_per_token`"),
+           "`perf/mfu` with half of the attention FLOPs: only the scores that the causal mask keeps", higher_is_better=True),
+    Figure("perf/tflops", "TFLOP/s per device", "", NUMBER, "median", "", "`perf/wps` x `model/flops_per_token`",
+           higher_is_better=True),
     Figure("memory/peak_active_gib", "GiB", "peak active", GIB, "last", "max",
-           "most that tensors held since step `measure_after`, as the CUDA allocator counts; maximum over ranks",
-           beside="memory/peak_active_pct", by_rank=True),
-    Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max", "the same, of the device's memory"),
+           "peak of the memory in use by tensors since step `measure_after`, by the CUDA allocator's count; maximum over ranks",
+           over_ranks="max", by_rank=True, beside="memory/peak_active_pct"),
+    Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max", "the same as a share of the device's memory"),
     Figure("plan/memory/peak_active_gib", "GiB", "peak active, predicted", GIB, "once", "median",
-           "what `sweep.preflight` predicted of `memory/peak_active_gib` before the run began",
+           "`memory/peak_active_gib` as `sweep.preflight` predicted it before the run started",
            predicts="memory/peak_active_gib"),
     Figure("memory/peak_reserved_gib", "GiB", "peak reserved", GIB, "last", "max",
-           "most that the CUDA allocator had taken from the device since step `measure_after`; maximum over ranks",
-           beside="memory/peak_reserved_pct", by_rank=True),
-    Figure("memory/peak_reserved_pct", "percent", "", SHARE, "last", "max", "the same, of the device's memory"),
-    Figure("memory/alloc_retries", "", "", NUMBER, "last", "", "times the allocator had to free its cache and try again"),
+           "peak of the memory that the CUDA allocator reserved on the device since step `measure_after`; maximum over ranks",
+           over_ranks="max", by_rank=True, beside="memory/peak_reserved_pct"),
+    Figure("memory/peak_reserved_pct", "percent", "", SHARE, "last", "max", "the same as a share of the device's memory"),
+    Figure("memory/alloc_retries", "", "", NUMBER, "last", "", "times the allocator flushed its cache and tried again",
+           over_ranks="max"),
     Figure("memory/peak_rss_gib", "GiB", "peak RSS", GIB, "last", "max",
-           "peak resident host memory since step `measure_after`, maximum over ranks", unless="memory/peak_active_gib",
-           by_rank=True),
+           "peak resident host memory since step `measure_after`; maximum over ranks", over_ranks="max", by_rank=True,
+           unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
-           "from the end of the step before to the end of this one, waiting for data included, reading out and saving excluded; "
-           "the slowest rank's; on CUDA between events", by_rank=True),
-    Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "part of it spent waiting for the next batch", by_rank=True),
+           "from the end of the previous step to the end of this one on the slowest rank, between events on CUDA. Waiting for "
+           "data is included; reading out and saving are excluded", over_ranks="max", by_rank=True),
+    Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "the part of it spent waiting for the next batch",
+           over_ranks="max", by_rank=True),
     Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks",
-           by_rank=True),
-    Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "part of the step spent compiling, the slowest rank's"),
+           over_ranks="sum", by_rank=True),
+    Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "the part of the step spent compiling, on the slowest rank",
+           over_ranks="max"),
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
-           "time that training stood still before the step, for a checkpoint; the slowest rank's; 0 where none was saved. With "
-           "`checkpoint=dcp_async` until the copy to host memory is made, and the checkpoint before is on disk"),
+           "time that training stopped before the step for a checkpoint, on the slowest rank; 0 if none was saved. With "
+           "`checkpoint=dcp_async`: until the copy to host memory is complete and the previous checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
-           "`parallelism.buffers=max_pool` or `scheduled`: outputs of all-gathers and inputs of reductions that were allocated "
-           "in the step, mean over ranks: all of them in the first, later none"),
+           "all-gather outputs and reduction inputs allocated in the step, mean over ranks. With `parallelism.buffers=max_pool` "
+           "or `scheduled` all are allocated in the first step and none later", over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
-           "from the start of the last attempt until the device has done its first step; `cold`: in the first run that a command "
-           "starts, which finds no process and no cache warm and counts only where it is alone", but="cold"),
+           "from the start of the last attempt until the device has completed its first step. `cold` marks the first run that a "
+           "command starts, which finds no warm process or cache; it counts only if every repeat is cold", but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
-           "cross entropy in fp32, mean over all tokens of the step on all ranks"),
+           "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),
     Figure("train/mtp_loss", "nats per token", "", "{:.4f}".format, "final", "",
-           "cross entropy of the tokens after the next, mean over `model.mtp.depth` of them; no part of `train/loss`"),
+           "cross entropy of the tokens after the next one, mean over the `model.mtp.depth` of them; not part of `train/loss`",
+           over_ranks="mean", optional=True),
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
            "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
     Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),
-    Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "all that were trained on up to and including this step"),
+    Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "tokens trained on up to and including this step"),
     Figure("experts/max_violation", "", "expert imbalance", NUMBER, "median", "median",
-           "largest load of an expert / mean load of the experts of its block - 1, the block with the largest; loads are the "
-           "tokens of a step on all ranks"),
-    Figure("experts/mean_violation", "", "", NUMBER, "median", "", "the same, mean over blocks"),
-    Figure("experts/unused", "experts", "", "{:,.0f}".format, "median", "", "experts of all blocks without a token in the step"),
+           "largest load of an expert / mean load of the experts in its block - 1, in the block where that is largest. A load "
+           "is the number of tokens in the step, over all ranks", over_ranks="mean", optional=True),
+    Figure("experts/mean_violation", "", "", NUMBER, "median", "", "the same, mean over blocks", over_ranks="mean",
+           optional=True),
+    Figure("experts/unused", "experts", "", "{:,.0f}".format, "median", "", "experts of all blocks without a token in the step",
+           over_ranks="mean", optional=True),
     Figure("experts/balance_loss", "", "", NUMBER, "median", "",
-           "balance loss x its weight, sum over blocks, mean over micro batches and ranks; no part of `train/loss`"),
+           "balance loss x its weight, summed over blocks, mean over micro batches and ranks; not part of `train/loss`",
+           over_ranks="mean", optional=True),
     Figure("experts/rank_violation", "", "", NUMBER, "median", "",
-           "with expert parallelism: largest load of the experts of a rank / mean - 1, the block with the largest"),
+           "with expert parallelism: largest load of a rank / mean load of a rank - 1, in the block where that is largest",
+           over_ranks="mean", optional=True),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
-           "`profiler=trace`: of the profiled steps' time, where something is computed; mean over the traced ranks"),
+           "`profiler=trace`: share of the profiled steps' time in which a compute kernel runs; mean over the traced ranks",
+           higher_is_better=True),
     Figure("trace/exposed_comm_pct", "percent", "exposed communication", PERCENT, "once", "",
-           "of the same time, where only a collective runs"),
-    Figure("trace/idle_pct", "percent", "idle", PERCENT, "once", "", "of the same time, where neither does"),
+           "share of the same time in which only a collective runs"),
+    Figure("trace/idle_pct", "percent", "idle", PERCENT, "once", "", "share of the same time in which neither runs"),
     Figure("memory/peak_live_gib", "GiB", "peak of live tensors", "{:.3f} GiB".format, "once", "",
-           "`profiler=memory` on a CPU: most bytes that tensors held at a time in the profiled steps, and, as "
-           "`memory/live_*_gib`, what they were for; of the traced rank with the highest peak"),
+           "`profiler=memory` on a CPU: peak bytes of live tensors in the profiled steps, and as `memory/live_*_gib` what they "
+           "were for; of the traced rank with the highest peak"),
 )
 # fmt: on
-"""In the order of the columns of tables and of docs/figures.md."""
+"""The figures, in the order of table columns and of docs/figures.md."""
 
-
+HIGHER_IS_BETTER = frozenset(key for each in FIGURES if each.higher_is_better for key in (each.key, *each.summary_keys))
 PREDICTION = "plan/"
-"""Beginning of the keys of what was predicted before a run began."""
-HIGH = ("perf/wps", "plan/perf/wps", "perf/mfu", "perf/tflops", "perf/tokens", "trace/compute")
-"""Beginnings of the keys of which more is better."""
+"""Prefix of the keys of figures that were predicted before a run started."""
 
 
 def higher_is_better(key: str) -> bool:
-    """Whether more is better of a key in summary.json."""
-    return key.startswith(HIGH)
+    """Return whether higher values of a key in summary.json are better."""
+    return key in HIGHER_IS_BETTER
 
 
 def summary_keys() -> list[str]:
-    """The keys of figures in summary.json, with the peaks of the start-up."""
+    """Return the keys of figures in summary.json, including the memory peaks of the start-up."""
     keys = [key for each in FIGURES for key in each.summary_keys]
     peaks = [key for key in row_keys("memory/") if key.endswith("_gib")]
     return [*keys, *(key.replace("memory/", "memory/startup_") for key in peaks)]
 
 
 def figure_of(key: str) -> Figure:
-    """The figure of a key in rows (or of `once`)."""
+    """Return the figure with a `Figure.key`."""
     return next(each for each in FIGURES if each.key == key)
 
 
 def table_figures() -> list[Figure]:
-    """Figures that have a column where runs are compared."""
+    """Return the figures that have a column in comparisons."""
     return [each for each in FIGURES if each.title and each.over_repeats]
 
 
 def speed_figure(summaries: Sequence[Mapping[str, Any]]) -> Figure:
-    """The figure that speeds are compared by: on CPUs, where wall-clock time is also the neighbours', tokens per CPU-second."""
+    """
+    Return the figure by which to compare speeds: WPS, or tokens per CPU-second if all runs were on CPUs.
+
+    Other programs on the machine affect wall-clock time more than CPU time.
+    """
     on_cpus = figure_of("perf/tokens_per_cpu_s")
     return on_cpus if summaries and all(on_cpus.values([each])[0] for each in summaries) else figure_of("perf/wps")
 
 
 def by_rank(key: str) -> str:
-    """The key in summary.json of the list of a figure's values, one for each rank."""
+    """Return the key in summary.json of the list that holds each rank's value of a figure."""
     return f"{key}_by_rank"
 
 
 def row_keys(group: str = "") -> list[str]:
-    """The keys of figures in a row of events.jsonl, all or those of a group (`memory/`)."""
+    """Return the keys of figures in a row of events.jsonl, or those of one group (`memory/`)."""
     return [each.key for each in FIGURES if each.over_steps != "once" and each.key.startswith(group)]
 
 
 def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The summaries of some repeats as one: key in summary.json -> value."""
+    """Merge the summaries of repeats into one: key in summary.json -> value."""
     figures = [each for each in FIGURES if each.over_repeats]
     return {key: value for each in figures for key, value in zip(each.summary_keys, each.values(runs), strict=False)}
 
 
 def _error(predicted: float | None, measured: float | None) -> str:
-    """`+3.1%`; empty where one of the two is not known."""
+    """Return the relative error of a prediction, `+3.1%`; empty if either value is unknown."""
     return f"{100 * (predicted / measured - 1):+.1f}%" if predicted is not None and measured else ""
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
+    """Return a finite number unchanged, and None for anything else."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
         return value if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond the range of a float
+    except OverflowError:  # an integer beyond the range of a float
         return None
 
 
 def documentation() -> Iterator[str]:
-    """Lines of the table in docs/figures.md."""
-    yield "| in `events.jsonl` | in `summary.json` | unit | column | of repeats | definition |"
+    """Yield the lines of the table in docs/figures.md."""
+    yield "| in `events.jsonl` | in `summary.json` | unit | column | over repeats | definition |"
     yield "|---|---|---|---|---|---|"
     for each in FIGURES:
         row = "" if each.over_steps == "once" else f"`{each.key}`"

@@ -51,7 +51,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
 def row_cells(summary: Summary) -> dict[str, str]:
     """Title -> text of a run's columns. A median that is not known is a dash; what else is unknown has no column."""
     cells = {figure: figure.cell([summary.figures]) for figure in table_figures()}
-    medians = {figure for figure in cells if "median" in figure.over_steps and not figure.of_some_recipes}
+    medians = {figure for figure in cells if "median" in figure.over_steps and not figure.optional}
     kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or figure in medians}
     return {"state": summary.state or UNKNOWN} | kept
 

@@ -1,4 +1,4 @@
-"""Figures of every rank for the summary: means of times over the steps that count, and the peaks of memory."""
+"""Figures of each rank for the summary: mean times over the measured steps, and peaks of memory."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from meshrunner.runner.figures import by_rank
-
-TIMES = ("perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s")
-"""Keys of the values of a step that are added up, in their order."""
+from meshrunner.runner.figures import by_rank, figure_of
+from meshrunner.runner.measure.rows import RANK_KEYS
 
 
 class ByRank:
-    """Sums over steps, on rank 0; a read-out has gathered every rank's values anyway."""
+    """Sums of each rank's times over steps, on rank 0, which has every rank's values after a read-out."""
 
     def __init__(self, world_size: int) -> None:
-        self.times = torch.zeros(world_size, len(TIMES), dtype=torch.float64)
+        self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)
         self.steps = 0
 
-    def add(self, seconds: Tensor) -> None:
+    def add(self, values: Tensor) -> None:
         """
-        Add a measured step; one that compiled does not count.
+        Add a measured step, unless a rank compiled in it.
 
         Args:
-            seconds: those of TIMES, and of compiling: [ranks, len(TIMES) + 1].
+            values: every rank's values of RANK_KEYS: [ranks, RANK_KEYS].
         """
-        if not seconds[:, -1].any():
-            self.times += seconds[:, :-1]
+        if not values[:, RANK_KEYS.index("perf/compile_time_s")].any():
+            self.sums += values
             self.steps += 1
 
     def summary(self, memory_keys: Sequence[str], memory: Tensor) -> dict[str, list[float]]:
         """
-        Keys in summary.json -> a value of each rank, to four digits.
+        Return the values of each rank for summary.json, to four digits.
 
         Args:
-            memory: what every rank measures of memory: [ranks, memory_keys].
+            memory: every rank's memory figures: [ranks, memory_keys].
         """
-        found = {key: memory[:, i] for i, key in enumerate(memory_keys) if key.endswith("_gib")}
+        found = {key: memory[:, i] for i, key in enumerate(memory_keys)}
         if self.steps:
-            found |= {key: self.times[:, i] / self.steps for i, key in enumerate(TIMES)}
-        return {by_rank(key): [float(f"{each:.4g}") for each in values.tolist()] for key, values in found.items()}
+            found |= {key: self.sums[:, i] / self.steps for i, key in enumerate(RANK_KEYS)}
+        return {
+            by_rank(key): [float(f"{each:.4g}") for each in values.tolist()]
+            for key, values in found.items()
+            if figure_of(key).by_rank
+        }

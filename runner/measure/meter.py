@@ -30,7 +30,7 @@ from meshrunner.runner.measure.clock import clock_of
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
 from meshrunner.runner.measure.memory import memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
-from meshrunner.runner.measure.rows import RANK_VALUES, Rows, Step
+from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY
 from meshrunner.runner.rundir.layouts import add_layout
@@ -199,7 +199,7 @@ class RunMeter:
     def _begin_measuring(self) -> None:
         """The measured window begins: record the memory peaks of the start-up and reset them."""
         startup = self._gather([self.memory.read()[key] or 0.0 for key in self.memory.keys])
-        peaks = dict(zip(self.memory.keys, startup.amax(0).tolist(), strict=True))
+        peaks = merge_ranks(self.memory.keys, startup)
         self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
         self.memory.reset()
         self.recompiles = len(recompile_reasons())
@@ -241,14 +241,14 @@ class RunMeter:
         ranks_steps, ranks_memory = torch.split(everyone, [values * len(steps), len(self.memory.keys)], dim=1)
         ranks_steps = ranks_steps.view(self.context.world_size, len(steps), values)
         if self.context.rank == 0:
-            peaks = dict(zip(self.memory.keys, ranks_memory.amax(0).tolist(), strict=True))
+            peaks = merge_ranks(self.memory.keys, ranks_memory)
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._add_to_summary(compile_facts() if self.compile_time else {})
             window = self.window_begin - window_begin
             rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times)
             for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
                 if step.number > self.resumed_at + self.experiment.measure_after and not step.profiled:
-                    self.by_rank.add(ranks_steps[:, i, 1:RANK_VALUES])
+                    self.by_rank.add(ranks_steps[:, i, : len(RANK_KEYS)])
                 profiled = {"profiled": True} if step.profiled else {}
                 self._write(row | self.memory.row(peaks) | profiled)
             if steps[-1].number == self.experiment.steps:

@@ -120,7 +120,7 @@ def summarise(
         "earlier_layouts": [each.as_json() for each in earlier],
     }
     for figure in figures.FIGURES:
-        if figure.of_some_recipes and not any(figure.key in row for row in rows):
+        if figure.optional and not any(figure.key in row for row in rows):
             continue
         for key, statistic in zip(figure.summary_keys, figure.over_steps.split(), strict=True):
             if statistic in OVER_STEPS:

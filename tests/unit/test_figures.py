@@ -20,7 +20,7 @@ from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.progress import ProgressLine, progress_cells
 from meshrunner.runner.launch.report import report, row_cells
 from meshrunner.runner.measure.memory import CudaMemory, HostMemory
-from meshrunner.runner.measure.rows import RANK_VALUES, Rows, Step
+from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step
 from meshrunner.runner.profiler.memory import KEYS
 from meshrunner.runner.profiler.overlap import Shares
 from meshrunner.runner.rundir.events import StepRow
@@ -35,10 +35,10 @@ IDENTITY = {"step", "attempt", "time"}
 def measured_row() -> dict[str, Any]:
     """A row as the meter makes it on a CPU, of a step of a model with experts and planned buffers whose figures are all one."""
     one = torch.ones(())
-    observed = dict.fromkeys((figure.key for figure in FIGURES if figure.of_some_recipes), one)
+    observed = dict.fromkeys((figure.key for figure in FIGURES if figure.optional), one)
     step = Step(1, one, one, 1e-3, 8, observed, 1.0, 1.0, 0.0, 0.0, False, 0.0, 1.0)
     rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
-    ones = torch.ones(2, 1, RANK_VALUES + len(observed), dtype=torch.float64)
+    ones = torch.ones(2, 1, len(RANK_KEYS) + len(observed), dtype=torch.float64)
     (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0])
     return StepRow(row | HostMemory().row({"memory/peak_rss_gib": 0.5}))
 
