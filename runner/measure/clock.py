@@ -1,4 +1,4 @@
-"""The clock that steps are timed by: the host's, or events in the stream of a CUDA device, which the host does not wait for."""
+"""Clocks that time steps without synchronising: the host's clock on a CPU, events in the stream on CUDA."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Protocol
 import torch
 
 
-class Clock(Protocol):
-    """Time stamps on one device."""
+class DeviceClock(Protocol):
+    """Takes time stamps on one device."""
 
     def stamp(self) -> Any:
-        """The moment at which the device has done what was issued so far. Does not wait for it."""
+        """Return a stamp of the time at which the device completes the work issued so far. Does not wait for it."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Seconds between two stamps, both of which the device has reached."""
+        """Return the seconds between two stamps that the device has passed."""
 
 
 class HostClock:
-    """The clock of a CPU, which has done what was issued."""
+    """The host's clock, for a CPU, which completes work as it is issued."""
 
     def stamp(self) -> float:
         return time.perf_counter()
@@ -29,7 +29,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events in the current stream."""
+    """CUDA events in the current stream."""
 
     def stamp(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -40,6 +40,6 @@ class CudaClock:
         return float(begin.elapsed_time(end)) / 1e3
 
 
-def clock_of(device: torch.device) -> Clock:
-    """The clock of a rank's device."""
+def clock_of(device: torch.device) -> DeviceClock:
+    """Return the clock for a rank's device."""
     return CudaClock() if device.type == "cuda" else HostClock()

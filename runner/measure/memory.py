@@ -1,4 +1,4 @@
-"""Peak memory of a rank: the allocator's on CUDA, resident host memory everywhere."""
+"""Peak memory of a rank: resident host memory, and on CUDA the caching allocator's peaks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ GIB = 2**30
 
 
 class HostMemory:
-    """Peak resident set (VmHWM), which Linux lets a process reset."""
+    """Peak resident set size (VmHWM), which Linux lets a process reset."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
-    """What a rank measures."""
+    """Figures that a rank measures."""
     total_gib: float | None = None
-    """Memory of the device in GiB; None for a CPU, whose memory belongs to all ranks and other programs."""
+    """Memory of the device in GiB; None on a CPU, whose memory is shared with other ranks and programs."""
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
-        """The memory keys of a row from the maxima over ranks, null where this device has no such figure."""
+        """Return the memory keys of a row, given the maxima over ranks. Figures that this device does not have are null."""
         found: dict[str, float | None] = dict.fromkeys(row_keys("memory/"))
         found |= peaks
         if self.total_gib:
@@ -30,24 +30,24 @@ class HostMemory:
         return found
 
     def read(self) -> dict[str, float | None]:
-        """Peaks since the last reset, by key."""
+        """Return the peaks since the last reset, by key."""
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return {"memory/peak_rss_gib": int(line.split()[1]) * 1024 / GIB}
         return {"memory/peak_rss_gib": None}
 
     def release_cached(self) -> None:
-        """Return what is only cached to the device, so that a peak of reserved memory is that of the steps, not of the start."""
+        """Return cached memory to the device, so that the peak of reserved memory is that of the steps, not of the start-up."""
 
     def reset(self) -> None:
         try:
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:  # some containers forbid it: the peak then includes the start-up
+        except OSError:  # some containers forbid it; the peak then includes the start-up
             return
 
 
 class CudaMemory(HostMemory):
-    """Peaks of the caching allocator: active (in use by tensors) and reserved (taken from the device)."""
+    """Peaks of the caching allocator: active (in use by tensors) and reserved (on the device)."""
 
     keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostMemory.keys)
 
@@ -66,7 +66,7 @@ class CudaMemory(HostMemory):
         }
 
     def release_cached(self) -> None:
-        gc.collect()  # cycles hold tensors
+        gc.collect()  # reference cycles keep tensors alive
         torch.cuda.empty_cache()
 
     def reset(self) -> None:
@@ -76,5 +76,5 @@ class CudaMemory(HostMemory):
 
 
 def memory_of(device: torch.device) -> HostMemory:
-    """The memory of a rank's device."""
+    """Return the memory meter for a rank's device."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()

@@ -1,8 +1,8 @@
-"""The meter: measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
+"""The meter measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
 
-A step's values stay on the device until the read-out, every `log_every` steps: nothing else waits for the device. Then the
-ranks' figures are gathered, and the rows are written and flushed. A read-out belongs to no step, but its time counts for WPS;
-only saving a checkpoint, which is a figure of its own, and what a profiler does before and after its window do not.
+A step's values stay on the device until they are read, every `log_every` steps; nothing else synchronises with the device.
+Then the ranks' figures are gathered, and the rows are written and flushed. The time of reading belongs to no step but counts
+for WPS. Saving a checkpoint, which has its own figure, and the work of a profiler around its window do not count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from meshrunner.runner.rundir.run import Location
 from meshrunner.runner.rundir.summary import Summary
 
 COLLECT_EVERY = 50
-"""Steps between two runs of Python's garbage collector, which is disabled during training."""
+"""Steps between two runs of the garbage collector, which is disabled during training."""
 
 
 class RunMeter:
@@ -132,8 +132,8 @@ class RunMeter:
         self.profiler.pause()
         if compile_time and step > self.resumed_at + self.experiment.measure_after:
             self._record_recompiles(step)
-        # The first step is read out immediately, whatever log_every is: it ends the start-up. What a profiler begins or ends
-        # after a step is to find an idle device, and to be in no step's time.
+        # The first step ends the start-up, so it is read immediately, whatever log_every is. A profiler that starts or stops
+        # after this step needs an idle device, and must not add to any step's time.
         first, last = step == self.resumed_at + 1, step == self.experiment.steps
         if first or last or step % self.log_every == 0 or self.profiler.turns_after(step):
             self._read_out()
@@ -145,7 +145,9 @@ class RunMeter:
             if figures is not None:
                 self._end_profile(figures)
         if last and self.context.rank == 0:
-            self._add_to_summary({"data": self.describe_data()})  # all of it may have been read by now
+            self._add_to_summary(
+                {"data": self.describe_data()}
+            )  # data that is read while training knows more about itself now
         if step == self.resumed_at + self.experiment.measure_after:
             self._begin_measuring()
         if step % COLLECT_EVERY == 0:
@@ -156,7 +158,7 @@ class RunMeter:
     def saving(self) -> Iterator[None]:
         self.context.doing("saving a checkpoint")
         self.profiler.pause()
-        # Rows first: a checkpoint ahead of them would leave a gap when the run is resumed.
+        # Rows first: with a checkpoint ahead of its rows, a resumed run would have a gap.
         if self.pending:
             self._read_out()
         if self.events is not None:
@@ -173,18 +175,18 @@ class RunMeter:
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
-        """What takes place inside is left out of the time between two read-outs. The device is idle, or it takes no time."""
+        """Exclude the time inside the context from WPS. The device must be idle."""
         since = time.perf_counter()
         yield
         self.window_begin += time.perf_counter() - since
 
     @property
     def step(self) -> int:
-        """The step that is under way, counted from 1; 0 before the first step of this attempt."""
+        """The current step, counted from 1; 0 before the first step of this attempt."""
         return self.done + 1 if self.begun else 0
 
     def out_of_memory(self) -> None:
-        """The run ends because memory ran out."""
+        """Tell the profiler that the run ends because memory ran out."""
         self.profiler.out_of_memory()
 
     def _begin_step(self) -> None:
@@ -197,7 +199,7 @@ class RunMeter:
             self._add_to_summary(self.profiler.summary(everyone))
 
     def _begin_measuring(self) -> None:
-        """The measured window begins: record the memory peaks of the start-up and reset them."""
+        """Begin the measured window: record the memory peaks of the start-up and reset them."""
         startup = self._gather([self.memory.read()[key] or 0.0 for key in self.memory.keys])
         peaks = merge_ranks(self.memory.keys, startup)
         self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
@@ -205,20 +207,20 @@ class RunMeter:
         self.recompiles = len(recompile_reasons())
 
     def _record_recompiles(self, step: int) -> None:
-        """Add the reasons of recompilations inside the measured window, where none is expected, to the summary."""
+        """Add recompilations inside the measured window to the summary; none is expected there."""
         reasons = recompile_reasons()
         self.late_recompiles += [{"step": step, "reason": reason} for reason in reasons[self.recompiles :]]
         self.recompiles = len(reasons)
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """On rank 0, add keys to summary.json that do not follow from the rows."""
+        """Add keys that do not follow from the rows to summary.json, on rank 0."""
         if self.location is not None:
             path = (self.location.now() or self.run_dir) / SUMMARY
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Every rank's values, fp64 in host memory: [ranks, values]."""
+        """Gather every rank's values, fp64 in host memory: [ranks, values]."""
         mine = torch.tensor(values, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.context.world_size)]
         dist.all_gather(everyone, mine)
@@ -256,7 +258,7 @@ class RunMeter:
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:
-        """Losses, gradient norms and what else was observed in the steps; the one place where the host waits for the device."""
+        """Copy losses, gradient norms and observed figures of the steps to the host: the one place that waits for the device."""
         on_device = [(step.loss, step.grad_norm, *step.observed.values()) for step in steps]
         found = torch.stack([value.float() for values in on_device for value in values]).view(len(steps), -1).tolist()
         return [each[0] for each in found], [each[1] for each in found], [each[2:] for each in found]
@@ -271,7 +273,7 @@ class RunMeter:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
     def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Raise FloatingPointError for a loss or norm that is not finite: on every rank, as all see the same figures."""
+        """Raise FloatingPointError for a loss or norm that is not finite. All ranks see the same figures, so all raise."""
         for i, step in enumerate(steps):
             what = f"gradient norm is {norms[i]} though the loss is finite"
             if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():

@@ -1,4 +1,4 @@
-"""What is said of a run whose memory ran out: how much was asked for, in which step, in which part of it and which module."""
+"""Explains an out-of-memory error: host or device, the step, the part of the step or module, and the bytes requested."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ON_CPU = re.compile(
 )
 ON_DEVICE = re.compile(
     r"(CUDA|HIP|XPU) out of memory"  # torch's allocator
-    r"|(CUDA|HIP)( driver| runtime)? error: out of memory"  # a call of torch's past the allocator
+    r"|(CUDA|HIP)( driver| runtime)? error: out of memory"  # torch calls that bypass the allocator
     r"|(CUDA|HIP) failure:? (2 )?'out of memory'|Failed to (CUDA|HIP) calloc"  # NCCL, RCCL
-    r"|[A-Z]_ALLOC(ATION)?_FAILED"  # CUBLAS_STATUS_ALLOC_FAILED, and so cuDNN, cuSOLVER, hipBLAS
+    r"|[A-Z]_ALLOC(ATION)?_FAILED"  # CUBLAS_STATUS_ALLOC_FAILED; the same for cuDNN, cuSOLVER, hipBLAS
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
-"""Messages of what allocates on a device. Not Triton's "out of resource": a kernel that asks for more than a block may have."""
+"""Messages of device allocators. Triton's "out of resource" is another error: a kernel exceeds the limits of a block."""
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 PARTS = {
@@ -33,24 +33,24 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""Function of a recipe -> the part of a run that it is."""
+"""Function of a recipe -> the part of a run shown to the user."""
 
 
 class MemoryRanOut(Exception):
-    """The memory of the device or of this process ran out; the message is a line for the user."""
+    """The device or this process ran out of memory; the message is a line for the user."""
 
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
     """
-    What an exception says about memory: `out of host memory in step 3 (forward of layers.1): 2.00 GiB more were asked for`.
+    Explain an out-of-memory error: `out of host memory in step 3 (forward of layers.1): 2.00 GiB more were asked for`.
 
-    The exceptions that it was raised from or while handling are asked, too: compilers wrap what they meet.
+    Its causes and contexts are searched, too: compilers wrap the exceptions they catch.
 
     Args:
-        step: the step that was under way, counted from 1; 0 before the first.
+        step: the current step, counted from 1; 0 before the first.
 
     Returns:
-        None: it says something else.
+        None for any other error.
     """
     if isinstance(error, MemoryRanOut):
         return error
@@ -64,12 +64,12 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 
 
 def says_out_of_device_memory(message: str) -> bool:
-    """Whether a message is of a device's memory that ran out, whoever asked for it."""
+    """Return whether a message says that a device ran out of memory, whichever library reports it."""
     return ON_DEVICE.search(message) is not None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, then the one that it was raised from or while handling, and so on, also where `from None` hides it."""
+    """Yield an exception, its cause or context, and so on, including contexts hidden by `from None`."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -79,7 +79,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _amount(message: str) -> str:
-    """What was asked for, from torch's message; else the line that says that memory ran out."""
+    """Return the requested bytes from torch's message, or else the line that reports the failure."""
     if found := ON_CPU.search(message):
         return f": {int(found[1]) / GIB:.2f} GiB more were asked for" if found[1] else ""
     if found := ASKED.search(message):
@@ -92,16 +92,16 @@ def _amount(message: str) -> str:
 
 
 def _part(chain: list[BaseException]) -> str:
-    """The part of the step in which exceptions were raised: a module's forward if it is one's, else one of PARTS."""
+    """Return the part of the step in which exceptions were raised: the forward of a module, or one of PARTS."""
     from torch import nn  # here: the launcher imports this module, too
 
     frames = [frame for error in chain for frame in _frames(error)]
     functions = [frame.f_code.co_name for frame in frames]
     modules = [module for frame in frames if isinstance(module := frame.f_locals.get("self"), nn.Module)]
-    # A block that is recomputed runs its forward inside of backward.
+    # Recomputation runs a block's forward inside backward.
     if modules and "backward" in functions and "unpack_hook" in functions:
         return f"recomputing {_name(modules)}".rstrip()
-    if modules and {"forward", "_call_impl"} & set(functions):  # the latter calls hooks, too
+    if modules and {"forward", "_call_impl"} & set(functions):  # `_call_impl` also calls hooks
         return f"forward of {_name(modules)}".removesuffix(" of ")
     if "run_backward" in functions or "_engine_run_backward" in functions:
         return "backward"
@@ -109,7 +109,7 @@ def _part(chain: list[BaseException]) -> str:
 
 
 def _name(modules: list[nn.Module]) -> str:
-    """The name of the innermost module in the outermost one, as the model was built; empty for the model itself."""
+    """Return the innermost module's name in the unwrapped model; empty for the model itself."""
     from meshrunner.recipes.model.init_weights import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}
@@ -117,7 +117,7 @@ def _name(modules: list[nn.Module]) -> str:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames from the outermost to where the exception was raised."""
+    """Yield the frames from the outermost to the one that raised the exception."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame

@@ -1,4 +1,4 @@
-"""The peak FLOP/s, the denominator of MFU: from the data sheet of a GPU, measured on a CPU."""
+"""Peak FLOP/s, the denominator of MFU: from the data sheet of a GPU, measured on a CPU."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
     """
-    Peak FLOP/s of one device for the run's compute dtype, None when unknown, and the summary's keys about the device.
+    Return the peak FLOP/s of one device for the run's compute dtype, None if unknown, and the summary's keys about the device.
 
-    A collective call: on a CPU rank 0 measures, unless the peak is cached, while the others wait.
+    This is a collective. On a CPU rank 0 measures the peak, unless it is cached, while the others wait.
     """
     rate = experiment.precision.compute
     if device.type == "cuda":
@@ -44,7 +44,7 @@ def peak_flops(
 
 
 def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
-    """FLOP/s of this processor with these threads, measured the first time."""
+    """Return the FLOP/s of this processor with the run's number of threads, measured once and cached."""
     path = cache_dir() / "cpu_peak.json"
     key = f"{cpu}, {context.threads} threads, {rate}, torch {torch.__version__}"
     known = read_json(path)
@@ -56,7 +56,7 @@ def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
 
 
 def _measure(dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of some matrix products."""
+    """Return the FLOP/s of the fastest of MATMUL_REPEATS matmuls."""
     a, b = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype), torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
     best = float("inf")
     for _ in range(MATMUL_REPEATS):
