@@ -21,11 +21,9 @@ def blocks(language: str) -> list[str]:
 def test_the_page_quotes_the_example() -> None:
     sources = [(EXAMPLE / name).read_text() for name in ("gpt.py", "network.py")]
     assert len(blocks("python")) == 4
-    for block in blocks("python"):
-        as_method = textwrap.indent(block, "    ")
-        assert any(quoted in source for source in sources for quoted in (block, as_method)), (
-            f"not in the example:\n{block}"
-        )
+    for piece in (piece.strip("\n") for block in blocks("python") for piece in block.split("\n\n\n")):
+        as_method = textwrap.indent(piece, "    ")
+        assert any(quoted in source for source in sources for quoted in (piece, as_method)), f"not quoted:\n{piece}"
     assert blocks("yaml") == [(EXAMPLE / "model/gpt.yaml").read_text()]
 
 
