@@ -5,13 +5,13 @@
     │   ├── Incompatible     2   each setting is valid, the combination is not; in a sweep the row is `skipped`
     │   └── NotImported      2   a class that the configuration names cannot be imported here
     ├── AlreadyRunning       1   another live process is executing the run directory
-    ├── Moved                1   a run or sweep directory was moved or removed while it was executed
+    ├── Moved                1   a run or sweep directory was moved or removed while it was being executed
     ├── NotSaved             1   a checkpoint could not be written: the run has failed
     └── NotRecorded          1   a measured figure could not be written: the run has failed
     KeyboardInterrupt
     └── Interrupted        130   by Ctrl-C, SIGTERM, SIGHUP or scancel
 
-Their messages are for the user: no terminal shows a traceback of them. In a worker each makes the run fail: exit status 1.
+Their messages are for the user and are shown without a traceback. In a worker each makes the run fail: exit status 1.
 75, preempted, is a state of a run, not an error.
 """
 
@@ -27,7 +27,7 @@ class Incompatible(ConfigError):
 
 
 class NotImported(ConfigError):
-    """A class that the configuration names cannot be imported here; the configuration itself may be right."""
+    """A class that the configuration names cannot be imported here. The configuration itself may be right."""
 
 
 class AlreadyRunning(Exception):
@@ -35,11 +35,11 @@ class AlreadyRunning(Exception):
 
 
 class Moved(Exception):
-    """A run or sweep directory was moved or removed while it was executed."""
+    """A run or sweep directory was moved or removed while it was being executed."""
 
 
 class NotSaved(Exception):
-    """A checkpoint could not be written; the message says which, where and why."""
+    """A checkpoint could not be written. The message says which, where and why."""
 
 
 class NotRecorded(Exception):
@@ -47,4 +47,4 @@ class NotRecorded(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user or the system interrupted the command. Not an Exception, so that no error handler catches it."""
+    """The user or the system interrupted the command. It is not an Exception, so no error handler catches it."""

@@ -21,15 +21,15 @@ Phase = Literal[
     "saving a checkpoint",
     "",
 ]
-"""What takes place outside of steps, as it is shown to a person who waits; empty while steps follow each other."""
+"""The current work outside of steps, as shown to the user; "" during steps."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Meter(Protocol):
-    """Every rank calls these methods in the same order: a read-out is a collective."""
+    """The reporting interface. Reading metrics is a collective, so every rank calls these methods in the same order."""
 
     def doing(self, phase: Phase) -> None:
-        """Something begins that may take long. Not a collective."""
+        """Report that a phase begins that may take long. Not a collective."""
 
     def started(
         self,
@@ -42,21 +42,21 @@ class Meter(Protocol):
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
         """
-        The model is ready and the first step is about to begin. Counts are for the full model, not a shard.
+        Report that the model is ready and the first step is about to begin. Counts are for the full model, not a shard.
 
         Args:
-            active_params: those that one token passes through; all, where there are no experts.
-            describe_data: `Sequences.describe`; data that is still being read tells more of itself later.
+            active_params: parameters that one token passes through; all of them in a model without experts.
+            describe_data: `Sequences.describe`. Its answer changes while data is still being read.
         """
 
     def resumed(self, step: int, tokens: int) -> None:
-        """The run continues after `step`, with `tokens` consumed so far. Called before `started`."""
+        """Report that the run continues after `step`, with `tokens` consumed so far. Called before `started`."""
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
-        """Context manager around the wait for the next batch."""
+        """Return a context manager around the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Context manager around work between two steps that belongs to neither. Inside, every step so far has its row."""
+        """Return a context manager around work between two steps. Within it, every step so far is recorded."""
 
     def step_done(
         self,
@@ -69,7 +69,7 @@ class Meter(Protocol):
         observed: Mapping[str, torch.Tensor],
     ) -> None:
         """
-        One optimizer step was issued; on an accelerator it may still be running.
+        Report that one optimizer step was issued. On an accelerator it may still be running.
 
         Args:
             step: counts from 1.
@@ -77,9 +77,9 @@ class Meter(Protocol):
             grad_norm: global gradient norm before clipping, 0-d, the same on every rank.
             lr: learning rate of the step.
             tokens: tokens of the step over all ranks.
-            observed: further figures by their keys, 0-d, on the device, the same keys in every step; the mean over ranks is
-                recorded.
+            observed: further figures by their keys in events.jsonl, 0-d, on the device. The keys are the same in every step.
+                The mean over ranks is recorded.
 
         Raises:
-            FloatingPointError: a loss or gradient norm since the last read-out was not finite.
+            FloatingPointError: a loss or gradient norm since metrics were last read was not finite.
         """

@@ -1,8 +1,10 @@
-"""The recipe: assembles model, mesh, optimizer and loader, then trains. Every worker runs it.
+"""Pretraining: assemble model, mesh, optimizer and loader, then train. Every worker runs it.
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-needs an initialised process group of nodes x workers ranks.
+needs an initialised process group of nodes x workers ranks. The assembly has one order that works, because every step changes
+what the next one sees: build on meta -> tensor or expert parallelism -> wrap plan -> recomputation and compilation ->
+data-parallel wrapping, which materialises and initialises -> optimizer -> loader.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from meshrunner.recipes.model.init_weights import Initialiser, clean_name
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
-from meshrunner.recipes.parallelism.mesh import build_expert_mesh, build_mesh, data_groups, data_rank
-from meshrunner.recipes.parallelism.tensor import split_over_tensor, split_parameters
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, data_rank
+from meshrunner.recipes.parallelism.tensor import split_model
 from meshrunner.recipes.stop import StopAgreement
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
+    from meshrunner.recipes.checkpoint.base import Saver
     from meshrunner.recipes.meter import Meter
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
@@ -58,54 +61,38 @@ class Assembled(NamedTuple):
 
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assembled:
-    """
-    Build the network on meta, distribute it over the devices and initialise it.
-
-    No other order works: each step changes what the next one sees.
-    """
-    # 1. On meta, where no model is too large. Float8 replaces linear layers before anything refers to them.
+    """Build the network on meta, distribute it over the devices and initialise it."""
+    layout = recipe.parallelism
+    # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
     network = recipe.model.on_meta(recipe.seq_len)
     recipe.precision.convert(network)
-    # 2. Tensor or expert parallelism: its plan uses module names, which later wrappers change.
-    layout = recipe.parallelism
-    if layout.tensor > 1:
-        split_over_tensor(
-            network, mesh["tensor"], sequence_parallel=layout.sequence_parallel, loss_parallel=layout.loss_parallel
-        )
-    split_by_tensor = split_parameters(network)
-    expert_mesh = None
-    if layout.expert > 1:
-        from meshrunner.recipes.model.experts.split import split_over_experts
-
-        expert_mesh = build_expert_mesh(mesh, layout.expert)
-        split_over_experts(network, expert_mesh)
+    # 2. Tensor or expert parallelism. Its plan uses module names, which later wrappers change.
+    tensor_parallel = split_model(network, mesh, layout)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    # 3. The wrap plan uses module names, too, so it is made before checkpoint wrappers change them.
+    # 3. The wrap plan also uses module names, so it precedes the checkpoint wrappers.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
-    # 4. Recomputation and compilation, inside the FSDP units: parameters must be gathered and freed around the compiled and
-    # recomputed code, not in it.
+    # 4. Recomputation and compilation go inside the FSDP units. Parameters must be all-gathered and freed around compiled and
+    # recomputed code, not within it.
     recompute_and_compile(recipe, network, plan)
-    # 5. Data parallelism shards the tensor-parallel shards, and only then is memory allocated: a device never holds more
-    # than its own shard. The initial values do not depend on the layout.
-    # Kinds that have no expert parallelism, such as a user's own, need not know of the second mesh.
-    own_mesh = {"expert_mesh": expert_mesh} if expert_mesh is not None else {}
-    model = layout.apply(network, mesh, plan, recipe.precision, Initialiser(network, recipe.seed, device), **own_mesh)
+    # 5. Data parallelism shards the tensor-parallel shards. Only then is memory allocated and initialised, so a device never
+    # holds more than its own shard. The initial values do not depend on the layout.
+    model = layout.apply(network, mesh, plan, recipe.precision, Initialiser(network, recipe.seed, device))
     if network.loads is not None:
         network.loads.groups, network.loads.expert_ranks = data_groups(mesh), layout.expert
     trained = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups = layout.shard_groups(clean_name(name), parameter, mesh, split_by_tensor)
+            groups = layout.shard_groups(clean_name(name), parameter, mesh, tensor_parallel)
             trained.append(Trainable(clean_name(name), parameter, groups))
     return Assembled(model, trained, parameters)
 
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
     """
-    Apply activation checkpointing and compilation to the blocks and the loss, in place and before data parallelism.
+    Apply activation checkpointing and compilation to the blocks and the loss, in place.
 
-    `inside_compile` decides which wraps the other: the compiler must see a selective policy, and must not see whole blocks
-    recomputed, or 2-d layouts fail.
+    `inside_compile` decides which wraps the other. The compiler must see a selective policy, but it must not see fully recomputed
+    blocks, because 2-d layouts then fail.
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
@@ -125,29 +112,144 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     compilation.compile_model(network, contains_units=bool(units))
 
 
-def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
-    """Accumulate the gradient of the mean loss over micro batches; returns this rank's loss, detached."""
-    layout = recipe.parallelism
-    total = torch.zeros((), device=batches[0][0].device)
-    for i, batch in enumerate(batches, 1):
-        split = loss_parallel() if layout.splits_logits else nullcontext()
-        with layout.accumulating(model, last=i == len(batches)), split:
-            with layout.computing(recipe.precision, total.device.type):
-                loss = model(*batch) / len(batches)
-            loss.backward()
-        total += (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach()
-    return total
+class Prepared(NamedTuple):
+    """Everything that the training loop needs."""
+
+    recipe: Recipe
+    """The recipe with `auto` resolved, and with the global batch of a resumed run."""
+    model: nn.Module
+    trained: list[Trainable]
+    optimizer: Optimizer
+    saver: Saver | None
+    loader: Loader
+    global_batch: int
+    done: int
+    """The last step of the checkpoint, 0 without one."""
+    consumed: Consumed
+
+
+def prepare(
+    recipe: Recipe, meter: Meter, device: torch.device, nodes: int, workers: int, checkpoints: Path | None
+) -> Prepared:
+    """Assemble the model, load the newest checkpoint and open the data. Takes the arguments of `train`."""
+    meter.doing("building the model")
+    recipe = recipe.on(device.type)
+    if recipe.deterministic:
+        compute_deterministically(compiles=recipe.compile.compiles)
+    degrees = recipe.parallelism.degrees(nodes, workers)
+    stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
+    config = recipe.model_dump(mode="json") if checkpoints is not None else {}  # saved as configured, not as resumed
+    if stored is not None:
+        recipe = recipe.resumed_from(stored.record)
+    global_batch, _ = recipe.accumulation(degrees.data)
+    mesh = build_mesh(device.type, degrees)
+    model, trained, parameters = assemble(recipe, mesh, device)
+    # 6. The optimizer comes after sharding: it updates, and stores state for, this device's shards.
+    optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
+    done, consumed = 0, Consumed(sequences=0, tokens=0)
+    if stored is not None:
+        from meshrunner.recipes.checkpoint.state_dict import restore
+
+        meter.doing("loading the checkpoint")
+        restore(stored, model, optimizer)
+        done, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
+        meter.resumed(done, consumed.tokens)
+    training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
+    saver = recipe.checkpoint.saver(checkpoints, training) if checkpoints is not None else None
+    # 7. The loader comes last: its thread reads ahead from the first step on.
+    meter.doing("opening the data")
+    sequences = recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed))
+    loader = Loader(
+        sequences,
+        global_batch=global_batch,
+        micro_batch=recipe.micro_batch,
+        rank=data_rank(mesh),
+        ranks=degrees.data,
+        device=device,
+        first_step=done + 1,
+        shift=consumed.sequences - done * global_batch,
+    )
+    flops, attention_flops = recipe.model.flops_per_token(recipe.seq_len)
+    meter.started(
+        device=device,
+        params=parameters,
+        active_params=parameters - recipe.model.inactive_parameters(),
+        flops_per_token=flops,
+        attention_flops_per_token=attention_flops,
+        describe_data=sequences.describe,
+    )
+    return Prepared(recipe, model, trained, optimizer, saver, loader, global_batch, done, consumed)
+
+
+class Result(NamedTuple):
+    """The result of `train`."""
+
+    model: nn.Module
+    step: int
+    """The last completed step; less than `recipe.steps` if a stop was requested."""
+
+
+def train(
+    recipe: Recipe,
+    meter: Meter,
+    *,
+    device: torch.device,
+    nodes: int,
+    workers: int,
+    checkpoints: Path | None = None,
+    stop_requested: Callable[[], bool] | None = None,
+) -> Result:
+    """
+    Train up to step `recipe.steps` or until a stop is requested. The last step is saved if checkpoints are on.
+
+    Args:
+        checkpoints: the directory of the run's checkpoints; None: checkpoints are neither read nor written.
+        stop_requested: whether this rank was requested to stop; None: it never is.
+
+    Raises:
+        ConfigError: the recipe does not fit the devices, the data or the checkpoint.
+        NotSaved: a checkpoint could not be written.
+        FloatingPointError: a loss or gradient was not finite; raised by the meter.
+    """
+    run = prepare(recipe, meter, device, nodes, workers, checkpoints)
+    recipe, step, consumed = run.recipe, run.done, run.consumed
+    tokens = run.global_batch * recipe.seq_len
+    stop = StopAgreement(stop_requested) if stop_requested is not None else None
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection within a step would count as step time; the meter collects between steps
+    try:
+        for step in range(run.done + 1, recipe.steps + 1):
+            with meter.waiting_for_data():
+                batches = run.loader.next()
+            lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
+            loss, grad_norm, observed = update(recipe, run.model, run.trained, run.optimizer, batches, lr)
+            meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=tokens, observed=observed)
+            consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
+            stopping = step < recipe.steps and stop is not None and stop.agreed()
+            if run.saver is not None and (run.saver.due(step) or stopping):
+                with meter.saving():
+                    run.saver.save(step, consumed)
+            if stopping:
+                break
+        if run.saver is not None:
+            meter.doing("saving a checkpoint")  # waits for one that is written in the background
+            run.saver.close()
+    finally:
+        gc.enable()
+        run.loader.close()
+    return Result(run.model, step)
 
 
 class Updated(NamedTuple):
     """The result of `update`; all values are 0-d."""
 
     loss: Tensor
-    """Of this rank."""
+    """The mean loss of this rank's tokens."""
     grad_norm: Tensor
     """The global gradient norm before clipping."""
     observed: dict[str, Tensor]
-    """What else is recorded of the step, mean over ranks."""
+    """Further figures of the step, recorded as the mean over ranks."""
 
 
 def update(
@@ -174,106 +276,15 @@ def update(
     return Updated(loss, grad_norm, observed)
 
 
-class Result(NamedTuple):
-    """The result of `train`."""
-
-    model: nn.Module
-    step: int
-    """The last completed step; less than `recipe.steps` if a stop was requested."""
-
-
-def train(
-    recipe: Recipe,
-    meter: Meter,
-    *,
-    device: torch.device,
-    nodes: int,
-    workers: int,
-    checkpoints: Path | None = None,
-    stop_requested: Callable[[], bool] | None = None,
-) -> Result:
-    """
-    Train up to step `recipe.steps`, or until a stop is requested, in which case the last step is saved if checkpoints are on.
-
-    Args:
-        checkpoints: the folder that the run's checkpoints are read from and written to; None: no checkpoints.
-        stop_requested: whether this rank was requested to stop; None: it never is.
-
-    Raises:
-        ConfigError: the recipe does not fit the devices, the data or the checkpoint.
-        NotSaved: a checkpoint could not be written.
-        FloatingPointError: from the meter, when a loss or gradient was not finite.
-    """
-    meter.doing("building the model")
-    recipe = recipe.on(device.type)
-    if recipe.deterministic:
-        compute_deterministically(compiles=recipe.compile.compiles)
-    degrees = recipe.parallelism.degrees(nodes, workers)
-    stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
-    as_configured = recipe
-    if stored is not None:
-        recipe = recipe.resumed_from(stored.record)
-    global_batch, _ = recipe.accumulation(degrees.data)
-    mesh = build_mesh(device.type, degrees)
-    model, trained, parameters = assemble(recipe, mesh, device)
-    optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
-    done, consumed = 0, Consumed(0, 0)
-    if stored is not None:
-        from meshrunner.recipes.checkpoint.restore import restore
-
-        meter.doing("loading the checkpoint")
-        restore(stored, model, optimizer)
-        done, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
-        meter.resumed(done, consumed.tokens)
-    saver = None
-    if checkpoints is not None:
-        config = as_configured.model_dump(mode="json")
-        training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
-        saver = recipe.checkpoint.saver(checkpoints, training)
-    meter.doing("opening the data")
-    sequences = recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed))
-    loader = Loader(
-        sequences,
-        global_batch=global_batch,
-        micro_batch=recipe.micro_batch,
-        rank=data_rank(mesh),
-        ranks=degrees.data,
-        device=device,
-        first_step=done + 1,
-        shift=consumed.sequences - done * global_batch,
-    )
-    flops, attention_flops = recipe.model.flops_per_token(recipe.seq_len)
-    meter.started(
-        device=device,
-        params=parameters,
-        active_params=parameters - recipe.model.inactive_parameters(),
-        flops_per_token=flops,
-        attention_flops_per_token=attention_flops,
-        describe_data=sequences.describe,
-    )
-    stop, step = StopAgreement(stop_requested) if stop_requested is not None else None, done
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # a collection inside a step would count as step time; the meter collects between steps
-    try:
-        for step in range(done + 1, recipe.steps + 1):
-            with meter.waiting_for_data():
-                batches = loader.next()
-            lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
-            loss, grad_norm, observed = update(recipe, model, trained, optimizer, batches, lr)
-            tokens = global_batch * recipe.seq_len
-            meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=tokens, observed=observed)
-            consumed = Consumed(consumed.sequences + global_batch, consumed.tokens + tokens)
-            stopping = step < recipe.steps and stop is not None and stop.agreed()
-            if saver is not None and (saver.due(step) or stopping):
-                with meter.saving():
-                    saver.save(step, consumed)
-            if stopping:
-                break
-        if saver is not None:
-            meter.doing("saving a checkpoint")  # one that is written in the background
-            saver.close()
-    finally:
-        gc.enable()
-        loader.close()
-    return Result(model, step)
+def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
+    """Accumulate the gradient of the mean loss over micro batches. Return this rank's loss, detached."""
+    layout = recipe.parallelism
+    total = torch.zeros((), device=batches[0][0].device)
+    for i, batch in enumerate(batches, 1):
+        split = loss_parallel() if layout.splits_logits else nullcontext()
+        with layout.accumulating(model, last=i == len(batches)), split:
+            with layout.computing(recipe.precision, total.device.type):
+                loss = model(*batch) / len(batches)
+            loss.backward()
+        total += (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach()
+    return total

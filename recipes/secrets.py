@@ -1,4 +1,4 @@
-"""Names of environment variables whose values are nobody else's business."""
+"""Detection of secret environment variables, which must not be copied into the configuration."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from meshrunner.recipes.errors import ConfigError
 
 SECRET = re.compile(r"(TOKEN|(?<!_P)KEY|SECRET|JWT|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,}\s]+)")
-"""An interpolation of OmegaConf; the group is the variable's name."""
-WHERE = "it would stand in config.yaml and go to the report page and the trackers; workers inherit the variables of the command"
+"""An OmegaConf interpolation; the group is the variable's name."""
+WHERE = "it would be written to config.yaml, the report page and the trackers. Set it in the shell: workers inherit its variables"
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is secret: HF_TOKEN, WANDB_API_KEY, SLURM_JWT; not NCCL_IB_PKEY."""
+    """Whether a variable's name suggests a secret value: HF_TOKEN, WANDB_API_KEY, SLURM_JWT, but not NCCL_IB_PKEY."""
     return SECRET.search(name) is not None
 
 
 def refuse_secrets(value: Any, key: str = "") -> None:
-    """Raise ConfigError where a secret would be copied from the environment into the configuration."""
+    """Raise ConfigError if a secret would be copied from the environment into the configuration."""
     if isinstance(value, dict | list):
         for name, each in value.items() if isinstance(value, dict) else enumerate(value):
             refuse_secrets(each, f"{key}.{name}".lstrip("."))
     elif isinstance(value, str):
         for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
-            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the value is secret, as the name says: {WHERE}")
+            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the name suggests a secret value, and {WHERE}")

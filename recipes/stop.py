@@ -1,4 +1,4 @@
-"""Early stopping, on all ranks after the same step: a preempted run saves a checkpoint before it is killed."""
+"""Early stopping on all ranks after the same step, so a preempted run can save a checkpoint before it is killed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 class StopAgreement:
     """
-    Agreement among ranks on whether any of them was requested to stop, without blocking.
+    A non-blocking agreement among ranks on whether any of them was requested to stop.
 
-    After every step the ranks all-reduce a flag asynchronously, over gloo on any device, and read the result of the previous
+    After every step the ranks all-reduce a flag asynchronously, over gloo on any device. They read the result of the previous
     step, which is complete by then.
 
     Args:
@@ -26,7 +26,7 @@ class StopAgreement:
         self.reduced: dist.Work | None = None
 
     def agreed(self) -> bool:
-        """Whether to stop now. Every rank calls it after every step; it turns True on all of them after the same step."""
+        """Whether to stop now. Every rank calls this after every step; it becomes True on all ranks after the same step."""
         if self.reduced is not None:
             self.reduced.wait()
             if self.flag.item():

@@ -20,16 +20,10 @@ class EverySecondKept(FSDP2):
     """Half of FSDP2's second all-gathers, half of the memory that none of them takes."""
 
     def apply(
-        self,
-        model: nn.Module,
-        mesh: DeviceMesh,
-        plan: WrapPlan,
-        precision: Precision,
-        initialiser: Initialiser,
-        expert_mesh: DeviceMesh | None = None,
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         kept = {
             name: replace(unit, reshard_after_forward=False) if number % 2 else unit
             for number, (name, unit) in enumerate(plan.items())
         }
-        return super().apply(model, mesh, kept, precision, initialiser, expert_mesh)
+        return super().apply(model, mesh, kept, precision, initialiser)

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Consumed(NamedTuple):
-    """Data consumed by all steps so far."""
+    """The data consumed by all steps so far."""
 
     sequences: int
     tokens: int
 
 
 class Training(NamedTuple):
-    """The state to save and the facts that a checkpoint records about its run."""
+    """The state to save, and what a checkpoint records about its run."""
 
     config: dict[str, Any]
     """The validated configuration."""
     steps: int
     seed: int
     model: nn.Module
-    """The network as wrapped by the parallelism."""
+    """The model that the parallelism returned."""
     optimizer: torch.optim.Optimizer
     parameters: int
     """Number of parameters of the full model."""
@@ -36,7 +36,7 @@ class Training(NamedTuple):
 
 
 class Saver(Protocol):
-    """Saves the checkpoints of one run. Every rank calls its methods in the same order: saving is a collective."""
+    """The interface that saves the checkpoints of a run. Saving is a collective, so every rank makes the same calls in order."""
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step. Does not block; raises NotSaved if an earlier save failed."""
@@ -49,7 +49,7 @@ class Saver(Protocol):
 
 
 class Checkpoint(Option):
-    """Whether a run is saved. Under every option, a run directory with checkpoints continues from the newest."""
+    """Whether a run is saved. With every option, a run directory with checkpoints continues from the newest."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
@@ -58,7 +58,7 @@ class Checkpoint(Option):
     }
 
     load: str | None
-    """A run directory (its newest good checkpoint is used) or one checkpoint to continue from; the run's own come first."""
+    """A run directory, whose newest good checkpoint is used, or a checkpoint to continue from. The run's own take precedence."""
 
     @property
     def saves(self) -> bool:
@@ -66,12 +66,12 @@ class Checkpoint(Option):
         return True
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
-        """The saver that writes to a run's `checkpoints` folder; None if nothing is saved."""
+        """Return the saver that writes to a run's `checkpoints` directory; None if nothing is saved."""
         return None
 
 
 class NoCheckpoint(Checkpoint):
-    """Nothing is saved; a run still continues from checkpoints in its directory or in `load`."""
+    """No saving. A run still continues from checkpoints in its directory or in `load`."""
 
     @property
     def saves(self) -> bool:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class DCP(Checkpoint):
-    """Sharded checkpoints, loaded bit for bit under any layout; training waits until they are on disk."""
+    """Sharded checkpoints that load bit for bit under any layout. Training waits until they are on disk."""
 
     every: Count
-    """Steps between two checkpoints; the last step is always saved."""
+    """Steps between checkpoints. The last step is always saved."""
     keep: Annotated[int | None, whole(None)]
-    """Number of newest checkpoints to keep; null: all."""
+    """Number of newest checkpoints to keep; null: all of them."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
         from meshrunner.recipes.checkpoint.save import BlockingSaver
@@ -29,9 +29,9 @@ class DCP(Checkpoint):
 
 class DCPAsync(DCP):
     """
-    The same files, written in the background: training waits only for the copy to host memory and for an earlier save.
+    The same files, written in the background. Training waits only for the copy to host memory and for an earlier save.
 
-    The copy keeps its place in host memory: every rank takes as much of it as its shards.
+    The copy's memory is allocated once: on every rank, as much host memory as its shards.
     """
 
     def saver(self, folder: Path, training: Training) -> Saver:

@@ -1,8 +1,8 @@
 """State dicts of FSDP1 over tensor parallelism, where torch's own fail.
 
-torch (2.13) assumes that tensor-parallel shards of a parameter have equal sizes, and crashes or hangs if they do not. For
-parameters, `_UnevenShards` corrects that. For optimizer state, the assumption is deep inside FSDP1, so there is a workaround:
-a state tensor has the shape of its parameter, so it is copied into the parameter and read, or written, as the parameter.
+torch (2.13) assumes that the tensor-parallel shards of a parameter have equal sizes, and crashes or hangs if they do not.
+`_UnevenShards` corrects that for parameters. For optimizer state the assumption is deep inside FSDP1. A state tensor has the
+shape of its parameter, so it is copied into the parameter, and read or written as the parameter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def patch_if_needed(model: nn.Module) -> bool:
-    """Patch a model that is FSDP1 over tensor parallelism; returns whether it is one."""
+    """Patch a model if it is FSDP1 over tensor parallelism. Return whether it is."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     for unit in units:
         if type(unit._fsdp_extension) is DTensorExtensions:
@@ -32,7 +32,7 @@ def patch_if_needed(model: nn.Module) -> bool:
 
 
 def get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """`state_dict.get_state` for such a model."""
+    """Implement `state_dict.get_state` for such a model."""
     trained = _trained(model, optimizer)
     _allocate_state(optimizer)
     optimizer_state: dict[str, dict[str, Any]] = {name: {} for name in trained}
@@ -57,7 +57,7 @@ def get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Any]]) -> None:
-    """`state_dict.set_state` for such a model."""
+    """Implement `state_dict.set_state` for such a model."""
     trained = _trained(model, optimizer)
     scalars, tensors = _state_keys(optimizer)
     for key in tensors:
@@ -74,13 +74,13 @@ def set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: d
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Name -> this rank's shard of each parameter of the optimizer."""
+    """Return name -> this rank's shard of each parameter of the optimizer."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return {clean_name(name): parameter for name, parameter in model.named_parameters() if parameter in own}
 
 
 def _allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state of an optimizer that has not stepped yet; loading overwrites all that this step changes."""
+    """Create the state of an optimizer that has not taken a step. Loading overwrites everything that this step changes."""
     if optimizer.state:
         return
     for group in optimizer.param_groups:
@@ -91,13 +91,13 @@ def _allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]:
-    """Keys of the optimizer state: (scalars, tensors of the parameter's shape)."""
+    """Return the keys of the optimizer state: (scalars, tensors with the parameter's shape)."""
     found = {key: value.dim() for state in optimizer.state.values() for key, value in state.items()}
     return sorted(key for key in found if not found[key]), sorted(key for key in found if found[key])
 
 
 class _UnevenShards(DTensorExtensions):
-    """Gives the true global shape of a tensor-parallel parameter, without assuming equal shards."""
+    """A DTensorExtensions that uses the true global shape of a tensor-parallel parameter, without assuming equal shards."""
 
     def chunk_dtensor(self, tensor: Tensor, rank: int, device_mesh: DeviceMesh) -> Tensor:
         if not isinstance(tensor, DTensor):

@@ -1,4 +1,4 @@
-"""A checkpoint's `.metadata` is a pickle, which may run any code. Read here with what such a file needs, and nothing else."""
+"""A check of a checkpoint's `.metadata`, a pickle that could run any code, before torch unpickles it without restriction."""
 
 from __future__ import annotations
 
@@ -25,15 +25,11 @@ ALLOWED: dict[tuple[str, str], Any] = {
         "BytesStorageMetadata", "_MEM_FORMAT_ENCODING",
     )
 }  # fmt: skip
-"""(module, name) -> what torch writes into the file, besides dtypes and `builtins.getattr`."""
+"""(module, name) -> object, for everything that torch writes into the file besides dtypes and `builtins.getattr`."""
 
 
 def check_metadata(folder: Path) -> None:
-    """
-    Check a checkpoint before torch unpickles it; raises ConfigError.
-
-    Anything but tensors is refused, too: torch would unpickle it without restriction.
-    """
+    """Raise ConfigError if a checkpoint's metadata refers to anything but tensors, or to code that torch does not write."""
     path = folder / METADATA
     try:
         with path.open("rb") as file:
@@ -42,13 +38,13 @@ def check_metadata(folder: Path) -> None:
             isinstance(each, TensorStorageMetadata) for each in found.state_dict_metadata.values()
         )
     except Exception as error:  # a damaged pickle may raise anything
-        raise ConfigError(f"{path} is not what a checkpoint's metadata looks like: {error}") from None
+        raise ConfigError(f"{path} is not the metadata of a checkpoint: {error}; load another checkpoint") from None
     if not tensors:
-        raise ConfigError(f"{path} names something else than tensors")
+        raise ConfigError(f"{path} refers to something other than tensors; load another checkpoint")
 
 
 def _memory_format(kind: Any, name: Any) -> Any:
-    """In place of `getattr`, with which Python 3.11 up to 3.11.3 writes a member of an enumeration; for nothing else."""
+    """Stand in for `getattr`, through which Python up to 3.11.3 pickles a member of an enumeration."""
     if kind is not metadata._MEM_FORMAT_ENCODING or name not in kind.__members__:
         raise pickle.UnpicklingError("it refers to builtins.getattr")
     return kind[name]

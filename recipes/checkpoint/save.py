@@ -1,4 +1,4 @@
-"""Atomic saving of checkpoints, blocking or in the background."""
+"""Atomic saving of checkpoints: blocking or in the background."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from meshrunner.recipes.errors import NotSaved
 from meshrunner.recipes.storage.durable import checksum
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""Timeout of collectives in a save: ranks wait for the slowest disk, and the launcher detects hangs."""
+"""Timeout of collectives in a save. Ranks wait for the slowest disk; the launcher detects hangs."""
 
 COPY_AHEAD_BYTES = 10_000_000
-"""Bytes that are copied from a device while those before them are written: torch's default."""
+"""Bytes to copy from a device while earlier ones are written. torch's default."""
 
 
 class WriteResults(list[WriteResult]):
-    """The write results of one rank, and (bytes, CRC-32) of its files."""
+    """The write results of one rank, with (bytes, CRC-32) of its files."""
 
     files: dict[str, tuple[int, int]]
 
 
 class ChecksummedWriter(FileSystemWriter):
-    """Writes and syncs each rank's shards; rank 0 then calls `complete` with the files of all ranks."""
+    """A writer that syncs each rank's shards to disk. Rank 0 then calls `complete` with the files of all ranks."""
 
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
     ) -> None:
-        """on_host: what it is given lies in host memory. Else, on CUDA, it copies while it writes, in the current stream."""
+        """on_host: whether the state is in host memory. If not, on CUDA, it is copied during writing, in the current stream."""
         ahead = 0 if on_host else COPY_AHEAD_BYTES
         super().__init__(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=ahead)
         self.complete = complete
@@ -56,7 +56,7 @@ class ChecksummedWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         written = WriteResults(super().write_data(plan, planner).wait())
         names = {result.storage_data.relative_path for result in written}
-        # Checksums are read back from disk, not computed while writing.
+        # Compute checksums from disk, so that they also cover faults in writing.
         written.files = {name: checksum(Path(self.path) / name) for name in names}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(written)
@@ -72,14 +72,14 @@ class ChecksummedWriter(FileSystemWriter):
 
 
 class BlockingSaver:
-    """A `Saver`: training waits for the disk."""
+    """A `Saver` that makes training wait for the disk."""
 
     in_background: ClassVar[bool] = False
-    """Whether what is written was copied to host memory before."""
+    """Whether the state is copied to host memory before it is written."""
 
     def __init__(self, folder: Path, training: Training, every: int, keep: int | None) -> None:
         self.folder, self.training, self.every, self.keep = folder, training, every, keep
-        # A separate group: collectives of a background save must not mix with those of training.
+        # A separate group, because collectives of a background save must not mix with those of training.
         self.group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         folder.mkdir(exist_ok=True)
 
@@ -101,14 +101,14 @@ class BlockingSaver:
 
     def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
         """
-        The writer of one checkpoint. When all shards are complete, it writes the record and publishes the checkpoint.
+        Return the writer of one checkpoint. When all shards are complete, it writes the record and publishes the checkpoint.
 
         Raises:
-            NotSaved: the run directory was moved or removed; DCP would create it again.
+            NotSaved: the run directory was moved or removed. DCP would create it again.
         """
         if not self.folder.is_dir():
             raise NotSaved(
-                f"the checkpoint of step {step} could not be written: there is no folder {self.folder} any more"
+                f"the checkpoint of step {step} could not be written: the directory {self.folder} was moved or removed"
             )
         training, temporary = self.training, self._temporary(step)
         record = Record(
@@ -146,9 +146,9 @@ class BlockingSaver:
 
 class AsyncSaver(BlockingSaver):
     """
-    A `Saver`: training waits only for the copy to host memory.
+    A `Saver` that makes training wait only for the copy to host memory.
 
-    One stager makes all copies, in host memory that it keeps, and on CUDA pins once.
+    One stager makes all copies in the same host memory, which is pinned once on CUDA.
     """
 
     in_background: ClassVar[bool] = True
@@ -183,14 +183,14 @@ class AsyncSaver(BlockingSaver):
 
 def staging_options(model: nn.Module) -> StagingOptions:
     """
-    How the state of a model is copied to host memory: on CUDA into pinned memory, all of it at once, then one wait.
+    Return how to copy a model's state to host memory. On CUDA all copies into pinned memory are issued before one wait.
 
-    Not pinned for FSDP1, which makes new tensors for every state dict: memory is kept, and pinned, for tensors that last.
+    FSDP1 creates new tensors for every state dict. The stager keeps pinned memory per tensor, so it is not pinned for FSDP1.
     """
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
         use_pinned_memory=on_gpu and not FullyShardedDataParallel.fsdp_modules(model),
         use_shared_memory=False,
-        use_async_staging=False,  # the next step would overwrite what is still being copied
+        use_async_staging=False,  # the next step would overwrite tensors that are still being copied
         use_non_blocking_copy=on_gpu,
     )

@@ -1,1 +1,1 @@
-"""The `data` group: text -> packed tokens in a cache -> global batches by index -> each data-parallel rank's slice."""
+"""The `data` group: text -> packed tokens in a cache -> global batches by index -> one slice per data-parallel rank."""

@@ -1,4 +1,4 @@
-"""The base class of the `data` options, their endless sequences of tokens, and the option `random`."""
+"""The base class of the `data` options, the interface of their token sequences, and the option `random`."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A run's requirements of its data."""
+    """The requirements of a run on its data."""
 
     vocab_size: int
-    """Vocabulary size of the model: every token is smaller."""
+    """Vocabulary size of the model. Every token is smaller."""
     seq_len: int
-    """Input tokens per sequence; a sequence has one more, the last target."""
+    """Input tokens per sequence. A sequence has one more token, the last target."""
     seed: int
     """Seed of the order of sequences, and of random tokens."""
 
 
 class Sequences(Protocol):
-    """Endless sequences. An index gives the same sequence in every process, layout and run."""
+    """Endless sequences of tokens. An index gives the same sequence in every process, layout and run."""
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """The `count` sequences from global index `first` on: [count, seq_len + 1].
+        """
+        Return the `count` sequences from global index `first` on, [count, seq_len + 1].
 
-        Waits for data that is still being produced; raises RuntimeError if its producer is dead.
+        Waits for data that is still being produced. Raises RuntimeError if the producer is dead.
         """
 
     def describe(self) -> dict[str, Any]:
         """
-        The run record's entry about the data: JSON values. Keys that two runs are compared by, where both have them:
+        Return facts for the run record, as JSON values. `different_data` compares two runs by these keys, if both have them:
 
-        `tokenizer_hash`; `corpus_hash` of the text read so far, which is all of it where `complete`; until then
-        `beginning_hash`, of as many tokens as every run with this configuration finds when it begins.
+        `tokenizer_hash`; `corpus_hash` of the text read so far, which is the whole text if `complete`; `beginning_hash` of the
+        tokens that are available whenever a run with this configuration begins, used until then.
         """
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What differs between two records of `Sequences.describe`: `tokenizer` or `text`; empty if nothing is known to."""
+    """Return the known difference between two records of `Sequences.describe`: `tokenizer`, `text` or ""."""
     if _differs(one, other, "tokenizer_hash"):
         return "tokenizer"
     whole = one.get("complete") is True and other.get("complete") is True
@@ -68,15 +69,15 @@ class Data(Option):
 
     @property
     def local_path(self) -> str | None:
-        """The file, folder or glob pattern that nodes have to read; None for data from elsewhere."""
+        """File, directory or glob pattern that every node must be able to read; None for other data."""
         return None
 
     def prepare(self, spec: DataSpec) -> bool:
         """
-        Check, in the launching process, that the data is usable; slow work is left to `produce`.
+        Check, in the launching process, that the data is usable. Slow work is left to `produce`.
 
         Returns:
-            Whether a process has to run `produce`.
+            Whether a process must run `produce`.
 
         Raises:
             ConfigError: the data is missing, unusable, or does not fit the model.
@@ -84,23 +85,24 @@ class Data(Option):
         raise NotImplementedError
 
     def produce(self, spec: DataSpec) -> None:
-        """Read, tokenise and pack the data to its end, in a separate process. Waits while another process does so.
+        """
+        Read, tokenise and pack all data, in a separate process. Waits while another process does so.
 
         A failure is recorded for `started` and the readers, then raised.
         """
         raise NotImplementedError
 
     def started(self, spec: DataSpec) -> bool:
-        """Whether training can begin while `produce` continues; raises ConfigError if `produce` recorded a failure."""
+        """Whether training can begin while `produce` continues. Raises ConfigError if `produce` recorded a failure."""
         raise NotImplementedError
 
     def open(self, spec: DataSpec) -> Sequences:
-        """Open the sequences. Every worker calls it, after `prepare`."""
+        """Open the sequences. Every worker calls this, after `prepare`."""
         raise NotImplementedError
 
 
 class Random(Data):
-    """Uniformly random tokens, for speed runs. The loss stays at log(vocab_size)."""
+    """Uniformly random tokens for speed runs. The loss stays at log(vocab_size)."""
 
     def prepare(self, spec: DataSpec) -> bool:
         return False
@@ -110,7 +112,7 @@ class Random(Data):
 
 
 class RandomSequences:
-    """Sequences of random tokens; each has its own random stream, keyed by (seed, index)."""
+    """Sequences of random tokens, each from its own random stream keyed by (seed, index)."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, streamed: only what training reaches is downloaded."""
+"""Data sets of the Hugging Face hub, streamed. Only the text that training reaches is downloaded."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from datasets import IterableDataset
 
 PROBE_TIMEOUT_S = 10.0
-"""Seconds that the hub may take to answer a probe. Without it, the retries of the hub's client take 25 s and more."""
+"""Seconds the hub may take to answer a probe. Without the probe, the retries of the hub's client take over 25 s."""
 
 
 class HuggingFace(PackedText):
-    """A split of a hub data set, in order. Text that was read once is cached and not downloaded again."""
+    """A split of a hub data set, in order. Text is downloaded once and cached."""
 
     name: str
-    """Name on the hub, such as `allenai/c4`, or a local folder that `datasets` can load."""
+    """Name on the hub, such as `allenai/c4`, or a local directory that `datasets` can load."""
     subset: str | None
-    """The data set's configuration, such as `en`; null where it has only one."""
+    """The data set's configuration, such as `en`; null if it has only one."""
     split: str
     """The split, such as `train`."""
     revision: str | None
-    """A commit or tag of the data set; null: its current state (text in the cache is not updated)."""
+    """A commit or tag of the data set; null: its current state. Cached text is not updated."""
     field: str
     """The column with the text."""
 
@@ -40,7 +40,7 @@ class HuggingFace(PackedText):
         return StreamedDocuments(self._load, self.field, self._explain)
 
     def no_text_message(self) -> str:
-        return f"data.name: there is no text in '{self.name}', split '{self.split}', column '{self.field}'"
+        return f"data.name: no text in '{self.name}', split '{self.split}', column '{self.field}'; choose another split or column"
 
     def _load(self) -> IterableDataset:
         from datasets import load_dataset
@@ -73,7 +73,7 @@ class HuggingFace(PackedText):
 
 
 def why_unreachable() -> str:
-    """Reason that the hub (or the mirror in HF_ENDPOINT) cannot be reached; empty if it can."""
+    """Return why the hub, or the mirror in HF_ENDPOINT, cannot be reached; "" if it can."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 
@@ -88,7 +88,7 @@ def why_unreachable() -> str:
         except Exception as error:
             outcome[0] = first_line(error)
 
-    # In a thread, because a name lookup cannot be given a timeout.
+    # In a thread, because a name lookup has no timeout.
     probe = threading.Thread(target=ask, daemon=True, name="hub probe")
     probe.start()
     probe.join(PROBE_TIMEOUT_S + 2)

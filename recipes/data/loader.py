@@ -1,4 +1,4 @@
-"""Global batches by index -> the micro batches of one data-parallel rank, prefetched during the previous step."""
+"""Micro batches of one data-parallel rank, prefetched during the previous step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class Loader:
     """
-    A prefetching loader: step s (from 1) gets sequences (s - 1) * global_batch .. s * global_batch - 1 under any layout.
+    A prefetching loader. Step s, counted from 1, gets sequences (s - 1) * global_batch to s * global_batch - 1 under any layout.
 
     Data-parallel rank r takes the r-th of `ranks` equal slices and splits it into consecutive micro batches.
     """
@@ -36,9 +36,9 @@ class Loader:
         """
         Args:
             global_batch: sequences per optimizer step over all ranks, a multiple of `ranks` x `micro_batch`.
-            rank, ranks: data-parallel rank and number of data-parallel ranks, not those of the world.
-            first_step: step of the first `next`; 1 unless the run is resumed.
-            shift: offset of every sequence index, for a run whose earlier steps had another batch size.
+            rank, ranks: data-parallel rank and number of data-parallel ranks, not of all ranks.
+            first_step: step of the first call of `next`; 1 unless the run is resumed.
+            shift: offset of every sequence index; not 0 if earlier steps of the run had another batch size.
         """
         assert 0 <= rank < ranks and global_batch % (ranks * micro_batch) == 0, (global_batch, micro_batch, rank, ranks)
         self._sequences = sequences
@@ -54,9 +54,10 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """(tokens, targets) of each micro batch of the next step, int64 [micro_batch, seq_len], on the device.
+        """
+        Return (tokens, targets) of each micro batch of the next step, int64 [micro_batch, seq_len], on the device.
 
-        Raises what reading raised; the loader cannot be used afterwards.
+        An exception from reading is raised here, and again by every later call.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ready is not None or self._closed)
@@ -64,7 +65,7 @@ class Loader:
                 raise RuntimeError("the loader is closed")
             ready = self._ready
             if isinstance(ready, Exception):
-                raise ready  # on every call: the thread has ended
+                raise ready  # and keep it, because the thread has ended
             self._ready = None
             self._changed.notify_all()
         assert ready is not None
@@ -72,7 +73,7 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread. If it is waiting for data, it is left behind: a daemon does not keep the process alive."""
+        """Stop the thread. If it is waiting for data, leave it behind, because a daemon does not keep the process alive."""
         with self._changed:
             self._closed = True
             self._ready = None
@@ -107,6 +108,6 @@ class Loader:
 
 
 def micro_batches(rows: Tensor, micro_batch: int) -> Batches:
-    """(tokens, targets) of each micro batch, [micro_batch, seq_len], from sequences of one token more: [rows, seq_len + 1]."""
+    """Split sequences, [rows, seq_len + 1], into (tokens, targets) of each micro batch, [micro_batch, seq_len]."""
     parts = rows.view(-1, micro_batch, rows.shape[1])
     return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def _not_missing(value: Any) -> Any:
     if value is None or value in ("", "???"):
-        raise PydanticCustomError("no_path", "is missing; expected a file, a folder or a glob pattern")
+        raise PydanticCustomError("no_path", "is missing; expected a file, a directory or a glob pattern")
     return value
 
 
@@ -35,12 +35,12 @@ class LocalText(PackedText):
     """Base class of the options that read local files."""
 
     builder: ClassVar[str]
-    """The format's name in `datasets`."""
+    """Name of the format in `datasets`."""
     suffixes: ClassVar[tuple[str, ...]]
-    """Suffixes of the files that are read from a folder."""
+    """Suffixes of the files that are read from a directory."""
 
     path: Annotated[str, BeforeValidator(_not_missing)]
-    """A file, a folder (its files of this format, recursively) or a glob pattern; read in name order."""
+    """A file, a directory (its files of this format, recursively) or a glob pattern. Files are read in name order."""
     field: str
     """The column with the text."""
 
@@ -50,16 +50,16 @@ class LocalText(PackedText):
 
     @abstractmethod
     def unreadable(self, files: list[str], error: Exception) -> ConfigError:
-        """The ConfigError for an exception raised while reading the files."""
+        """Return the ConfigError for an exception raised while reading the files."""
 
     def files(self) -> list[str]:
-        """Absolute paths, sorted; raises ConfigError if none exist."""
+        """Return absolute paths, sorted. Raises ConfigError if there are none."""
         path = Path(self.path).expanduser().absolute()
         if path.is_dir():
             found = [str(Path(top) / name) for top, _, names in os.walk(path) for name in names]
             found = [name for name in found if name.endswith(self.suffixes)]
             if not found:
-                raise ConfigError(f"data.path: no file in the folder '{path}' ends in {' or '.join(self.suffixes)}")
+                raise ConfigError(f"data.path: no file in the directory '{path}' ends in {' or '.join(self.suffixes)}")
         elif path.exists():
             found = [str(path)]
         elif glob.has_magic(self.path):
@@ -68,7 +68,7 @@ class LocalText(PackedText):
             if not found:
                 raise ConfigError(f"data.path: no file matches '{path}'")
         else:
-            raise ConfigError(f"data.path: there is no '{path}'; expected a file, a folder or a glob pattern")
+            raise ConfigError(f"data.path: no such file: '{path}'; expected a file, a directory or a glob pattern")
         return sorted(found)
 
     def source(self) -> dict[str, Any]:
@@ -86,34 +86,34 @@ class LocalText(PackedText):
         )
 
     def load(self, files: list[str]) -> IterableDataset:
-        """The rows of the files, streaming; raises ConfigError if there are none."""
+        """Return the rows of the files, streamed. Raises ConfigError if there are none."""
         from datasets import config, load_dataset
 
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # without it, reading local files reports to a server (up to 5 s)
-
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # otherwise reading local files reports to a server (up to 5 s)
         names = [glob.escape(name) for name in self.filled(files)]  # datasets treats every name as a pattern
         if not names:
             raise ConfigError(self.no_text_message())
         return load_dataset(self.builder, data_files=names, split="train", streaming=True, **self.loading())
 
     def filled(self, files: list[str]) -> list[str]:
-        """The files with any rows; override it if `datasets` fails on the others."""
+        """Return the files with any rows. Override this if `datasets` fails on the others."""
         return files
 
     def loading(self) -> dict[str, Any]:
-        """Additional arguments of load_dataset."""
+        """Return additional arguments of load_dataset."""
         return {}
 
     def without_text(self, files: list[str]) -> ConfigError | None:
-        """The error for the first of several files in which the column is missing or holds no text; None: not known."""
+        """Return the error for the first of several files whose column is missing or contains no text; None: not known."""
         return None
 
     def no_text_message(self) -> str:
-        return f"data.path: there is no text in '{Path(self.path).expanduser().absolute()}', column '{self.field}'"
+        path = Path(self.path).expanduser().absolute()
+        return f"data.path: no text in '{path}', column '{self.field}'; choose other files or set data.field"
 
 
 class Jsonl(LocalText):
-    """Files with one JSON object per line; `.gz` files are decompressed on the fly."""
+    """Files with one JSON object per line. `.gz` files are decompressed while they are read."""
 
     builder: ClassVar[str] = "json"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -141,18 +141,18 @@ class Jsonl(LocalText):
 
 
 def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """A file of JSON lines, to be read."""
+    """Open a file of JSON lines for reading."""
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def first_bad_line(path: Path) -> str:
-    """The first line that is not a JSON object, with the reason; empty if there is none. pyarrow does not name it."""
+    """Describe the first line that is not a JSON object; "" if there is none. pyarrow does not name it."""
     number = 0
     try:
         with _open(path) as file:
             for number, line in enumerate(file, start=1):
                 if number == 1 and line.lstrip().startswith(b"["):
-                    return ""  # a single array: datasets reads that too
+                    return ""  # datasets also reads a single array
                 if line.strip() and not isinstance(json.loads(line.decode("utf-8")), dict):
                     return f"'{path}' line {number} is not a JSON object"
     except UnicodeDecodeError:
@@ -167,17 +167,17 @@ def first_bad_line(path: Path) -> str:
 
 
 TEXT = ("string", "large_string", "string_view", "null", "dictionary<values=string, indices=int32, ordered=0>")
-"""Types of a Parquet column that hold text."""
+"""Types of a Parquet column with text."""
 
 
 class Parquet(LocalText):
-    """Parquet files; only one column is read."""
+    """Parquet files, of which only one column is read."""
 
     builder: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 
     def filled(self, files: list[str]) -> list[str]:
-        """The files with any rows. All footers are read, so that a bad file is found before anything is tokenised."""
+        """Return the files with any rows. All footers are read, so a bad file is found before anything is tokenised."""
         return [name for name in files if self._rows(name, one_of_many=len(files) > 1)]
 
     def loading(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Parquet(LocalText):
         return ConfigError(f"data.path: cannot read '{self.path}' as parquet: {first_line(error)}")
 
     def _rows(self, name: str, *, one_of_many: bool) -> int:
-        """Number of rows of a file; raises ConfigError if it is not parquet or has no column `field`, or one without text."""
+        """Return the number of rows of a file. Raises ConfigError if it is not parquet or has no text column `field`."""
         from pyarrow.parquet import read_metadata
 
         try:
@@ -198,5 +198,5 @@ class Parquet(LocalText):
         if self.field not in schema.names:
             raise missing_field(self.field, schema.names, name if one_of_many else "")
         if one_of_many and (kind := str(schema.field(self.field).type)) not in TEXT:
-            raise ConfigError(f"data.field: the column '{self.field}' of '{name}' holds {kind}, expected text")
+            raise ConfigError(f"data.field: the column '{self.field}' of '{name}' contains {kind}, expected text")
         return int(footer.num_rows)

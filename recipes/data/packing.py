@@ -1,4 +1,4 @@
-"""Documents -> tokens appended to the cache, so that the work of a killed producer is resumed exactly."""
+"""Packing: tokenise documents and append the tokens to the cache. The work of a killed producer is resumed exactly."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 BATCH_CHARACTERS = 256_000
 """Characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
-"""Seconds of work that a killed producer loses at most."""
+"""Most seconds of work that a killed producer loses."""
 
 
 class Documents(Protocol):
     """A source of texts with a resumable position."""
 
     def read(self, state: dict[str, Any]) -> Iterator[str]:
-        """The texts from `state` on ({}: the start); raises ConfigError if the source cannot be read."""
+        """Return the texts from `state` on ({}: the start). Raises ConfigError if the source cannot be read."""
 
     def state(self) -> dict[str, Any]:
-        """Position after the last text that was read; JSON values only."""
+        """Return the position after the last text that was read, as JSON values."""
 
 
 def pack(
     entry: CacheEntry, documents: Documents, tokenizer: SentencePieceProcessor, progress: PackProgress, threads: int
 ) -> PackProgress:
-    """Tokenise and append the remaining documents, recording progress every half second; -1 threads: all cores."""
+    """Tokenise and append the remaining documents, recording progress every half second. -1 threads: all cores."""
     import numpy as np
 
     with entry.tokens.open("r+b") as file:
@@ -63,7 +63,7 @@ def pack(
 
 
 def text_batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of non-empty texts of about BATCH_CHARACTERS characters each."""
+    """Group non-empty texts into lists of about BATCH_CHARACTERS characters."""
     batch: list[str] = []
     size = 0
     for text in filter(None, texts):
@@ -77,7 +77,7 @@ def text_batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _extend_hash(corpus: str, texts: list[str]) -> str:
-    """The corpus hash extended by texts; it can be resumed in another process and does not depend on batches."""
+    """Extend the corpus hash by texts. It can be resumed in another process and does not depend on batches."""
     for text in texts:
         corpus = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16, key=corpus.encode()).hexdigest()
     return corpus

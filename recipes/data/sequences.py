@@ -1,4 +1,4 @@
-"""Sequences from packed tokens, in an order that depends only on the seed."""
+"""Token sequences from the cache, in an order that depends only on the seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, sequence_count
 
 HASHED_TOKENS = 1 << 20
-"""Tokens at the beginning of the data that stand for it until all of it is read."""
+"""Tokens at the beginning of the data that identify it until all of it is read."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
 """Seconds without a lock on an incomplete cache entry after which its readers give up."""
@@ -25,13 +25,13 @@ class PackedSequences:
     """
     Sequence i of an epoch is `tokens[k * L : k * L + L + 1]`, where L = seq_len and k is the i-th entry of a permutation.
 
-    The permutation is blockwise: sequences b * S .. b * S + S - 1 are shuffled among themselves, by (seed, epoch, b). A
-    block is available as soon as its tokens are, and its content does not depend on later tokens. An epoch ends with the
-    data; until its end is known, there is only the first epoch.
+    The permutation is blockwise: sequences b * S to b * S + S - 1 are shuffled among themselves, by (seed, epoch, b). A block is
+    available as soon as its tokens are, and does not depend on later tokens. An epoch ends with the data. Until the end of the
+    data is known, there is only the first epoch.
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
-        """shuffle: S, sequences per block; None: one block of all sequences, which has to wait for the end of the data."""
+        """shuffle: S, sequences per block; None: one block of all sequences, which must wait for the end of the data."""
         self.entry = entry
         self.spec = spec
         self.shuffle = shuffle
@@ -62,14 +62,14 @@ class PackedSequences:
         }
 
     def _beginning_hash(self, progress: PackProgress) -> str:
-        """Hash of the first tokens: of those that exist whenever a run begins, so it is known before all data is read."""
+        """Return the hash of the first tokens, which are available whenever a run begins."""
         block = progress.tokens if self.shuffle is None else self.shuffle * self.spec.seq_len + 1
         size = min(progress.tokens, block, HASHED_TOKENS) * progress.itemsize
         with self.entry.tokens.open("rb") as file:
             return hashlib.blake2b(file.read(size), digest_size=16).hexdigest()
 
     def _position(self, index: int) -> int:
-        """Position in the token stream of the sequence with a global index; waits for its block."""
+        """Return the position k of the sequence with a global index. Waits for its block."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             until = None if size is None else (index // size + 1) * size
@@ -88,7 +88,7 @@ class PackedSequences:
         return np.random.default_rng([self.spec.seed % 2**64, epoch, block]).permutation(size)
 
     def _wait(self, tokens: int | None) -> None:
-        """Wait for at least `tokens` tokens (None: all), then map those that exist."""
+        """Wait for at least `tokens` tokens (None: all), then map the available ones."""
         for progress in poll_progress(self.entry):
             if progress.complete or (tokens is not None and progress.tokens >= tokens):
                 break
@@ -98,10 +98,10 @@ class PackedSequences:
 
 
 def poll_progress(entry: CacheEntry) -> Iterator[PackProgress]:
-    """The progress record, polled; raises RuntimeError when no producer is left."""
+    """Yield the progress record repeatedly. Raises RuntimeError when no producer is left."""
     idle_since: float | None = None
     while True:
-        produced = entry.is_locked()  # checked before reading: the writer of the last record holds the lock
+        produced = entry.is_locked()  # checked before reading, because the writer of the last record holds the lock
         progress = entry.read() or PackProgress()
         yield progress
         if produced:
@@ -112,7 +112,7 @@ def poll_progress(entry: CacheEntry) -> Iterator[PackProgress]:
             idle_since = idle_since or time.monotonic()
             if time.monotonic() - idle_since > PRODUCER_TIMEOUT_S:
                 raise RuntimeError(
-                    f"data: only {progress.tokens:,} tokens are in the cache and no process is adding more: the producer "
-                    f"died, or the files in data.path were changed meanwhile (cache entry {entry.folder})"
+                    f"data: only {progress.tokens:,} tokens are in the cache and no process is adding more. The producer "
+                    f"died, or the files in data.path have changed (cache entry {entry.folder}); start the run again"
                 )
         time.sleep(PROGRESS_POLL_S)

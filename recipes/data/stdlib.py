@@ -1,6 +1,6 @@
-"""Text that every Python installation has: the language reference (prose) and the standard library's sources.
+"""Text of every Python installation: the language reference (prose) and the standard library's sources.
 
-It differs between Python versions, so runs on different versions train on different text; the run record has its hash.
+It differs between Python versions, so runs on different versions train on different text. The run record has its hash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
 SAMPLE_BYTES = 1_000_000
-"""Bytes of source code, in addition to all prose, that the tokenizer is trained on."""
+"""Bytes of source code that the tokenizer is trained on, in addition to all prose."""
 
 
 class Stdlib(PackedText):
@@ -70,12 +70,12 @@ class StdlibDocuments:
 
 
 def library() -> Path:
-    """The folder of the standard library."""
+    """Return the directory of the standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def library_files() -> list[tuple[str, int]]:
-    """(path below `library()`, bytes) of the standard library's source files without tests, sorted."""
+    """Return (path below `library()`, bytes) of the standard library's source files without tests, sorted."""
     files = sorted(_walk(str(library()), "")) if library().is_dir() else []
     if not files:
         raise ConfigError(f"data.text: this Python has no library sources in {library()}; use data.text=prose")

@@ -1,4 +1,4 @@
-"""Texts from one column of a `datasets.IterableDataset`, exactly resumable."""
+"""Texts from one column of a `datasets.IterableDataset`, resumable at any row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StreamedDocuments:
-    """The rows of one column, in order; null and empty rows are skipped."""
+    """The texts of one column, in order. Null and empty rows are skipped."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class StreamedDocuments:
         Args:
             load: loads the data set in streaming mode.
             field: the column with the text.
-            explain: the ConfigError for an exception of `datasets`; None: the exception is unexpected and re-raised.
-            locate: the ConfigError that names the file of a row without text; None: it is not known.
+            explain: returns the ConfigError for an exception of `datasets`, or None if the exception is unexpected.
+            locate: returns the ConfigError that names the file of a row without text, or None if the file is not known.
         """
         self._load = load
         self._field = field
@@ -47,7 +47,7 @@ class StreamedDocuments:
                     yield text
         except ConfigError:
             raise
-        except Exception as error:  # datasets passes on whatever its readers, pyarrow, fsspec or the network raise
+        except Exception as error:  # datasets passes on whatever pyarrow, fsspec or the network raise
             if explained := self._explain(error):
                 raise explained from error
             raise
@@ -67,7 +67,7 @@ class StreamedDocuments:
 
 
 def _give_tqdm_a_lock() -> None:
-    """Give tqdm a thread lock: its default is a semaphore that a killed producer leaks, and multiprocessing warns."""
+    """Give tqdm a thread lock. Its default is a semaphore; a killed producer leaks it and multiprocessing warns."""
     from tqdm import tqdm
 
     if not hasattr(tqdm, "_lock"):
@@ -75,19 +75,20 @@ def _give_tqdm_a_lock() -> None:
 
 
 def missing_field(field: str, columns: list[str], file: str = "") -> ConfigError:
-    """The error for a missing column."""
+    """Return the error for a missing column."""
     hint, where = did_you_mean(field, columns), f" in '{file}'" if file else ""
-    return ConfigError(f"data.field: there is no column '{field}'{where}.{hint} Columns: {', '.join(columns)}")
+    return ConfigError(f"data.field: no column '{field}'{where}.{hint} Columns: {', '.join(columns)}")
 
 
 def not_text(field: str, value: Any, file: str = "") -> ConfigError:
-    """The error for a value that is no text."""
-    where = f" of '{file}'" if file else ""
-    kind = type(value).__name__
-    return ConfigError(f"data.field: the column '{field}'{where} holds {kind}, expected text; got {str(value)[:80]!r}")
+    """Return the error for a value that is not text."""
+    where, kind = f" of '{file}'" if file else "", type(value).__name__
+    return ConfigError(
+        f"data.field: the column '{field}'{where} contains {kind}, expected text; got {str(value)[:80]!r}"
+    )
 
 
 def first_line(error: Exception) -> str:
-    """First line of an exception's message, at most 300 characters; its type if it has no message."""
+    """Return the first line of an exception's message, at most 300 characters, or its type if it has no message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]

@@ -19,32 +19,32 @@ from meshrunner.recipes.option import AutoCount, whole
 from meshrunner.recipes.storage.durable import replace_file
 
 SAMPLE_CHARACTERS = 8_000_000
-"""Characters at the start of the data that a tokenizer is trained on (1-2 s)."""
+"""Characters at the beginning of the data that a tokenizer is trained on (1-2 s)."""
 
 
 class PackedText(Data):
     """Base class of the options that tokenise text."""
 
     background: ClassVar[bool] = True
-    """Whether a separate process packs the text during training, because it takes long."""
+    """Whether a separate process packs the text during training, because packing is slow."""
 
     tokenizer: str | None
     """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary of a trained tokenizer; auto: the model's, at most 32000, and no more than the text yields."""
+    """Vocabulary size of a trained tokenizer; auto: the model's, at most 32000. It can be smaller if the text yields less."""
     shuffle: Annotated[int | None, whole(None)]
-    """Sequences are shuffled within blocks of this many; 1: file order; null: one block of all data."""
+    """Sequences per block, within which they are shuffled; 1: file order; null: one block of all data."""
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
-        """Identity of the text (JSON values), cheap to compute; raises ConfigError if the text is missing."""
+        """Return the identity of the text as JSON values, cheap to compute. Raises ConfigError if the text is missing."""
 
     @abstractmethod
     def documents(self) -> Documents:
-        """The documents of the text."""
+        """Return the documents of the text."""
 
     def sample(self) -> Iterator[str]:
-        """The texts that a tokenizer is trained on."""
+        """Yield the texts that a tokenizer is trained on."""
         size = 0
         for text in self.documents().read({}):
             yield text
@@ -63,7 +63,9 @@ class PackedText(Data):
             with entry.try_lock() as mine:
                 progress = entry.verify() if mine else entry.read()
                 if mine and progress is not None and progress.error:
-                    progress = replace(progress, error="")  # the cause may be gone: let the next producer try
+                    progress = replace(
+                        progress, error=""
+                    )  # let the next producer try again, because the cause may be gone
                     entry.write(progress)
             if progress is None and self.tokenizer is not None:
                 self._check_vocabulary(len(tokenizers.load_tokenizer(*self._given_tokenizer())), spec)
@@ -84,7 +86,7 @@ class PackedText(Data):
 
     def started(self, spec: DataSpec) -> bool:
         entry = self.entry(spec)
-        written = entry.is_locked()  # checked first: a failure is recorded before the lock is released
+        written = entry.is_locked()  # checked first, because a failure is recorded before the lock is released
         progress = entry.read()
         if progress is None:
             return False
@@ -101,7 +103,7 @@ class PackedText(Data):
         return PackedSequences(self.entry(spec), spec, self.shuffle)
 
     def entry(self, spec: DataSpec) -> CacheEntry:
-        """The cache entry of this text with this tokenizer."""
+        """Return the cache entry of this text with this tokenizer."""
         identity: dict[str, Any] = {"source": self.source()}
         if self.tokenizer is None:
             identity["train"] = self._vocabulary(spec)
@@ -111,7 +113,7 @@ class PackedText(Data):
         return CacheEntry(identity)
 
     def _vocabulary(self, spec: DataSpec) -> int:
-        """Vocabulary size of the tokenizer to train."""
+        """Return the vocabulary size of the tokenizer to train."""
         if self.vocab_size == "auto":
             return min(spec.vocab_size, tokenizers.MAX_AUTO_VOCAB)
         self._check_vocabulary(self.vocab_size, spec)
@@ -134,7 +136,7 @@ class PackedText(Data):
         check_length(progress, spec.seq_len)
 
     def _pack(self, entry: CacheEntry, spec: DataSpec) -> PackProgress:
-        """Complete the entry. The caller holds its lock."""
+        """Complete the cache entry. The caller holds its lock."""
         progress = entry.verify(thorough=True)
         try:
             if progress is None or not progress.vocab:
@@ -152,7 +154,7 @@ class PackedText(Data):
                 tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), str(entry.tokenizer))
                 progress = pack(entry, self.documents(), tokenizer, progress, 1 if self.background else -1)
         except OSError as error:
-            raise ConfigError(f"the cache entry {entry.folder} cannot be written ({error.strerror})") from None
+            raise ConfigError(f"cannot write to the cache entry {entry.folder} ({error.strerror})") from None
         return progress
 
     def _train(self, spec: DataSpec) -> bytes:
@@ -162,5 +164,5 @@ class PackedText(Data):
         return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec))
 
     def no_text_message(self) -> str:
-        """The error message for a source without text."""
-        return "data: the source contains no text"
+        """Return the error message for a source without text."""
+        return "data: the source contains no text; choose another"

@@ -1,11 +1,11 @@
-"""The token cache: each entry is a folder with a tokenizer, packed tokens and a progress record.
+"""The token cache. Each entry is a directory with a tokenizer, packed tokens and a progress record.
 
     tokenizer.model   sentencepiece
     tokens.bin        documents, each followed by the end-of-sentence token, little-endian uint16 or uint32, append-only
     progress.json     valid length of tokens.bin, checksums, position in the source; replaced atomically, after tokens.bin
-    .lock             held (flock) by the one process that writes the entry
+    .lock             locked (flock) by the one process that writes the entry
 
-Tokens beyond the recorded number are ignored, so a writer may be killed at any time. Entries never expire: the folder may be
+Tokens beyond the recorded number are ignored, so a writer may be killed at any time. Entries never expire. The directory may be
 removed by hand when nothing is running.
 """
 
@@ -26,31 +26,31 @@ from meshrunner.recipes.storage.cache_dir import cache_dir
 from meshrunner.recipes.storage.durable import checksum, replace_file
 
 FORMAT = 1
-"""Version of the packing, part of every entry's key."""
+"""Version of the packing, which is part of every entry's key."""
 ALWAYS_VERIFIED_BYTES = 64 << 20
 """Size of tokens.bin up to which `verify` always checks its CRC (30 ms); a larger file only if `thorough`."""
 
 
 @dataclass(frozen=True)
 class PackProgress:
-    """Contents of progress.json."""
+    """The contents of progress.json."""
 
     tokens: int = 0
     documents: int = 0
     complete: bool = False
-    """Whether the end of the data is reached; only then is the length of an epoch known."""
+    """Whether all data is packed. Only then is the length of an epoch known."""
     error: str = ""
-    """Message for the user if the last producer failed, else empty."""
+    """Message for the user if the last producer failed, else ""."""
     vocab: int = 0
     """Vocabulary size of the tokenizer."""
     tokenizer: str = ""
     """SHA-256 of tokenizer.model."""
     corpus: str = ""
-    """Chained hash of the documents so far."""
+    """Chained hash of the packed documents."""
     crc: int = 0
-    """Running CRC-32 of the tokens so far."""
+    """Running CRC-32 of the packed tokens."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Position at which to resume the source; {}: the start."""
+    """Position to resume the source from; {}: the start."""
 
     @property
     def itemsize(self) -> int:
@@ -64,10 +64,10 @@ class PackProgress:
 
 
 class CacheEntry:
-    """The cache entry of one (source, tokenizer); nothing is created until something is written."""
+    """The cache entry of one source and tokenizer. Nothing is created until something is written."""
 
     def __init__(self, identity: dict[str, Any]) -> None:
-        """identity: everything that the packed tokens depend on; JSON values only."""
+        """identity: everything that the packed tokens depend on, as JSON values."""
         text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
         self.folder = cache_dir() / "tokens" / hashlib.sha256(text.encode()).hexdigest()[:20]
         self.tokenizer = self.folder / "tokenizer.model"
@@ -75,7 +75,7 @@ class CacheEntry:
         self._progress = self.folder / "progress.json"
 
     def read(self) -> PackProgress | None:
-        """The progress record; None if it is missing or damaged."""
+        """Return the progress record; None if it is missing or damaged."""
         try:
             value = json.loads(self._progress.read_bytes())
             return PackProgress(**value) if value.pop("checksum") == _checksum(value) else None
@@ -83,20 +83,20 @@ class CacheEntry:
             return None
 
     def write(self, progress: PackProgress) -> None:
-        """Replace the progress record. Its tokens must be in tokens.bin already."""
+        """Replace the progress record. Its tokens must already be in tokens.bin."""
         value = asdict(progress)
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
         """
-        The progress record if the files match it; otherwise the entry is emptied. The caller holds the lock.
+        Return the progress record if the files match it, else empty the entry. The caller holds the lock.
 
         thorough: check the CRC of the tokens whatever their size.
         """
         progress = self.read()
         if progress is not None and self._intact(progress, thorough):
             return progress
-        for path in (self._progress, self.tokens, self.tokenizer):  # readers keep the tokens they have mapped
+        for path in (self._progress, self.tokens, self.tokenizer):  # readers still see the tokens they have mapped
             path.unlink(missing_ok=True)
         return None
 
@@ -113,23 +113,23 @@ class CacheEntry:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the writer's lock; waits for it. The system releases it when its holder dies."""
+        """Wait for the writer's lock and hold it. The system releases it when the process dies."""
         with self._lock_file() as file:
             _flock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def try_lock(self) -> Iterator[bool]:
-        """Hold the writer's lock if it is free; yields whether it was."""
+        """Hold the writer's lock if it is free. Yields whether it was."""
         with self._lock_file() as file:
-            for _ in range(5):  # `is_locked` in another process takes it for microseconds
-                if held := _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for _ in range(5):  # `is_locked` in another process holds it for microseconds
+                if locked := _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     break
                 time.sleep(0.005)
-            yield held
+            yield locked
 
     def is_locked(self) -> bool:
-        """Whether some process holds the lock."""
+        """Whether a process holds the lock."""
         if not self.folder.is_dir():
             return False
         with self._lock_file() as file:
@@ -141,7 +141,7 @@ class CacheEntry:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ConfigError(f"the cache entry {self.folder} cannot be written ({error.strerror})") from None
+            raise ConfigError(f"cannot write to the cache entry {self.folder} ({error.strerror})") from None
         try:
             yield file
         finally:
@@ -149,7 +149,7 @@ class CacheEntry:
 
 
 def sequence_count(tokens: int, seq_len: int) -> int:
-    """Number of sequences in `tokens` tokens; the last target of one is the first token of the next."""
+    """Return the number of sequences in `tokens` tokens. The last target of one is the first token of the next."""
     return max(0, (tokens - 1) // seq_len)
 
 
@@ -172,6 +172,6 @@ def _flock(file: int, how: int) -> bool:
         return False
     except OSError as error:  # a file system without locks
         raise ConfigError(
-            f"the cache folder cannot be locked ({error.strerror}); set MESHRUNNER_CACHE to another folder"
+            f"cannot lock the cache directory ({error.strerror}); set MESHRUNNER_CACHE to another directory"
         ) from None
     return True

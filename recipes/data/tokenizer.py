@@ -1,6 +1,6 @@
 """sentencepiece tokenizers: BPE with byte fallback, trained on the data.
 
-They are lossless except for U+2581, sentencepiece's marker of spaces, which is decoded as a space.
+They are lossless except for U+2581, sentencepiece's marker for spaces, which is decoded as a space.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 MAX_AUTO_VOCAB = 32000
-"""Upper limit of `vocab_size: auto`: a few MB of text yield no more, and training takes about a second."""
+"""Upper limit of `vocab_size: auto`. A few MB of text yield no more, and training takes about a second."""
 MAX_LINE_CHARACTERS = 2000
-"""Characters to which lines are cut for training: sentencepiece skips sentences over 4192 bytes."""
+"""Characters to which lines are cut for training, because sentencepiece skips sentences over 4192 bytes."""
 
 OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
@@ -36,13 +36,13 @@ OPTIONS: dict[str, Any] = {
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """
-    A tokenizer model of at most `vocab_size` pieces; the same texts give the same bytes.
+    Train a tokenizer model of at most `vocab_size` pieces. The same texts give the same bytes.
 
     Raises ConfigError if the vocabulary is too small for 256 bytes and the characters of the texts.
     """
     from sentencepiece import SentencePieceTrainer
 
-    lines = list(_short_lines(texts))  # read first: sentencepiece would replace an exception by its own
+    lines = list(_short_lines(texts))  # read first, because sentencepiece would replace an exception with its own
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **OPTIONS)
@@ -51,30 +51,30 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         if "smaller than required_chars" in why:  # "... required_chars. 256 vs 347. Increase ..."
             needed = why.partition(" vs ")[2].partition(".")[0]
             raise ConfigError(
-                f"data: a vocabulary of {vocab_size} is too small for a tokenizer of this text, which needs at least "
-                f"{needed} (256 bytes and its frequent characters); raise model.vocab_size (or data.vocab_size)"
+                f"data: a vocabulary of {vocab_size} is too small for this text, whose tokenizer needs at least {needed} "
+                "(256 bytes and the frequent characters); raise model.vocab_size (or data.vocab_size)"
             ) from None
-        raise ConfigError(f"data: sentencepiece cannot train a tokenizer on this text: {why}") from None
+        raise ConfigError(
+            f"data: sentencepiece cannot train a tokenizer on this text: {why}; set data.tokenizer"
+        ) from None
     return model.getvalue()
 
 
 def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
-    """The tokenizer of a model file's bytes; raises ConfigError, naming `where`, if they are not a usable model."""
+    """Load a tokenizer from a model file's bytes. Raises ConfigError, naming `where`, if they are not a usable model."""
     from sentencepiece import SentencePieceProcessor
 
     try:
         tokenizer = SentencePieceProcessor(model_proto=model)
     except RuntimeError:
-        raise ConfigError(f"{where} is not a sentencepiece model") from None
+        raise ConfigError(f"{where} is not a sentencepiece model; expected a .model file") from None
     if tokenizer.eos_id() < 0:
-        raise ConfigError(
-            f"{where} has no end-of-sentence piece, which is needed between documents (train with eos_id)"
-        )
+        raise ConfigError(f"{where} has no end-of-sentence piece, which separates documents; train it with eos_id")
     return tokenizer
 
 
 def read_model(path: str) -> bytes:
-    """Bytes of the file that `data.tokenizer` names; raises ConfigError if it cannot be read."""
+    """Return the bytes of the file in `data.tokenizer`. Raises ConfigError if it cannot be read."""
     file = Path(path).expanduser()
     try:
         return file.read_bytes()

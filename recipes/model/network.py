@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
     from meshrunner.recipes.loss.base import LossFunction
@@ -25,6 +26,8 @@ class Network(nn.Module):
     """Whether forward uses random numbers, such as for dropout."""
     loads: Loads | None = None
     """Tokens per expert since the last optimizer step, which every training forward adds to; None without experts."""
+    expert_mesh: DeviceMesh | None = None
+    """Mesh with the dimensions `expert_shard` and `expert` if experts lie on several devices, else None."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
     """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32. Not buffers: see `Loads`."""
     loss: LossFunction

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
+from meshrunner.recipes.parallelism.mesh import replicas
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DDP(Parallelism):
-    """Every data-parallel device holds a replica: the devices of `shard: auto` become replicas, too."""
+    """A full replica on every data-parallel device. With `shard: auto` all devices are replicas."""
 
     autocasts: ClassVar[bool] = True
 
@@ -33,30 +34,23 @@ class DDP(Parallelism):
                 f"parallelism.shard: ddp does not shard, but shard is {self.shard}; use shard=auto or parallelism=fsdp2"
             )
         found = super().degrees(nodes, workers)
-        return Degrees(found.replicate * found.shard, 1, found.tensor)
+        return Degrees(found.data, 1, found.tensor)
 
     def apply(
-        self,
-        model: nn.Module,
-        mesh: DeviceMesh,
-        plan: WrapPlan,
-        precision: Precision,
-        initialiser: Initialiser,
-        expert_mesh: DeviceMesh | None = None,
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
         initialiser.materialise(model)
-        replicas = mesh["replicate"] if "replicate" in (mesh.mesh_dim_names or ()) else mesh
         return DistributedDataParallel(
             model,
-            process_group=replicas.get_group(),
+            process_group=(mesh["replicate"] if replicas(mesh) > 1 else mesh).get_group(),
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas are equal by construction
-            # Without it buckets are put together anew after the first step, also the first after a resume, and more than two
-            # devices then add up in another order.
+            # Otherwise DDP rebuilds its buckets after the first step, and after the first step of a resumed run. With more than
+            # two devices, other buckets mean another order of summation.
             find_unused_parameters=torch.are_deterministic_algorithms_enabled(),
         )
 

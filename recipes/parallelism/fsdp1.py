@@ -6,7 +6,9 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from meshrunner.recipes.parallelism.base import Degrees, Held, Parallelism
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism
+from meshrunner.recipes.parallelism.mesh import fsdp_mesh, replicas
+from meshrunner.recipes.parallelism.unit_sizes import Stored, UnitParameters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -14,12 +16,12 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.parallelism.base import Groups
-    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision.base import Precision
 
 
 ALIGNMENT = 16
-"""Bytes that FSDP1 aligns each parameter to in the flat one of its unit, in the dtype of compute."""
+"""Bytes that FSDP1 aligns each parameter to within its unit's flat parameter, counted in the compute dtype."""
 
 
 class FSDP1(Parallelism):
@@ -28,39 +30,33 @@ class FSDP1(Parallelism):
     wraps_units: ClassVar[bool] = True
 
     backward_prefetch: Literal["pre", "post", "none"]
-    """Time to all-gather the next unit in backward: before the current unit's gradients are computed (more overlap, more
-    memory), after that, or when it is needed."""
+    """When backward all-gathers the next unit: before it computes the current unit's gradients (more overlap, more memory), after
+    that, or only when it needs the unit."""
     forward_prefetch: bool
     """All-gather the next unit before the current unit's forward."""
     limit_all_gathers: bool
-    """Limit the host to two gathered units ahead of the device."""
+    """Let the host issue at most two all-gathers ahead of the device."""
 
     def apply(
-        self,
-        model: nn.Module,
-        mesh: DeviceMesh,
-        plan: WrapPlan,
-        precision: Precision,
-        initialiser: Initialiser,
-        expert_mesh: DeviceMesh | None = None,
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
         from torch.distributed.fsdp.wrap import CustomPolicy
 
-        hybrid = "replicate" in (mesh.mesh_dim_names or ())
-        resharded = ShardingStrategy.HYBRID_SHARD if hybrid else ShardingStrategy.FULL_SHARD
-        kept = ShardingStrategy._HYBRID_SHARD_ZERO2 if hybrid else ShardingStrategy.SHARD_GRAD_OP
+        hybrid = replicas(mesh) > 1
+        always = ShardingStrategy.HYBRID_SHARD if hybrid else ShardingStrategy.FULL_SHARD
+        never = ShardingStrategy._HYBRID_SHARD_ZERO2 if hybrid else ShardingStrategy.SHARD_GRAD_OP
         strategies: dict[nn.Module, dict[str, Any]] = {
-            model.get_submodule(name): {"sharding_strategy": resharded if unit.reshard_after_forward else kept}
+            model.get_submodule(name): {"sharding_strategy": always if unit.reshard_after_forward else never}
             for name, unit in plan.items()
             if name
         }
         prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
         return FullyShardedDataParallel(
             model,
-            device_mesh=mesh["replicate", "shard"] if hybrid else mesh["shard"],
-            # FSDP1 keeps the root gathered between forward and backward under any strategy.
-            sharding_strategy=resharded,
+            device_mesh=fsdp_mesh(mesh),
+            # FSDP1 leaves the root unsharded between forward and backward under any strategy.
+            sharding_strategy=always,
             auto_wrap_policy=CustomPolicy(lambda module: strategies.get(module, False)),
             mixed_precision=MixedPrecision(
                 param_dtype=precision.param_dtype,
@@ -77,7 +73,7 @@ class FSDP1(Parallelism):
         )
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
-        """FSDP1's parameters are plain views into a unit's shard: only `split` tells which are tensor-parallel."""
+        # FSDP1's parameters are plain views into a unit's shard. Only `split` says which are tensor-parallel.
         tensor = (mesh.get_group("tensor"),) if name in split else ()
         return (mesh.get_group("shard"), *tensor)
 
@@ -87,18 +83,18 @@ class FSDP1(Parallelism):
         assert isinstance(model, FullyShardedDataParallel)
         return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
-    def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
+    def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
         """
-        A unit's parameters are one flat parameter, padded to equal shards. It has a whole gradient if any of it is trained.
+        Return the shard of a unit's flat parameter, padded to equal shards. Its gradient is whole if any parameter is trained.
 
-        The optimizer's share is an upper bound where trained and frozen parameters are in one unit.
+        The optimizer's share is an upper bound if a unit mixes trained and frozen parameters.
         """
         aligned = ALIGNMENT // precision.param_bytes
         total = 0
         for parameter in unit.parameters:
             total += -total % aligned + parameter.numel
         shard = -(-total // degrees.shard)
-        return Held(shard, shard if unit.trained else 0, min(shard, unit.trained))
+        return Stored(shard, shard if unit.trained else 0, min(shard, unit.trained))
 
-    def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
+    def unsharded_gradient_bytes(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
         return precision.param_bytes * unit.trained if degrees.shard > 1 else 0

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.option import whole
-from meshrunner.recipes.parallelism.base import Degrees, Held, Parallelism
-from meshrunner.recipes.parallelism.buffers.plan import PLANS, Schedule
-from meshrunner.recipes.parallelism.shards import padded, stack_placement, takes_two_meshes
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism
+from meshrunner.recipes.parallelism.buffers.placement import PLANS, Schedule
+from meshrunner.recipes.parallelism.mesh import fsdp_mesh, replicas
+from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters, stack_shard_dim
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision.base import Precision
 
 NCCL_BUFFERS = {
     "process_group": "set_allocate_memory_from_process_group_for_comm",  # torch 2.11
     "symmetric": "set_symm_mem_for_comm",  # torch 2.12
 }
-"""Value of `buffers` -> the method of a unit that it needs."""
+"""Value of `buffers` -> the FSDPModule method it needs."""
 
 
 class FSDP2(Parallelism):
-    """Sharding over `shard` devices; with `replicate` above 1, that many sharded replicas (HSDP)."""
+    """Sharding over `shard` devices. With `replicate` above 1, that many sharded replicas (HSDP)."""
 
     wraps_units: ClassVar[bool] = True
-    gathers_lookups_again: ClassVar[bool] = False
-    frees_after_every_call: ClassVar[bool] = True
+    regathers_embeddings: ClassVar[bool] = False
+    reshards_every_call: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Units that are all-gathered ahead of the current one; 0: torch's default, which is one."""
+    """Units that are all-gathered ahead of the current one. 0: torch's default, which is one."""
     cpu_offload: bool
-    """Keep sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
+    """Store sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
-    """Where communication buffers lie: anywhere (dynamic), each unit's in one place (max_pool, scheduled), or in NCCL memory."""
+    """Memory of communication buffers. dynamic: allocated as needed; max_pool, scheduled: a fixed address for each unit;
+    process_group, symmetric: NCCL memory."""
 
     @property
     def plans_buffers(self) -> bool:
@@ -55,12 +57,15 @@ class FSDP2(Parallelism):
         return self.cpu_offload
 
     def problems(self) -> list[str]:
+        from torch.distributed.fsdp import FSDPModule
+
         found = []
         if self.expert > 1 and not takes_two_meshes():
             found.append(
-                "parallelism.expert: this torch has no FSDP2 that shards the parameters of a unit over two meshes; it needs 2.12"
+                "parallelism.expert: this torch's FSDP2 cannot shard the parameters of one unit over two meshes; "
+                "use torch 2.12 or later, or parallelism.expert=1"
             )
-        if self.buffers in NCCL_BUFFERS and not _has_method(NCCL_BUFFERS[self.buffers]):
+        if self.buffers in NCCL_BUFFERS and not hasattr(FSDPModule, NCCL_BUFFERS[self.buffers]):
             found.append(
                 f"parallelism.buffers: this torch has no FSDP2 with {self.buffers}; use dynamic, max_pool or scheduled"
             )
@@ -78,17 +83,11 @@ class FSDP2(Parallelism):
             return f"parallelism.buffers={self.buffers} takes memory from NCCL's pools, which exist only on a GPU"
         return None
 
-    def keeps_some_fp32(self) -> bool:
+    def mixes_dtypes(self) -> bool:
         return _takes_own_dtypes()
 
     def apply(
-        self,
-        model: nn.Module,
-        mesh: DeviceMesh,
-        plan: WrapPlan,
-        precision: Precision,
-        initialiser: Initialiser,
-        expert_mesh: DeviceMesh | None = None,
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         from torch.distributed.fsdp import (
             CPUOffloadPolicy,
@@ -98,52 +97,61 @@ class FSDP2(Parallelism):
             fully_shard,
         )
 
-        from meshrunner.recipes.model.init_weights import clean_name
-        from meshrunner.recipes.model.network import network_of
-
-        network, names = network_of(model), mesh.mesh_dim_names or ()
-        data_mesh = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
+        network, data_mesh = initialiser.network, fsdp_mesh(mesh)
         policy = MixedPrecisionPolicy(
             param_dtype=precision.param_dtype,
             reduce_dtype=precision.reduce_dtype,
-            # Parameters determine the dtype of activations; inputs such as the rotary table stay fp32.
+            # Parameters determine the dtype of activations. Inputs such as the rotary table stay fp32.
             cast_forward_inputs=False,
             **_own_dtypes(network),
         )
         on_gpu = initialiser.device.type != "cpu"
-        cut = stack_placement(network, data_mesh, expert_mesh)
-        for name, unit in plan.items():
-            module = model.get_submodule(name)
-            fully_shard(
-                module,
+        placement = stack_placement(network, data_mesh)
+        for name, unit in plan.items():  # children before their parents
+            module = fully_shard(
+                model.get_submodule(name),
                 mesh=data_mesh,
                 mp_policy=policy,
                 offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if self.cpu_offload else OffloadPolicy(),
                 reshard_after_forward=unit.reshard_after_forward,
-                shard_placement_fn=cut,
+                shard_placement_fn=placement,
             )
             if unit.lookup:
-                assert isinstance(module, FSDPModule)
-                module.set_unshard_in_backward(False)  # its gradient follows from the tokens
-        units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
-        # With expert parallelism the host waits in every block for what it is sent, and does not run ahead by itself.
-        if ahead := self.prefetch or int(self.expert > 1):
-            # What is called several times in a forward has several successors: it is gathered when it is called.
-            _prefetch([unit for name, unit in units.items() if name and network.calls(clean_name(name)) == 1], ahead)
-        self._choose_buffers(model, units.values())
-        initialiser.materialise(model, offload=self.cpu_offload)
-        return model
-
-    def _choose_buffers(self, model: nn.Module, units: Iterable[FSDPModule]) -> None:
+                module.set_unshard_in_backward(False)  # the gradient needs the tokens, not the table
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self._prefetch(model, network)
         if self.plans_buffers:
             from meshrunner.recipes.parallelism.buffers.comm import install
 
             install(model, self.buffers, self.prefetch)
-        for unit in units:
-            if self.buffers == "process_group":
-                unit.set_allocate_memory_from_process_group_for_comm(True)
-            elif self.buffers == "symmetric":
-                unit.set_symm_mem_for_comm()
+        elif self.buffers == "process_group":
+            for module in units:
+                module.set_allocate_memory_from_process_group_for_comm(True)
+        elif self.buffers == "symmetric":
+            for module in units:
+                module.set_symm_mem_for_comm()
+        initialiser.materialise(model, offload=self.cpu_offload)
+        return model
+
+    def _prefetch(self, model: nn.Module, network: Network) -> None:
+        """All-gather `prefetch` units ahead, in forward and in backward."""
+        from torch.distributed.fsdp import FSDPModule
+
+        from meshrunner.recipes.model.init_weights import clean_name
+
+        # With expert parallelism the host waits for the exchanged tokens in every block, so it does not run ahead by itself.
+        depth = self.prefetch or int(self.expert > 1)
+        if not depth:
+            return
+        # The successor of a unit that forward calls several times varies. Such a unit is gathered when it is called.
+        units = [
+            module
+            for name, module in model.named_modules()
+            if isinstance(module, FSDPModule) and name and network.calls(clean_name(name)) == 1
+        ]
+        for i, unit in enumerate(units):
+            unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + depth])
+            unit.set_modules_to_backward_prefetch(units[max(0, i - depth) : i][::-1])
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
         if not self.plans_buffers:
@@ -159,22 +167,33 @@ class FSDP2(Parallelism):
         if self.accumulate == "hold":
             model.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            model.set_requires_all_reduce(last)  # among replicas, whose shards of the gradients are added up until then
+            model.set_requires_all_reduce(last)  # replicas accumulate their sharded gradients until then
         return nullcontext()
 
-    def held(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Held:
-        """Every parameter is cut along one dimension and padded to equal shards, and so is its gradient."""
-        shards = []
-        for p in unit.parameters:
-            ranks = degrees.shard // self.expert if p.is_stack else degrees.shard
-            shards.append((padded(p, ranks) // ranks, p.trained))
-        trained = sum(numel for numel, is_trained in shards if is_trained)
-        return Held(sum(numel for numel, _ in shards), trained, trained)
+    def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
+        stacks = unit.of(is_stack=True)
+        if self.expert == 1 or not stacks.parameters:
+            return super().traffic(unit, precision, degrees, micro_batches)
+        # Experts on several devices are sharded over fewer devices than the rest of the unit.
+        of_stacks = degrees._replace(shard=degrees.shard // self.expert)
+        rest = super().traffic(unit.of(is_stack=False), precision, degrees, micro_batches)
+        experts = super().traffic(stacks, precision, of_stacks, micro_batches)
+        return Traffic(rest.gathered + experts.gathered, rest.reduced + experts.reduced)
 
-    def accumulated(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
+    def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
+        """Return the shards of the parameters. Each is sharded along one dimension and padded to equal shards."""
+        weights = trained = 0
+        for parameter in unit.parameters:
+            ranks = degrees.shard // self.expert if parameter.is_stack else degrees.shard
+            shard = parameter.padded(ranks) // ranks
+            weights += shard
+            trained += shard if parameter.trained else 0
+        return Stored(weights, trained, trained)
+
+    def unsharded_gradient_bytes(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
         return precision.reduce_bytes * unit.trained if degrees.shard > 1 else 0
 
-    def buffers_asked_for(
+    def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
         if self.expert > 1 or precision.gathers_float8:
@@ -184,31 +203,57 @@ class FSDP2(Parallelism):
         return predicted(units, precision, degrees.shard, self.prefetch)
 
 
-def _has_method(name: str) -> bool:
-    from torch.distributed.fsdp import FSDPModule
+def takes_two_meshes() -> bool:
+    """Whether this torch can shard the parameters of one unit over two meshes: from 2.12 on."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
 
-    return hasattr(FSDPModule, name)
+    return hasattr(_fsdp_common, "ShardPlacementResult")
+
+
+def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
+    """Return the `shard_placement_fn` of a network with stacks of experts: the dimension and the ranks to shard each over."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    from meshrunner.recipes.model.init_weights import clean_name
+
+    stacks = {parameter for name, parameter in network.named_parameters() if network.is_stack(clean_name(name))}
+    if not stacks:
+        return None
+    ranks, expert_mesh = mesh.size(-1), network.expert_mesh
+    info: FSDPMeshInfo | None = None
+    if expert_mesh is not None:
+        # These parameters are all-gathered and reduced over another mesh than the rest of their unit.
+        from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+        ranks = expert_mesh["expert_shard"].size()
+        if replicas(expert_mesh) > 1:
+            both = expert_mesh["replicate", "expert_shard"]
+            info = _fsdp_common.HSDPMeshInfo(both, shard_mesh_dim=1, replicate_mesh_dim=0)
+        else:
+            info = _fsdp_common.FSDPMeshInfo(expert_mesh["expert_shard"], shard_mesh_dim=0)
+
+    def place(parameter: nn.Parameter) -> Any:
+        if parameter not in stacks:
+            return None
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        shard = Shard(stack_shard_dim(local.shape, ranks))
+        return shard if info is None else _fsdp_common.ShardPlacementResult(shard, info)
+
+    return place
 
 
 def _takes_own_dtypes() -> bool:
-    """From torch 2.15 on."""
+    """Whether this torch can keep single parameters of a unit in another dtype: from 2.15 on."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     return "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__
 
 
 def _own_dtypes(network: Network) -> dict[str, Any]:
-    """The mixed-precision policy's argument that keeps single parameters in fp32, where torch has it."""
+    """Return the argument of MixedPrecisionPolicy that keeps single parameters in fp32, if torch has it."""
     from meshrunner.recipes.model.init_weights import clean_name
 
-    kept = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
-    if not kept or not _takes_own_dtypes():
+    fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
+    if not fp32 or not _takes_own_dtypes():
         return {}
-    return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in kept else None}
-
-
-def _prefetch(units: list[FSDPModule], depth: int) -> None:
-    """All-gather `depth` units ahead, in forward and in backward. units: in forward order, without the root."""
-    for i, unit in enumerate(units):
-        unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + depth])
-        unit.set_modules_to_backward_prefetch(units[max(0, i - depth) : i][::-1])
+    return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in fp32 else None}

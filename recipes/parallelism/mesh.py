@@ -12,35 +12,38 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Name -> size, outermost first. `shard` is always included, so that the mesh is never empty."""
+    """Return name -> size, outermost first. `shard` is always included, so the mesh is never empty."""
     return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
 
 
-def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
-    """The mesh: `replicate` outermost (across nodes), `tensor` innermost (adjacent devices, the fastest links)."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dims = mesh_dims(degrees)
-    return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
-
-
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
-    """Name -> size of the dimensions of the experts' mesh, outermost first: replicate x shard, shared out anew."""
+    """Return name -> size of the expert mesh, outermost first: the ranks of replicate x shard, divided differently."""
     own = {"expert_shard": shard // expert, "expert": expert}
     return {"replicate": replicate} | own if replicate > 1 else own
 
 
-def build_expert_mesh(mesh: DeviceMesh, expert: int) -> DeviceMesh:
-    """The ranks of replicate x shard once more, as replicate x expert_shard x expert: neighbours exchange tokens."""
-    from torch.distributed.device_mesh import init_device_mesh
+def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
+    """Build the mesh: `replicate` outermost (across nodes), `tensor` innermost (adjacent devices, the fastest links)."""
+    return _mesh(device_type, mesh_dims(degrees))
 
-    replicate = mesh["replicate"].size() if "replicate" in (mesh.mesh_dim_names or ()) else 1
-    dims = expert_mesh_dims(replicate, mesh["shard"].size(), expert)
-    return init_device_mesh(mesh.device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+
+def build_expert_mesh(mesh: DeviceMesh, expert: int) -> DeviceMesh:
+    """Build replicate x expert_shard x expert over the ranks of replicate x shard. Adjacent ranks exchange tokens."""
+    return _mesh(mesh.device_type, expert_mesh_dims(replicas(mesh), mesh["shard"].size(), expert))
+
+
+def replicas(mesh: DeviceMesh) -> int:
+    """Return the size of the mesh's `replicate` dimension, 1 if it has none."""
+    return mesh["replicate"].size() if "replicate" in (mesh.mesh_dim_names or ()) else 1
+
+
+def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the dimensions that FSDP works on: `shard`, or with several replicas replicate x shard (hybrid sharding)."""
+    return mesh["replicate", "shard"] if replicas(mesh) > 1 else mesh["shard"]
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """The ranks whose tokens differ: all as one group, or with tensor parallelism a group for each other dimension."""
+    """Return the groups of ranks with different tokens: all as one, or one per other dimension under tensor parallelism."""
     names = mesh.mesh_dim_names or ()
     if "tensor" in names:
         return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
@@ -50,7 +53,12 @@ def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
 
 
 def data_rank(mesh: DeviceMesh) -> int:
-    """This rank's index among the data-parallel ranks: replicate x shard, row-major."""
-    names = mesh.mesh_dim_names or ()
-    replicate = mesh.get_local_rank("replicate") if "replicate" in names else 0
-    return replicate * mesh["shard"].size() + mesh.get_local_rank("shard")
+    """Return this rank's index among the data-parallel ranks: replicate x shard, row-major."""
+    replica = mesh.get_local_rank("replicate") if replicas(mesh) > 1 else 0
+    return replica * mesh["shard"].size() + mesh.get_local_rank("shard")
+
+
+def _mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))

@@ -21,13 +21,7 @@ class Single(Parallelism):
     autocasts: ClassVar[bool] = True
 
     def apply(
-        self,
-        model: nn.Module,
-        mesh: DeviceMesh,
-        plan: WrapPlan,
-        precision: Precision,
-        initialiser: Initialiser,
-        expert_mesh: DeviceMesh | None = None,
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         initialiser.materialise(model)
         return model

@@ -1,8 +1,7 @@
 """The `wrap` group: which modules become FSDP units.
 
-A policy turns a model into a plan, an ordered mapping from module name to `Unit`, before anything is wrapped. Every
-data-parallel kind uses the same plan, so kinds are compared with the same units, and the plan can be printed and checked
-without wrapping anything (the idea of pytorch pull request #104346).
+A policy turns a model into a wrap plan before anything is wrapped (the idea of pytorch pull request #104346). Every
+data-parallel kind uses the same plan, so kinds are compared with equal units, and a plan can be printed and checked.
 """
 
 from __future__ import annotations
@@ -33,22 +32,23 @@ class Wrap(Option):
     }
 
     needs_network: ClassVar[bool] = False
-    """Whether the plan depends on module names and sizes, so that checking it needs the built model."""
+    """Whether the plan depends on module names and sizes, so checking it needs the built model."""
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Module name -> its `reshard_after_forward` (None: that of `parallelism`), in `named_modules` order, no root."""
+        """Return module name -> `reshard_after_forward` (None: that of `parallelism`), in `named_modules` order, no root."""
 
     def unmatched_modules(self, network: Network) -> list[str]:
-        """Modules with parameters that no rule of the policy covers."""
+        """Return the modules with parameters that no rule of the policy covers."""
         return []
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
-        """Remarks on a plan that works under a kind of parallelism but may not be intended."""
+        """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
         from meshrunner.recipes.parallelism.wrap_plan import frozen_gradient_bytes
 
         found = [
-            f"FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters: {wasted / 2**20:,.2f} MiB of unused gradients"
+            f"wrap: the FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters, which allocates "
+            f"{wasted / 2**20:,.2f} MiB of unused gradients"
             for name, wasted in (frozen_gradient_bytes(network, plan).items() if kind == "fsdp1" else ())
         ]
         if names := self.unmatched_modules(network):
@@ -56,31 +56,30 @@ class Wrap(Option):
         return found
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
-        """The plan for a network on meta, with `parallelism.reshard_after_forward` resolved for every unit."""
+        """Return the plan for a network on meta. reshard: `parallelism.reshard_after_forward` with `auto` resolved."""
         from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units, is_lookup
 
         units = {name: own or reshard for name, own in self.units(network).items()}
         check_units(network, units)
-        # Children before parents; named_modules has them the other way round.
+        # Children before parents, the reverse of named_modules.
         names = sorted(units, key=lambda name: name.count("."), reverse=True)
-        plan = {name: Unit(_reshard_argument(units[name]), is_lookup(network, name)) for name in names}
+        plan = {}
+        for name in names:
+            own = units[name]
+            plan[name] = Unit(own if isinstance(own, int) else own != "never", is_lookup(network, name))
         if blocks := [name for name in network.block_names() if units.get(name) == "except_last"]:
             plan[blocks[-1]] = Unit(False)
-        # The root ends forward and begins backward: if freed in between, it would be gathered again immediately.
+        # Backward begins with the root, so resharding it after forward would gather it again immediately.
         plan[""] = Unit(False)
         return plan
-
-
-def _reshard_argument(reshard: Reshard) -> bool | int:
-    return reshard if isinstance(reshard, int) else reshard != "never"
 
 
 class Blocks(Wrap):
     """
     The embedding, each block and the output projection are units; the final norm belongs to the root.
 
-    So no device gathers the two largest tables before it can look up a token, and the projection's gradient is reduced while
-    the blocks go backward. Tied, they are one parameter and belong to the root.
+    So no device has to gather the two largest tables before it can look up a token, and the projection's gradient is reduced
+    while the blocks run backward. If tied, the two are one parameter, which belongs to the root.
     """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
@@ -88,20 +87,19 @@ class Blocks(Wrap):
 
         names = top_modules(network)
         last_block = names.index(network.block_names()[-1])
-        # What is behind the blocks ends forward and begins backward: if freed in between, it would be gathered again
-        # immediately.
+        # Backward begins with the modules behind the blocks, so resharding them would gather them again immediately.
         return {name: None if number <= last_block else "never" for number, name in enumerate(names)}
 
 
 class RootOnly(Wrap):
-    """The whole model is one unit: everything is gathered in forward and stays so until backward has ended."""
+    """The whole model is one unit, unsharded from the beginning of forward to the end of backward."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         return {}
 
 
 class Size(Wrap):
-    """Units are the smallest modules with at least `min_parameters` parameters outside the units they contain."""
+    """The smallest modules with at least `min_parameters` parameters outside the units they contain are units."""
 
     needs_network: ClassVar[bool] = True
     min_parameters: Count
@@ -121,31 +119,32 @@ class Size(Wrap):
                 covered |= remaining
         if not found:
             raise ConfigError(
-                f"wrap.min_parameters({self.min_parameters:,}): no module has that many parameters; use wrap=root_only"
+                f"wrap.min_parameters({self.min_parameters:,}): no module has that many parameters; "
+                "lower it or use wrap=root_only"
             )
         return dict.fromkeys(reversed(found))
 
 
 class Rule(Section):
-    """A pattern for modules and how they are wrapped."""
+    """A pattern for modules, and how to wrap the modules that match."""
 
     match: str
     """A pattern for module names, matched part by part (`layers.*.attention`), or a class name (`Block`)."""
     reshard_after_forward: Reshard | None = None
-    """Of the unit, as parallelism.reshard_after_forward; null: the value there."""
+    """Overrides parallelism.reshard_after_forward for the unit; null: no override."""
     wrap: bool = True
-    """true: a matching module is a unit; false: it stays in the unit around it, even if a later rule matches."""
+    """true: a matching module is a unit. false: it belongs to the unit around it, even if a later rule matches."""
 
 
 class Rules(Wrap):
-    """A list of rules; the first that matches a module applies. A rule that matches nothing is an error."""
+    """A list of rules, of which the first that matches a module applies. A rule that matches nothing is an error."""
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
-    """The rules, in order: each is {match: PATTERN_OR_CLASS}, and where it is not the default, reshard_after_forward
-    (of parallelism: always, never, except_last, a number; null: as there) and wrap (false: no unit). For example
+    """The rules in order. Each is {match: PATTERN_OR_CLASS} with optional reshard_after_forward (always, never, except_last, a
+    number; null: as in parallelism) and wrap (false: no unit). For example
     [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
-    that matches a module's name or class applies; modules that none matches stay in the unit around them."""
+    that matches a module's name or class applies. A module that no rule matches belongs to the unit around it."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         decided = self._first_matches(network)
@@ -156,8 +155,8 @@ class Rules(Wrap):
                     f"wrap.rules[{number}]: '{rule.match}' matches no module that earlier rules do not match. "
                     f"Classes: {modules}; names such as {network.block_names()[0]}"
                 )
-        rules = {name: self.rules[number] for name, number in decided.items()}
-        return {name: rule.reshard_after_forward for name, rule in rules.items() if rule.wrap}
+        matched = {name: self.rules[number] for name, number in decided.items()}
+        return {name: rule.reshard_after_forward for name, rule in matched.items() if rule.wrap}
 
     def unmatched_modules(self, network: Network) -> list[str]:
         decided = self._first_matches(network)
@@ -169,7 +168,7 @@ class Rules(Wrap):
         ]
 
     def _first_matches(self, network: Network) -> dict[str, int]:
-        """Module name -> index of the first rule that matches it."""
+        """Return module name -> index of the first rule that matches it."""
         found: dict[str, int] = {}
         for name, module in network.named_modules():
             for number, rule in enumerate(self.rules):

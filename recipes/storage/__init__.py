@@ -1,1 +1,1 @@
-"""Files that survive a killed process, and the cache folder."""
+"""Files that survive a killed process, and the cache directory."""

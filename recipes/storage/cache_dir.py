@@ -1,4 +1,4 @@
-"""The folder that keeps tokenizers, packed tokens and compiled code between runs."""
+"""The directory that caches tokenizers, packed tokens and compiled code between runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from meshrunner.recipes.errors import ConfigError
 
 
 def cache_dir() -> Path:
-    """MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory, created if missing; raises ConfigError if unwritable."""
+    """
+    Return MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory, created if missing.
+
+    Raises ConfigError if it cannot be written.
+    """
     named = os.environ.get("MESHRUNNER_CACHE")
     folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:
@@ -21,6 +25,6 @@ def cache_dir() -> Path:
         why = getattr(error, "strerror", None) or str(error)
     if why:
         raise ConfigError(
-            f"the cache folder {folder} cannot be written ({why}); set MESHRUNNER_CACHE to another folder"
+            f"cannot write to the cache directory {folder} ({why}); set MESHRUNNER_CACHE to another directory"
         )
     return folder

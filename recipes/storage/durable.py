@@ -1,4 +1,4 @@
-"""Files that survive a killed process: replaced atomically, verified by size and CRC-32; reading none but regular files."""
+"""Files that survive a killed process: replaced atomically, verified by size and CRC-32. Only regular files are read."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 20
 KINDS = {
-    stat.S_IFDIR: "a folder",
+    stat.S_IFDIR: "a directory",
     stat.S_IFLNK: "a link",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What a directory entry is that is no file."""
+"""Type of a directory entry that is not a regular file -> its name in messages."""
 
 
 def check_regular(path: Path, limit: int | None = None) -> None:
-    """Raise ValueError that says what it is where a path is no regular file, or has more than `limit` bytes."""
+    """Raise ValueError with the reason if a path is not a regular file or has more than `limit` bytes."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
@@ -31,19 +31,19 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 
 
 def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
-    """Open a file for reading. A pipe would block, a link may lead anywhere: raises ValueError as `check_regular` does."""
+    """Open a file for reading; raises ValueError as `check_regular` does. A pipe would block, a link could lead anywhere."""
     check_regular(path, limit)
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The content of a file of at most `limit` bytes; raises ValueError as `check_regular` does."""
+    """Return the content of a file of at most `limit` bytes; raises ValueError as `check_regular` does."""
     with open_regular(path, limit) as file:
         return file.read(limit)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically and durably: a reader sees the old content or the new, never a mixture."""
+    """Replace a file atomically and durably. A reader sees the old content or the new, never a mixture."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
     try:
         with temporary.open("wb") as file:
@@ -56,7 +56,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def checksum(path: Path, size: int | None = None) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file, or of its first `size` bytes."""
+    """Return (bytes, CRC-32) of a file, or of its first `size` bytes."""
     read = crc = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES if size is None else min(CHUNK_BYTES, size - read)):

@@ -20,9 +20,9 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.loss import chunked as chunked_loss
-from meshrunner.recipes.parallelism.buffers import pool as pools
+from meshrunner.recipes.parallelism.buffers import buffer_pool
+from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool
 from meshrunner.recipes.parallelism.buffers.comm import pools_of
-from meshrunner.recipes.parallelism.buffers.pool import Pool
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.parallelism.wrap_plan import local_parameters
 from meshrunner.recipes.pretrain import assemble, update
@@ -85,15 +85,15 @@ class Placed(NamedTuple):
 
 def run(words: str, steps: int) -> Placed:
     addresses: dict[tuple[int, str], set[int]] = defaultdict(set)
-    take = Pool.take
+    take = BufferPool.take
 
-    def noted(pool: Pool, unit: str, *how: Any) -> Tensor:
+    def noted(pool: BufferPool, unit: str, *how: Any) -> Tensor:
         buffer = take(pool, unit, *how)
         if pool.offsets:
             addresses[id(pool), unit].add(buffer.data_ptr())
         return buffer
 
-    with patch.object(Pool, "take", noted):
+    with patch.object(BufferPool, "take", noted):
         own = Run(words)
         return Placed(own.steps(steps), own.weights(), addresses)
 
@@ -206,7 +206,7 @@ def mispredicted(cases: list[str]) -> list[str]:
         plan = recipe.wrap.plan(network, layout.reshard(own.degrees.shard))
         units = local_parameters(network, plan, own.degrees.tensor)
         named = {name: units[name] for name, _ in network.named_modules() if name in units}
-        asked = layout.buffers_asked_for(named, recipe.precision, own.degrees)
+        asked = layout.buffer_schedules(named, recipe.precision, own.degrees)
         assert asked is not None
         own.steps(1)
         for what, expected, pool in zip(("gathers", "reductions"), asked, pools_of[own.model], strict=True):
@@ -257,7 +257,7 @@ def refusals() -> list[str]:
         return "nothing"
 
     found = []
-    with patch.object(pools, "PATIENCE_S", 0.5):
+    with patch.object(buffer_pool, "PATIENCE_S", 0.5):
         moved = Run(f"{MOE} micro_batch=6 parallelism.buffers=scheduled")
         moved.steps(2)
         offsets = pools_of[moved.model].gathers.offsets
@@ -275,5 +275,5 @@ def refusals() -> list[str]:
 def test_an_error_names_both_units() -> None:
     for moved, twice, nested in on_ranks(2, refusals):
         assert "'layers.1' would overwrite 'layers.0', which is in use" in moved
-        assert "'output' asks twice in a row" in twice
+        assert "'output' requests a second buffer while its first is in use" in twice
         assert "'layers.2.attention.wk' would overwrite 'layers.2.attention.wo'" in nested

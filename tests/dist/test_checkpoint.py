@@ -19,8 +19,8 @@ from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, remove_checkpoint
-from meshrunner.recipes.checkpoint.restore import restore
 from meshrunner.recipes.checkpoint.save import AsyncSaver, BlockingSaver, ChecksummedWriter
+from meshrunner.recipes.checkpoint.state_dict import restore
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import NotSaved

@@ -88,7 +88,7 @@ def expected(overrides: tuple[str, ...], world: int) -> tuple[int, int, int]:
     units = local_parameters(
         network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert
     ).values()
-    held = [recipe.parallelism.held(unit, recipe.precision, degrees) for unit in units]
+    held = [recipe.parallelism.stored(unit, recipe.precision, degrees) for unit in units]
     tensors = sum(parameter.trained for unit in units for parameter in unit.parameters)
     state = recipe.optimizer.state_bytes(sum(unit.trained for unit in held), tensors)
     assert state is not None
@@ -141,10 +141,10 @@ def test_what_accumulates_between_micro_batches(kind: str, precision: str, accum
         network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert
     ).values()
     if accumulate == "hold":
-        whole = sum(recipe.parallelism.accumulated(unit, recipe.precision, degrees) for unit in units)
+        whole = sum(recipe.parallelism.unsharded_gradient_bytes(unit, recipe.precision, degrees) for unit in units)
         assert [rank[0] for rank in on_ranks(2, accumulated, overrides)] == [whole] * 2
     else:
-        shards = 4 * sum(recipe.parallelism.held(unit, recipe.precision, degrees).gradients for unit in units)
+        shards = 4 * sum(recipe.parallelism.stored(unit, recipe.precision, degrees).gradients for unit in units)
         ranks = on_ranks(2, accumulated, overrides)
         assert [rank[0] for rank in ranks] == [0, 0]
         assert max(rank[1] for rank in ranks) == shards

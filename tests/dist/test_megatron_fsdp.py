@@ -264,7 +264,7 @@ def held_and_moved(cases: list[tuple[str, ...]]) -> list[dict[str, int]]:
 
 @pytest.mark.slow
 def test_what_show_says_is_held_and_moved() -> None:
-    """What is not counted, and why, is in `MegatronFSDP._traffic`."""
+    """What is not counted, and why, is in `MegatronFSDP.traffic`."""
     cases = [
         *((*EVEN, UNITS, f"parallelism.zero={zero}", "micro_batch=6") for zero in (3, 2, 1, 0)),
         *((*EVEN, UNITS, f"parallelism.zero={zero}", "micro_batch=2", "precision=bf16") for zero in (3, 2, 1, 0)),
@@ -275,7 +275,7 @@ def test_what_show_says_is_held_and_moved() -> None:
         layout, precision, degrees = recipe.parallelism, recipe.precision, recipe.parallelism.degrees(1, 2)
         network = recipe.model.on_meta(recipe.seq_len)
         units = local_parameters(network, recipe.wrap.plan(network, layout.reshard(degrees.shard)), 1)
-        held = [layout.held(unit, precision, degrees) for unit in units.values()]
+        held = [layout.stored(unit, precision, degrees) for unit in units.values()]
         micro_batches = recipe.accumulation(2)[1]
         moved = {name: layout.traffic(unit, precision, degrees, micro_batches) for name, unit in units.items()}
         gathered = sum(each.gathered for each in moved.values())

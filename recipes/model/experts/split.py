@@ -21,6 +21,7 @@ SPLIT_DIMS = {"w1": 2, "w3": 2, "w2": 1}
 
 def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
     """Shard every block's experts over the `expert` dimension of the mesh, in place, on meta."""
+    network.expert_mesh = mesh
     group = mesh.get_group("expert")
     for module in network.modules():
         if isinstance(module, ExpertFeedForward):

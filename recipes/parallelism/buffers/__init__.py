@@ -1,1 +1,1 @@
-"""Communication buffers in planned places: what units ask for, where it lies, and the hooks of FSDP2 that serve it."""
+"""Communication buffers at planned addresses: the requests of units, their placement, and the FSDP2 hooks that serve them."""

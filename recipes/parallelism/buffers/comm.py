@@ -1,13 +1,12 @@
-"""
-The hooks of FSDP2 through which units ask a pool for their communication buffers.
+"""The FSDP2 hooks through which units allocate their communication buffers.
 
-The first optimizer step is dynamic, and the plan is made from what was asked for in it, micro batches and recomputation included.
+The first optimizer step allocates dynamically. The plan is made from its requests, micro batches and recomputation included.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,36 +18,30 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from meshrunner.recipes.model.init_weights import clean_name
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.parallelism.buffers.plan import PLANS
-from meshrunner.recipes.parallelism.buffers.pool import Pool
-from meshrunner.recipes.parallelism.buffers.requests import INPUTS_OF_REDUCTIONS, outputs_of_gathers
+from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool
+from meshrunner.recipes.parallelism.buffers.placement import PLANS
+from meshrunner.recipes.parallelism.buffers.requests import REDUCE_SCATTER_INPUTS, all_gather_outputs
 
-
-def _collective(name: str, before: str) -> Callable[..., dist.Work | None]:
-    """A collective that has another name before torch 2.13."""
-    found: Callable[..., dist.Work | None] = getattr(dist, name, None) or getattr(dist, before)
-    return found
-
-
-_all_gather = _collective("all_gather_single", "all_gather_into_tensor")
-_reduce_scatter = _collective("reduce_scatter_single", "reduce_scatter_tensor")
+# Before torch 2.13 the collectives have other names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Pools(NamedTuple):
-    """The buffers of a model."""
+    """The communication buffers of a model."""
 
-    gathers: Pool
-    reductions: Pool
+    gathers: BufferPool
+    reductions: BufferPool
 
 
 pools_of: WeakKeyDictionary[nn.Module, Pools] = WeakKeyDictionary()
-"""Model -> its buffers, where they are planned."""
+"""Model -> its buffers, for models with planned buffers."""
 
 
 class PooledAllGather(AllGather):
-    """The all-gather of a unit; its output, of which the input is a part, is pooled."""
+    """The all-gather of a unit. Its output, which contains the input, is pooled."""
 
-    def __init__(self, unit: str, pool: Pool) -> None:
+    def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -57,48 +50,45 @@ class PooledAllGather(AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return work
 
 
 class PooledReduceScatter(ReduceScatter):
-    """The reduction of a unit's gradients; its input is pooled. `.grad` is a view of its output."""
+    """The reduce-scatter of a unit's gradients. Only its input is pooled, because `.grad` is a view of its output."""
 
-    def __init__(self, unit: str, pool: Pool) -> None:
+    def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
         self.is_input = True
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        # torch asks twice for a reduction, first for the input.
+        # torch allocates twice for each reduce-scatter, first the input.
         is_input, self.is_input = self.is_input, not self.is_input
         if is_input:
             return self.pool.take(self.unit, math.prod(size), dtype, device)
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        return _reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        return work
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
     """
-    Have the units of a model ask for their buffers here.
+    Have the units of a model allocate their communication buffers from pools.
 
     Args:
         plan: a key of PLANS.
-        prefetch: as of `outputs_of_gathers`.
+        prefetch: as in `all_gather_outputs`.
     """
     network = network_of(model)
     units = {
         clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)
     }
-    gathers = outputs_of_gathers(prefetch, repeats=any(network.calls(name) > 1 for name in units))
-    pools = Pools(Pool(PLANS[plan], gathers), Pool(PLANS[plan], INPUTS_OF_REDUCTIONS))
+    outputs = all_gather_outputs(prefetch, repeats=any(network.calls(name) > 1 for name in units))
+    pools = Pools(BufferPool(PLANS[plan], outputs), BufferPool(PLANS[plan], REDUCE_SCATTER_INPUTS))
     for name, module in units.items():
         unit = name or "root"
         module.set_custom_all_gather(PooledAllGather(unit, pools.gathers))
@@ -108,9 +98,9 @@ def install(model: nn.Module, plan: str, prefetch: int) -> None:
 
 def step_done(model: nn.Module) -> int:
     """
-    How many buffers the allocator served in the optimizer step that has ended; after the first one, they are planned.
+    Return the number of buffers that the allocator served in the optimizer step that has ended. Plan them after the first one.
 
-    Not earlier: gradients may be reduced in the last micro batch alone. And between two steps no buffer is in use, and forward
-    begins with all streams waiting for what was issued before.
+    Planning waits for the end of a step because gradients may be reduced only in the last micro batch. Between two steps no
+    buffer is in use, and forward begins by making all streams wait for earlier work.
     """
     return sum(pool.step_done() for pool in pools_of[model])

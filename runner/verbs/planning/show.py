@@ -20,7 +20,8 @@ from meshrunner.runner.verbs.help import answered
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.base import Degrees
-    from meshrunner.recipes.parallelism.wrap_plan import UnitParameters, WrapPlan
+    from meshrunner.recipes.parallelism.unit_sizes import UnitParameters
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.runner.predict import KeptActivations
 
 CONFIG = "--config"
@@ -106,7 +107,7 @@ def _lowered(experiment: Experiment, network: Network) -> str:
         for name, _ in network.named_parameters()
         if network.stays_fp32(name)
     ]
-    if dtype is None or not names or layout.keeps_some_fp32():
+    if dtype is None or not names or layout.mixes_dtypes():
         return ""
     why = "torch 2.15 keeps them in fp32" if layout.kind == "fsdp2" else f"{layout.kind} has one dtype for a unit"
     return f", also of {', '.join(dict.fromkeys(names))}: {why}"
@@ -139,7 +140,7 @@ def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
 def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: Described) -> Table:
     """What a device holds from step to step, in bytes, and how much of its memory that is."""
     layout, precision = experiment.parallelism, experiment.precision
-    held = [layout.held(unit, precision, degrees) for unit in units.values()]
+    held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
     sizes = {
         "weights": 4 * sum(unit.weights for unit in held),
@@ -148,7 +149,7 @@ def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: D
     }
     notes = {}
     if experiment.accumulation(degrees.data)[1] > 1 and (
-        whole := sum(layout.accumulated(unit, precision, degrees) for unit in units.values())
+        whole := sum(layout.unsharded_gradient_bytes(unit, precision, degrees) for unit in units.values())
     ):
         holds = layout.accumulate == "hold"
         sizes[WHOLE_GRADIENTS] = whole if holds else 0
@@ -201,10 +202,10 @@ def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
     """Bytes of the communication buffers that a device has at most, however they are allocated."""
-    from meshrunner.recipes.parallelism.buffers.plan import fixed_pool, max_pool, peak, scheduled
+    from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
-    asked = experiment.parallelism.buffers_asked_for(in_forward, experiment.precision, degrees)
+    asked = experiment.parallelism.buffer_schedules(in_forward, experiment.precision, degrees)
     for what, schedule in zip(("all-gathers", "reductions"), asked or (), strict=False):
         if schedule.units:
             fixed = fixed_pool(schedule.units)

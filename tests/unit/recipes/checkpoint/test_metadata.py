@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesSto
 
 from meshrunner.recipes.checkpoint.metadata import check_metadata
 from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
-from meshrunner.recipes.checkpoint.restore import restore
+from meshrunner.recipes.checkpoint.state_dict import restore
 from meshrunner.recipes.errors import ConfigError
 
 
@@ -75,7 +75,7 @@ def test_a_forged_one_runs_nothing(inside: bool, tmp_path: Path) -> None:
 def test_bytes_are_refused(tmp_path: Path) -> None:
     """torch would unpickle them without restriction."""
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({"w": BytesStorageMetadata()})))
-    with pytest.raises(ConfigError, match="something else than tensors"):
+    with pytest.raises(ConfigError, match="something other than tensors"):
         check_metadata(tmp_path)
 
 

@@ -59,7 +59,7 @@ def test_there_is_nothing_without_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("__0_0.distcp", b"x", "__0_0.distcp has 1 bytes, 1020 were written"),
+        ("__0_0.distcp", b"x", "__0_0.distcp has 1 bytes, but 1020 were written"),
         ("__0_0.distcp", None, "__0_0.distcp is missing"),
         (METADATA, b"metadatA", ".metadata is damaged: its checksum differs"),
         ("checkpoint.json", b"{", "checkpoint.json cannot be read"),
@@ -83,11 +83,11 @@ def test_a_damaged_one_is_passed_over_with_the_reason(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"files": {".metadata": [8, 1], "../secret": [6, 1]}}, "'../secret' is no file in this folder"),
+        ({"files": {".metadata": [8, 1], "../secret": [6, 1]}}, "'../secret' is not a file name"),
         ({"files": {".metadata": [float("inf"), 1]}}, "cannot be read"),
-        ({"step": "20"}, "step: expected a whole number"),
-        ({"tokens": True}, "tokens: expected a whole number"),
-        ({"config": [1]}, "its config is not an object"),
+        ({"step": "20"}, "step: Input should be a valid integer"),
+        ({"tokens": True}, "tokens: Input should be a valid integer"),
+        ({"config": [1]}, "config: Input should be a valid dictionary"),
     ],
 )
 def test_what_nobody_wrote_is_damage(changes: dict[str, object], said: str, tmp_path: Path) -> None:
@@ -203,20 +203,22 @@ def in_format(path: Path, number: object) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (None, "format 1: the rows of wq and wk are in another order"),
-        (3, "format 3, which"),
-        ("2", "format '2', which"),
+        (None, "format 1, in which the rows of wq and wk are in another order"),
+        (3, "format 3, but"),
+        ("2", "format '2', but"),
     ],
 )
 def test_another_format_is_refused_and_not_lost(number: object, said: str, tmp_path: Path) -> None:
     own = tmp_path / "run" / "checkpoints"
     in_format(written(own, 10), number)
     (written(own, 20) / METADATA).unlink()
-    with pytest.raises(ConfigError, match=rf"{step_folder(10)} cannot be continued from: it is of {said}"):
+    with pytest.raises(ConfigError, match=rf"cannot continue from the checkpoint .*{step_folder(10)}: it has {said}"):
         candidates(None, own)
-    with pytest.raises(ConfigError, match=rf"contains no usable checkpoint\n.*\n.*is skipped: it is of {said}"):
+    with pytest.raises(
+        ConfigError, match=rf"contains no usable checkpoint\n.*\n.*skipping the checkpoint .*: it has {said}"
+    ):
         candidates(str(tmp_path / "run"), tmp_path / "other")
-    with pytest.raises(ConfigError, match=rf"cannot be used: it is of {said}"):
+    with pytest.raises(ConfigError, match=rf"cannot be used: it has {said}"):
         candidates(str(own / step_folder(10)), None)
     written(own, 30)
     found, warnings = candidates(None, own)

@@ -70,7 +70,7 @@ def test_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == tmp_path / "own" and (tmp_path / "own").is_dir()
     (tmp_path / "file").touch()
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(ConfigError, match=r"file/below cannot be written \(Not a directory\); .* MESHRUNNER_CACHE"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*file/below \(Not a directory\); set MESHRUNNER_CACHE"):
         cache_dir()
 
 

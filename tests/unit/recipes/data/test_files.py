@@ -137,15 +137,18 @@ def refused(data: PackedText) -> str:
 def test_missing_paths(tmp_path: Path) -> None:
     for kind in ("jsonl", "parquet"):
         for path, message in (
-            (tmp_path / "none", f"data.path: there is no '{tmp_path / 'none'}'; expected a file, a folder or a glob"),
-            (tmp_path, f"data.path: no file in the folder '{tmp_path}' ends in .{kind}"),
+            (
+                tmp_path / "none",
+                f"data.path: no such file: '{tmp_path / 'none'}'; expected a file, a directory or a glob",
+            ),
+            (tmp_path, f"data.path: no file in the directory '{tmp_path}' ends in .{kind}"),
             (tmp_path / "*.x", f"data.path: no file matches '{tmp_path / '*.x'}'"),
         ):
             with pytest.raises(ConfigError) as caught:
                 option(kind, path).prepare(SPEC)
             assert message in str(caught.value)
     for missing in (None, "???", ""):
-        with pytest.raises(ValueError, match="is missing; expected a file, a folder or a glob pattern"):
+        with pytest.raises(ValueError, match="is missing; expected a file, a directory or a glob pattern"):
             Data.resolve("jsonl").model_validate({"kind": "jsonl", "path": missing, "field": "text", **SHARED})
 
 
@@ -155,14 +158,14 @@ GOOD = json.dumps({"text": text(1), "title": "x"}) + "\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "data.path: there is no text in '{path}', column 'text'"),
-        (b'{"text": ""}\n{"text": null}\n', "data.path: there is no text in '{path}', column 'text'"),
+        (b"", "data.path: no text in '{path}', column 'text'"),
+        (b'{"text": ""}\n{"text": null}\n', "data.path: no text in '{path}', column 'text'"),
         (GOOD.encode() * 3 + b'{"text": "cut o\n', "data.path: '{path}' line 4 is not JSON ("),
         (b"\x89PNG\r\n\x1a\n\x00\xff" * 50, "data.path: '{path}' line 1 is not UTF-8 text; expected one JSON object"),
         ('{"text": "\xe9"}\n'.encode("latin-1"), "data.path: '{path}' line 1 is not UTF-8 text"),
-        (b'{"txt": "a", "id": 1}\n', "data.field: there is no column 'text'. Did you mean 'txt'? Columns: txt, id"),
-        (b'{"text": 5}\n', "data.field: the column 'text' holds int, expected text; got '5'"),
-        (b'{"text": {"en": "x"}}\n', "data.field: the column 'text' holds dict, expected text"),
+        (b'{"txt": "a", "id": 1}\n', "data.field: no column 'text'. Did you mean 'txt'? Columns: txt, id"),
+        (b'{"text": 5}\n', "data.field: the column 'text' contains int, expected text; got '5'"),
+        (b'{"text": {"en": "x"}}\n', "data.field: the column 'text' contains dict, expected text"),
     ],
 )
 def test_bad_json_lines(tmp_path: Path, content: bytes, message: str) -> None:
@@ -182,11 +185,11 @@ def test_a_bad_file_among_good_ones_is_named(tmp_path: Path) -> None:
 def test_bad_parquet(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", range(20))
     assert refused(option("parquet", tmp_path, "texts")) == (
-        "data.field: there is no column 'texts'. Did you mean 'text'? Columns: id, text"
+        "data.field: no column 'texts'. Did you mean 'text'? Columns: id, text"
     )
-    assert "column 'id' holds int, expected text; got '0'" in refused(option("parquet", tmp_path, "id"))
+    assert "column 'id' contains int, expected text; got '0'" in refused(option("parquet", tmp_path, "id"))
     write_parquet(tmp_path / "a.parquet", range(0))
-    assert "there is no text in" in refused(option("parquet", tmp_path))
+    assert "no text in" in refused(option("parquet", tmp_path))
     for content in (b"", b"garbage" * 100):
         (tmp_path / "a.parquet").write_bytes(content)
         assert f"data.path: '{tmp_path / 'a.parquet'}' is not a parquet file" in refused(option("parquet", tmp_path))
@@ -200,7 +203,9 @@ def test_a_column_that_one_of_several_files_lacks_is_missed_by_name(tmp_path: Pa
     assert f"'{tmp_path / 'b.jsonl'}'" in refused(option("jsonl", tmp_path))
 
 
-@pytest.mark.parametrize(("columns", "says"), [({"txt": ["a"]}, "Did you mean 'txt'"), ({"text": [1]}, "holds int64")])
+@pytest.mark.parametrize(
+    ("columns", "says"), [({"txt": ["a"]}, "Did you mean 'txt'"), ({"text": [1]}, "contains int64")]
+)
 def test_parquet_files_of_different_columns(columns: dict[str, list[Any]], says: str, tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet

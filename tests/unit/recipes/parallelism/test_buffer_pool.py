@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.parallelism.buffers import pool as pools
-from meshrunner.recipes.parallelism.buffers.plan import PLANS
-from meshrunner.recipes.parallelism.buffers.pool import Pool
-from meshrunner.recipes.parallelism.buffers.requests import INPUTS_OF_REDUCTIONS, outputs_of_gathers
+from meshrunner.recipes.parallelism.buffers import buffer_pool
+from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool
+from meshrunner.recipes.parallelism.buffers.placement import PLANS
+from meshrunner.recipes.parallelism.buffers.requests import REDUCE_SCATTER_INPUTS, all_gather_outputs
 
 CPU = torch.device("cpu")
 SIZES = {"a": 1000, "b": 300, "c": 700}
@@ -21,16 +21,16 @@ SIZES = {"a": 1000, "b": 300, "c": 700}
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(buffer_pool, "PATIENCE_S", 0.05)
 
 
-def ask(pool: Pool, unit: str, elements: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def ask(pool: BufferPool, unit: str, elements: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     return pool.take(unit, SIZES.get(unit, 10) if elements is None else elements, dtype, CPU)
 
 
-def planned(plan: str = "scheduled", kept: Any = None) -> Pool:
+def planned(plan: str = "scheduled", in_flight: Any = None) -> BufferPool:
     """After a step in which a, b and c asked in turn."""
-    pool = Pool(PLANS[plan], kept or outputs_of_gathers(1))
+    pool = BufferPool(PLANS[plan], in_flight or all_gather_outputs(1))
     for unit in SIZES:
         ask(pool, unit)
     assert pool.step_done() == 3
@@ -57,7 +57,7 @@ def test_a_unit_keeps_its_place_and_nothing_is_allocated(plan: str) -> None:
 
 
 def test_inputs_of_reductions_share_one_place() -> None:
-    pool = planned("max_pool", INPUTS_OF_REDUCTIONS)
+    pool = planned("max_pool", REDUCE_SCATTER_INPUTS)
     assert set(pool.offsets.values()) == {0}
 
 
@@ -76,7 +76,7 @@ def test_what_is_in_use_is_not_overwritten(held: str) -> None:
 
 
 def test_it_waits_for_who_lets_go_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(buffer_pool, "PATIENCE_S", 60.0)
     pool = planned()
     pool.offsets["b"] = pool.offsets["a"]
     late = [ask(pool, "a")]
@@ -86,9 +86,9 @@ def test_it_waits_for_who_lets_go_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_unit_that_asks_twice_in_a_row() -> None:
-    for pool in (Pool(PLANS["max_pool"], outputs_of_gathers(1)), planned()):
+    for pool in (BufferPool(PLANS["max_pool"], all_gather_outputs(1)), planned()):
         first = ask(pool, "a")
-        with pytest.raises(ConfigError, match="'a' asks twice in a row, and has one place"):
+        with pytest.raises(ConfigError, match="'a' requests a second buffer while its first is in use"):
             ask(pool, "a")
         del first
         ask(pool, "a")
@@ -97,13 +97,13 @@ def test_a_unit_that_asks_twice_in_a_row() -> None:
 @pytest.mark.parametrize(
     ("unit", "elements", "dtype", "says"),
     [
-        ("d", 10, torch.float32, "'d' asks for a buffer, and only these had one: a, b, c"),
-        ("b", 301, torch.float32, "'b' asks for 1,204 bytes of torch.float32, and has a place for 1,200 of"),
+        ("d", 10, torch.float32, "'d' requests a buffer, but in the first step only a, b, c did"),
+        ("b", 301, torch.float32, "'b' requests 1,204 bytes of torch.float32, but its buffer has 1,200 of"),
         (
             "b",
             300,
             torch.bfloat16,
-            "'b' asks for 600 bytes of torch.bfloat16, and has a place for 1,200 of torch.float32",
+            "'b' requests 600 bytes of torch.bfloat16, but its buffer has 1,200 of torch.float32",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_registration_needs_an_allocator_of_others(monkeypatch: pytest.MonkeyPat
         ("checkpoint.load=somewhere", "checkpoint: the shards of megatron_fsdp"),
         ("compile=per_block compile.mode=reduce-overhead", "compile.mode: reduce-overhead and max-autotune replay"),
         ("parallelism.zero=0 parallelism.shard=2", "parallelism.shard: zero(0) does not shard, but shard is 2"),
-        ("wrap=root_only", "no unit to be freed, and megatron_fsdp with zero(3)"),
+        ("wrap=root_only", "no unit of the plan is resharded, but megatron_fsdp with zero(3)"),
         (
             "wrap=root_only parallelism.zero=2 parallelism.double_buffer=fixed",
             "megatron_fsdp with zero(2) and double_buffer(fixed) needs one",
@@ -122,12 +122,12 @@ def test_what_it_can_do(overrides: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        ("[{match:layers.0}]", "'layers.0' is a unit to be freed, 'layers.1' is not, and both are Block"),
-        ("[{match:layers.1,wrap:false},{match:Block}]", "is a unit to be freed, 'layers.1' is not, and both are Block"),
+        ("[{match:layers.0}]", "'layers.0' is a resharded unit, 'layers.1' is not, and both are Block"),
+        ("[{match:layers.1,wrap:false},{match:Block}]", "is a resharded unit, 'layers.1' is not, and both are Block"),
         ("[{match:layers.2,reshard_after_forward:never},{match:Block}]", "'layers.2' is not, and both are Block"),
         ("[{match:layers.*.attention.wo}]", "is not, and both are Linear"),
         ("[{match:Block},{match:layers.*.feed_forward}]", "'layers.0.feed_forward' cannot be a unit inside 'layers.0'"),
-        ("[{match:Block,reshard_after_forward:2}]", "reshard_after_forward of 'layers.0' cannot be its own"),
+        ("[{match:Block,reshard_after_forward:2}]", "reshard_after_forward of 'layers.0' must be null: with zero(3)"),
     ],
 )
 def test_it_knows_classes_not_names(rules: str, expected: str) -> None:
@@ -138,7 +138,7 @@ def test_it_knows_classes_not_names(rules: str, expected: str) -> None:
 
 def test_a_rule_of_its_own_cannot_free_what_is_whole() -> None:
     wrap = ("wrap=rules", "wrap.rules=[{match:Block,reshard_after_forward:always}]")
-    with pytest.raises(Incompatible, match=r"with zero\(2\) megatron_fsdp has whole parameters"):
+    with pytest.raises(Incompatible, match=r"with zero\(2\), megatron_fsdp never shards parameters"):
         fit(experiment(*MEGATRON, *wrap, "parallelism.zero=2"), 2)
     fit(experiment(*MEGATRON, *wrap), 2)
 
@@ -161,9 +161,7 @@ def test_a_class_and_one_derived_from_it_are_the_same_to_it() -> None:
     plan = recipe.wrap.plan(network, "always")
     recipe.parallelism.check_units(network, plan)
     network.add_module("another", type("Table", (torch.nn.Embedding,), {})(2, 2))
-    with pytest.raises(
-        ConfigError, match="'tok_embeddings' is a unit to be freed, 'another' is not, and both are Table"
-    ):
+    with pytest.raises(ConfigError, match="'tok_embeddings' is a resharded unit, 'another' is not, and both are Table"):
         recipe.parallelism.check_units(network, plan)
 
 

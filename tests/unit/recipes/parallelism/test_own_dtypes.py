@@ -33,9 +33,9 @@ def test_what_stays_in_fp32(model: str, kept: set[str], monkeypatch: pytest.Monk
     network = recipe.model.on_meta(seq_len=8)
     assert isinstance(recipe.parallelism, FSDP2)
     if "param_dtype_override_fn" not in torch.distributed.fsdp.MixedPrecisionPolicy.__dataclass_fields__:
-        assert fsdp2._own_dtypes(network) == {} and not recipe.parallelism.keeps_some_fp32()
+        assert fsdp2._own_dtypes(network) == {} and not recipe.parallelism.mixes_dtypes()
     monkeypatch.setattr(torch.distributed.fsdp, "MixedPrecisionPolicy", LaterPolicy)
-    assert recipe.parallelism.keeps_some_fp32()
+    assert recipe.parallelism.mixes_dtypes()
     policy = LaterPolicy(torch.bfloat16, **fsdp2._own_dtypes(network))
     if not kept:
         assert policy.param_dtype_override_fn is None

@@ -1,8 +1,8 @@
 """
-Where communication buffers lie: from what units ask for, and what is alive together, to offsets. Neither torch nor devices.
+Placement of communication buffers: from the requests of units and their overlap in time to offsets. Needs no torch.
 
-A unit asks for buckets, each of one dtype. `fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462);
-`scheduled` is what the order of the units allows.
+A unit requests buckets, each of one dtype. `fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462);
+`scheduled` makes use of the order of the units.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from itertools import accumulate, combinations
 from typing import NamedTuple
 
 ALIGNMENT = 256
-"""Bytes that a place begins at a multiple of."""
+"""Bytes of which every offset is a multiple."""
 
 
 class Bucket(NamedTuple):
-    """One buffer that a unit asks for."""
+    """One buffer that a unit requests."""
 
     dtype: str
     nbytes: int
 
 
-class Unit(NamedTuple):
-    """What one unit asks for at once."""
+class UnitBuckets(NamedTuple):
+    """The buckets that one unit requests at once."""
 
     name: str
     buckets: tuple[Bucket, ...]
@@ -36,49 +36,49 @@ class Unit(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """What is to be placed."""
+    """The requests to place."""
 
-    units: Sequence[Unit]
-    """In the order in which they ask first."""
+    units: Sequence[UnitBuckets]
+    """In the order of their first requests."""
     alive: Collection[frozenset[str]]
-    """Names of units whose buckets are alive at the same time; every unit is in one of the sets."""
+    """Sets of units whose buckets are in use at the same time, by name; every unit is in one of the sets."""
 
 
 class Plan(NamedTuple):
-    """Places in one arena."""
+    """Offsets in one arena."""
 
     offsets: dict[str, tuple[int, ...]]
-    """Unit -> where each of its buckets begins, in bytes."""
+    """Unit -> the offset of each of its buckets in bytes."""
     nbytes: int
-    """Of the arena."""
+    """Bytes of the arena."""
 
 
 class FixedPool(NamedTuple):
-    """Bytes of a pool for units of one shape."""
+    """Bytes of a pool that serves units of one shape only."""
 
     pooled: int
     outside: int
-    """Of the units that have another shape."""
+    """Bytes of the units with another shape."""
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
+    """Return the next multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """What is alive at the same time if units ask in this order and the last `most` of them are alive."""
+    """Return the sets of units alive at the same time if the `most` latest requests in this order are."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
 def peak(schedule: Schedule) -> int:
-    """Most bytes alive at a time: what dynamic buffers take, and less than no plan can."""
-    size = _sizes(schedule.units)
+    """Return the most bytes alive at a time: the memory of dynamic buffers, and a lower bound for any plan."""
+    size = {unit.name: unit.nbytes for unit in schedule.units}
     return max((sum(size[name] for name in together) for together in schedule.alive), default=0)
 
 
-def fixed_pool(units: Sequence[Unit]) -> FixedPool:
-    """The commonest shape twice; units of other shapes stay outside."""
+def fixed_pool(units: Sequence[UnitBuckets]) -> FixedPool:
+    """Size a pool with two copies of the most common shape. Units of other shapes stay outside."""
     if not units:
         return FixedPool(0, 0)
     [(shape, _)] = Counter(unit.buckets for unit in units).most_common(1)
@@ -88,9 +88,10 @@ def fixed_pool(units: Sequence[Unit]) -> FixedPool:
 
 def max_pool(schedule: Schedule) -> Plan:
     """
-    Copies of one set of slots, as many as must differ: units that are alive together have different copies.
+    Place units in copies of one set of slots. Units that are alive together use different copies.
 
-    A set has, for every dtype, the largest bucket of all units, the largest of those that come second in their unit, and so on.
+    For every dtype, the set has a slot as large as the largest bucket of all units, one as large as the largest second bucket,
+    and so on.
     """
     slots: dict[tuple[str, int], int] = {}
     slot_of: dict[tuple[str, int], tuple[str, int]] = {}
@@ -113,13 +114,14 @@ def max_pool(schedule: Schedule) -> Plan:
 
 def scheduled(schedule: Schedule) -> Plan:
     """
-    One arena in which only units that are alive together lie apart, each in one piece.
+    Place each unit as one piece in one arena, apart from the units it is alive with.
 
-    Where these alternate between two sides, one side lies at the bottom and the other at the top, which takes no more than the
-    largest pair: the bound. Elsewhere the smallest of three arenas: each unit in the lowest gap that it fits into, the largest
-    first, or in their order; or the copies of `max_pool` with one slot each, no larger than the units that lie there.
+    If the units can be split into two sides such that no two of one side are alive together, one side is placed at the bottom of
+    the arena and the other at the top. The arena is then as large as the largest pair, the lower bound. Otherwise the smallest of
+    three arenas is used: each unit in the lowest gap it fits into, largest units first; the same in schedule order; or the copies
+    of `max_pool`, each with one slot as large as its largest unit.
     """
-    size, near = _sizes(schedule.units), _neighbours(schedule)
+    size, near = {unit.name: unit.nbytes for unit in schedule.units}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
         nbytes = max([peak(schedule), *size.values()])
         start = {name: side[name] * (nbytes - size[name]) for name in size}
@@ -132,15 +134,11 @@ def scheduled(schedule: Schedule) -> Plan:
 
 
 PLANS: dict[str, Callable[[Schedule], Plan]] = {"max_pool": max_pool, "scheduled": scheduled}
-"""The plans by the word that chooses one."""
-
-
-def _sizes(units: Iterable[Unit]) -> dict[str, int]:
-    return {unit.name: unit.nbytes for unit in units}
+"""Value of `parallelism.buffers` -> its placement."""
 
 
 def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
-    """Unit -> those that are alive together with it."""
+    """Return unit -> the units that are alive together with it."""
     near: dict[str, set[str]] = defaultdict(set)
     for together in schedule.alive:
         for one, other in combinations(together, 2):
@@ -150,7 +148,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(schedule: Schedule) -> dict[str, int]:
-    """Unit -> the first copy that no unit before it has and is alive together with it."""
+    """Return unit -> the first copy that no earlier unit uses while both are alive."""
     near, copy = _neighbours(schedule), dict[str, int]()
     for unit in schedule.units:
         taken = {copy[other] for other in near[unit.name] if other in copy}
@@ -159,14 +157,14 @@ def _copies(schedule: Schedule) -> dict[str, int]:
 
 
 def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int] | None:
-    """Unit -> 0 or 1, so that no two that are alive together are on one side; None: there is no such choice."""
+    """Return unit -> side 0 or 1 such that units that are alive together are on different sides; None if impossible."""
     side: dict[str, int] = {}
     for first in names:
         if first in side:
             continue
         side[first] = 0
         reached = [first]
-        for name in reached:  # it grows meanwhile
+        for name in reached:  # the list grows in the loop
             for other in near[name]:
                 if other not in side:
                     side[other] = 1 - side[name]
@@ -177,7 +175,7 @@ def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int
 
 
 def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> dict[str, int]:
-    """Unit -> where it begins, if units are placed in this order."""
+    """Return unit -> offset if units are placed in this order, each in the lowest gap that it fits into."""
     start: dict[str, int] = {}
     for name in order:
         lowest = 0
@@ -190,7 +188,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
-    """Unit -> where its copy begins, which is as large as the largest unit that has it."""
+    """Return unit -> offset of its copy, which is as large as the largest unit that uses it."""
     slot: dict[int, int] = {}
     for name, nbytes in size.items():
         slot[copy[name]] = max(slot.get(copy[name], 0), nbytes)

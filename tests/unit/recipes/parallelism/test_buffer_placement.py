@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from meshrunner.recipes.parallelism.buffers.plan import (
+from meshrunner.recipes.parallelism.buffers.placement import (
     Bucket,
     Plan,
     Schedule,
-    Unit,
+    UnitBuckets,
     aligned,
     alive_together,
     fixed_pool,
@@ -29,14 +29,14 @@ ATTENTION: Shape = (("bf16", 4),)
 BLOCK, TABLE, LARGE, SMALL = ((("bf16", count),) for count in (10, 128, 20, 6))
 
 
-def units(*shapes: Shape) -> list[Unit]:
+def units(*shapes: Shape) -> list[UnitBuckets]:
     return [
-        Unit(str(i), tuple(Bucket(dtype, round(count * 1e6) * ITEM_BYTES[dtype]) for dtype, count in shape))
+        UnitBuckets(str(i), tuple(Bucket(dtype, round(count * 1e6) * ITEM_BYTES[dtype]) for dtype, count in shape))
         for i, shape in enumerate(shapes)
     ]
 
 
-def in_turn(listed: list[Unit], ahead: int = 1) -> Schedule:
+def in_turn(listed: list[UnitBuckets], ahead: int = 1) -> Schedule:
     """Each is asked for once, so many ahead."""
     return Schedule(listed, alive_together([unit.name for unit in listed], ahead + 1))
 
@@ -60,7 +60,7 @@ def test_megabytes(
     assert [nbytes / 1e6 for nbytes in found] == [dynamic, *fixed, largest, planned]
 
 
-def ranges(plan: Plan, unit: Unit) -> list[tuple[int, int]]:
+def ranges(plan: Plan, unit: UnitBuckets) -> list[tuple[int, int]]:
     return [(begin, begin + bucket.nbytes) for begin, bucket in zip(plan.offsets[unit.name], unit.buckets, strict=True)]
 
 
