@@ -57,15 +57,13 @@ class FSDP2(Parallelism):
         return self.cpu_offload
 
     def problems(self) -> list[str]:
-        from torch.distributed.fsdp import FSDPModule
-
         found = []
         if self.expert > 1 and not takes_two_meshes():
             found.append(
                 "parallelism.expert: this torch's FSDP2 cannot shard the parameters of one unit over two meshes; "
                 "use torch 2.12 or later, or parallelism.expert=1"
             )
-        if self.buffers in NCCL_BUFFERS and not hasattr(FSDPModule, NCCL_BUFFERS[self.buffers]):
+        if self.buffers in NCCL_BUFFERS and not _has_method(NCCL_BUFFERS[self.buffers]):
             found.append(
                 f"parallelism.buffers: this torch has no FSDP2 with {self.buffers}; use dynamic, max_pool or scheduled"
             )
@@ -201,6 +199,12 @@ class FSDP2(Parallelism):
         from meshrunner.recipes.parallelism.buffers.requests import predicted
 
         return predicted(units, precision, degrees.shard, self.prefetch)
+
+
+def _has_method(name: str) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return hasattr(FSDPModule, name)
 
 
 def takes_two_meshes() -> bool:
