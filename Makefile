@@ -1,47 +1,64 @@
-# make demo: a real sweep of distributed runs.  make test: the tests.  make check: format, lint, types, imports.
+# make demo    compare FSDP1 with FSDP2 in a real sweep        make check   format, lint, types and imports
+# make test    the fast tests                                  make docs    build the documentation into site/
 PYTHON ?= python3
-BIN := .venv/bin
-INSTALLED := .venv/installed
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-slow test-sample test-slurm check bench clean
+INSTALLED := $(VENV)/installed
+DEVELOPMENT := $(VENV)/installed-dev
+DOCUMENTATION := $(VENV)/installed-docs
+
+.PHONY: demo test test-slow test-sample test-slurm check docs bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/meshrunner run -m experiment=fsdp1_vs_fsdp2 activation_checkpoint=none,full steps=8
 
-# Two test processes, a file of tests in one of them. tests/dist not beside tests/e2e: the process its ranks come from would
-# live on. Those on the cluster wait more than they compute.
+# Two test processes. Each file of tests stays in one process. tests/dist runs after tests/e2e, not together with it, because its
+# processes share a forkserver that would stay alive. SLURM tests mostly wait, so they run together with tests/dist.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test: $(INSTALLED)
+test: $(DEVELOPMENT)
 	$(PYTEST) -m "not slow" tests/unit tests/e2e
 	$(PYTEST) -m "not slow" -rs tests/slurm tests/dist
 
-test-slow: $(INSTALLED)
+test-slow: $(DEVELOPMENT)
 	$(PYTEST) -m slow tests/unit tests/e2e
 	$(PYTEST) -m slow -rs tests/slurm tests/dist
 
-# a fixed fifth of them, for CI
-test-sample: $(INSTALLED)
+# a fixed fifth of the slow tests, for CI
+test-sample: $(DEVELOPMENT)
 	$(PYTEST) -m slow --sample 5 tests/unit tests/e2e
 	$(PYTEST) -m slow --sample 5 -rs tests/slurm tests/dist
 
-# all of those that need SLURM; slurm/cluster/up.sh, as root, installs it and brings a test cluster up
-test-slurm: $(INSTALLED)
+# all tests that need SLURM; as root, slurm/cluster/up.sh installs it and starts a test cluster
+test-slurm: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -rs tests/slurm
 
-check: $(INSTALLED)
+check: $(DEVELOPMENT)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)
+docs: $(DOCUMENTATION)
+	$(BIN)/mkdocs build --quiet --strict
+
+bench: $(DEVELOPMENT)
 	$(BIN)/python -m bench
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) . --no-compile  # Python compiles what it imports, a small part of what is installed
+	touch $@
+
+$(DEVELOPMENT): $(INSTALLED)
+	$(PIP_INSTALL) '.[dev]'
+	touch $@
+
+$(DOCUMENTATION): $(INSTALLED)
+	$(PIP_INSTALL) '.[docs]'
 	touch $@
 
 clean:
-	rm -rf .venv runs sweeps
+	rm -rf $(VENV) runs sweeps site
