@@ -42,7 +42,7 @@ check: $(DEVELOPMENT)
 	$(BIN)/lint-imports
 
 docs: $(DOCUMENTATION)
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(DEVELOPMENT)
 	$(BIN)/python -m bench

@@ -91,7 +91,9 @@ def key_lines(key: Key) -> Iterator[str]:
     yield ""
     documentation = key.documentation()
     for text, kinds in documentation.items():
-        yield f"{', '.join(f'`{kind}`' for kind in kinds)}: {escaped(text)}" if len(documentation) > 1 else escaped(text)
+        yield (
+            f"{', '.join(f'`{kind}`' for kind in kinds)}: {escaped(text)}" if len(documentation) > 1 else escaped(text)
+        )
         yield ""
     yield f"- Expected: {escaped(key.expected(whole=True))}"
     if default := explain.default_of(key):
@@ -104,10 +106,10 @@ def verb_pages() -> dict[str, str]:
 
 
 def escaped(text: str) -> str:
-    """Return text that Markdown shows as it is; what stands between backticks stays code."""
-    parts = text.replace("|", "&#124;").split("`")
-    plain = [re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, quote=False).replace("&amp;#124;", "&#124;")) for part in parts]
-    return "".join(f"`{part}`" if inside % 2 else plain[inside] for inside, part in enumerate(parts))
+    """Return text that Markdown shows as it is, also in a table; what stands between backticks stays code."""
+    parts = text.split("`")
+    plain = [re.sub(r"([*_|\[\]])", r"\\\1", html.escape(part, quote=False)) for part in parts]
+    return "".join(f"`{part}`" if number % 2 else plain[number] for number, part in enumerate(parts))
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -396,7 +396,7 @@ def test_inductor_keeps_what_is_listed() -> None:
 
 
 def document() -> None:
-    """The table of docs/measurements/experts.md."""
+    """Print docs/measurements/experts.md."""
     print("# Experts under every layout against one process\n")
     print(
         f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(EXPERTS)}`: no dimension of attention divides evenly."
@@ -405,10 +405,10 @@ def document() -> None:
         "Initial weights, the loads of all experts and the biases of five steps are equal to the last bit, in every row."
     )
     print(
-        f"No routing decision of the reference is nearer than {NEAR:g}. `python -m tests.dist.test_experts` makes this table.\n"
+        f"No routing decision of the reference is closer than {NEAR:g}. `python -m tests.dist.test_experts` generates this table.\n"
     )
     print(
-        "Largest relative difference: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
+        "The table shows the largest relative difference of any parameter's gradient before the first update (||difference|| / ||gradient||),"
     )
     print("of the global gradient norm and of the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")

@@ -134,11 +134,11 @@ def test_blocks_of_a_class_are_one_graph(world: int, layout: str, number: int) -
 
 
 def document() -> None:
-    """The table of docs/measurements/hybrid.md."""
+    """Print docs/measurements/hybrid.md."""
     print("# A hybrid model with multi-token prediction under every layout against one process\n")
     print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(HYBRID)}`.")
     print(
-        "As of docs/measurements/experts.md; the loss of the further tokens agrees to 1e-5 in every step of every row.\n"
+        "Columns as in docs/measurements/experts.md. The multi-token prediction loss agrees to 1e-5 in every step of every row.\n"
     )
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:

@@ -453,14 +453,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing(implementation: str) -> N
 
 
 def document() -> None:
-    """The table of docs/measurements/parity.md."""
+    """Print docs/measurements/parity.md."""
     print("# Every layout against one process\n")
     print(
-        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`: no dimension divides evenly, clipping bites."
+        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`: no dimension divides evenly, and clipping takes effect."
     )
-    print("Initial weights are equal to the last bit. `python -m tests.dist.test_layouts` makes this table.\n")
+    print("Initial weights are equal to the last bit. `python -m tests.dist.test_layouts` generates this table.\n")
     print(
-        "Largest relative difference: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
+        "The table shows the largest relative difference of any parameter's gradient before the first update (||difference|| / ||gradient||),"
     )
     print("of the global gradient norm and of the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")

@@ -1,9 +1,10 @@
-"""Every command in the README, docs/experts.md, docs/hybrid.md, docs/buffers.md and docs/plan.md does what it says it does."""
+"""Every command in the README and in the guides of docs/ works."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
-CHAPTERS = ("experts", "hybrid", "buffers", "plan")
+GUIDES = ("compare", "runs", "plan", "slurm", "data", "own_code", "environment", "experts", "hybrid", "buffers")
 
 
 def commands(text: str) -> list[str]:
-    """Of a document in Markdown."""
+    """Return the commands in the bash blocks of a Markdown document."""
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
 
@@ -30,6 +31,10 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert COMMANDS[2] == "pip install ."  # tests/e2e/test_install.py does that
     targets = re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE)
     assert {"demo", "test"} <= set(targets)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 1500
 
 
 def meshrunner(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +68,7 @@ def test_the_demo_compares_four_combinations_and_names_their_page(further: list[
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README's reader is in: the repository, as far as the commands need it."""
+    """A folder with the files of the repository that the README's commands need."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copytree(REPOSITORY / "examples", folder / "examples")
     return folder
@@ -90,23 +95,38 @@ def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
 
 
 def works(command: str, folder: Path) -> None:
-    program, *arguments = command.split()
+    """Run a command in a folder and assert that it exits with 0."""
+    program, *arguments = shlex.split(command)
     assert program == "meshrunner"
     done = meshrunner(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_the_commands_of_a_chapter_work(chapter: str, tmp_path: Path) -> None:
-    """One after the other: some need what those before them have made."""
-    found = commands((REPOSITORY / "docs" / f"{chapter}.md").read_text())
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_commands_of_a_guide_work(guide: str, tmp_path: Path) -> None:
+    """The commands run in order, because later ones use what earlier ones have written."""
+    text = (REPOSITORY / "docs" / f"{guide}.md").read_text()
+    found = commands(text)
     assert found
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
     for command in found:
         works(command, tmp_path)
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        python_works(code, tmp_path)
+
+
+def test_every_guide_with_commands_is_tested() -> None:
+    guides = (REPOSITORY / "docs").rglob("*.md")
+    assert {guide.stem for guide in guides if commands(guide.read_text())} == set(GUIDES)
 
 
 def test_the_python_of_the_readme_works(folder: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    python_works(code, folder)
+
+
+def python_works(code: str, folder: Path) -> None:
+    """Run Python code in a folder and assert that it exits with 0."""
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
