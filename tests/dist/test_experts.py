@@ -405,10 +405,10 @@ def document() -> None:
         "Initial weights, the loads of all experts and the biases of five steps are equal to the last bit, in every row."
     )
     print(
-        f"No routing decision of the reference is closer than {NEAR:g}. `python -m tests.dist.test_experts` generates this table.\n"
+        f"No routing decision of the reference is closer than {NEAR:g}. `python -m tests.dist.test_experts` prints this table.\n"
     )
     print(
-        "The table shows the largest relative difference of any parameter's gradient before the first update (||difference|| / ||gradient||),"
+        "Largest relative differences: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
     )
     print("of the global gradient norm and of the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")

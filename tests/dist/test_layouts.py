@@ -456,11 +456,11 @@ def document() -> None:
     """Print docs/measurements/parity.md."""
     print("# Every layout against one process\n")
     print(
-        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`: no dimension divides evenly, and clipping takes effect."
+        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`: no dimension divides evenly; gradients are clipped."
     )
-    print("Initial weights are equal to the last bit. `python -m tests.dist.test_layouts` generates this table.\n")
+    print("Initial weights are equal to the last bit. `python -m tests.dist.test_layouts` prints this table.\n")
     print(
-        "The table shows the largest relative difference of any parameter's gradient before the first update (||difference|| / ||gradient||),"
+        "Largest relative differences: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
     )
     print("of the global gradient norm and of the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")

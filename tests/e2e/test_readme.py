@@ -14,7 +14,19 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
-GUIDES = ("compare", "runs", "plan", "slurm", "data", "own_code", "environment", "experts", "hybrid", "buffers")
+GUIDES = (
+    "compare",
+    "runs",
+    "plan",
+    "slurm",
+    "data",
+    "own_code",
+    "environment",
+    "experts",
+    "hybrid",
+    "buffers",
+    "add_a_model",
+)
 
 
 def commands(text: str) -> list[str]:
@@ -112,7 +124,7 @@ def test_the_commands_of_a_guide_work(guide: str, tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
     for command in found:
         works(command, tmp_path)
-    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+    for code in re.findall(r"```python\n(from meshrunner import .*?)```", text, re.DOTALL):
         python_works(code, tmp_path)
 
 
