@@ -162,13 +162,18 @@ def checkpoint_folders(folder: Path) -> dict[int, Path]:
 
 def good_checkpoints(folder: Path) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints in a `checkpoints` directory, newest first, and a warning for each damaged one."""
-    found, warnings = [], []
+    good, damaged = _read_all(folder)
+    return good, [f"skipping the checkpoint {path}: {error}" for path, error in damaged.items()]
+
+
+def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]]:
+    good, damaged = [], {}
     for path in checkpoint_folders(folder).values():
         try:
-            found.append(read_checkpoint(path))
+            good.append(read_checkpoint(path))
         except Damaged as error:
-            warnings.append(f"skipping the checkpoint {path}: {error}")
-    return found, warnings
+            damaged[path] = error
+    return good, damaged
 
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
@@ -182,9 +187,12 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
     Raises:
         ConfigError: `load` contains no good checkpoint, or the run's own ones have another format.
     """
-    found, warnings = good_checkpoints(own) if own else ([], [])
-    if own and not found:
-        _refuse_other_format(own)
+    found, damaged = _read_all(own) if own else ([], {})
+    if not found:
+        for path, error in damaged.items():
+            if isinstance(error, OtherFormat):  # starting again would lose it
+                raise ConfigError(f"cannot continue from the checkpoint {path}: {error}")
+    warnings = [f"skipping the checkpoint {path}: {error}" for path, error in damaged.items()]
     if found or load is None:
         return found, warnings
     path = Path(load).expanduser().absolute()
@@ -203,17 +211,6 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
         )
         raise ConfigError(f"checkpoint.load: {path} contains no usable checkpoint{why}")
     return elsewhere, warnings + more
-
-
-def _refuse_other_format(folder: Path) -> None:
-    """Raise ConfigError for a checkpoint of another format, because starting again would overwrite it."""
-    for path in checkpoint_folders(folder).values():
-        try:
-            read_checkpoint(path)
-        except OtherFormat as error:
-            raise ConfigError(f"cannot continue from the checkpoint {path}: {error}") from None
-        except Damaged:
-            continue
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:

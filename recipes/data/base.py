@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -46,14 +47,11 @@ class Sequences(Protocol):
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return the known difference between two records of `Sequences.describe`: `tokenizer`, `text` or ""."""
-    if _differs(one, other, "tokenizer_hash"):
-        return "tokenizer"
-    whole = one.get("complete") is True and other.get("complete") is True
-    return "text" if _differs(one, other, "corpus_hash" if whole else "beginning_hash") else ""
-
-
-def _differs(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
-    return key in one and key in other and one[key] != other[key]
+    complete = one.get("complete") is True and other.get("complete") is True
+    for key, name in (("tokenizer_hash", "tokenizer"), ("corpus_hash" if complete else "beginning_hash", "text")):
+        if key in one and key in other and one[key] != other[key]:
+            return name
+    return ""
 
 
 class Data(Option):
@@ -82,7 +80,7 @@ class Data(Option):
         Raises:
             ConfigError: the data is missing, unusable, or does not fit the model.
         """
-        raise NotImplementedError
+        return False
 
     def produce(self, spec: DataSpec) -> None:
         """
@@ -90,22 +88,18 @@ class Data(Option):
 
         A failure is recorded for `started` and the readers, then raised.
         """
-        raise NotImplementedError
 
     def started(self, spec: DataSpec) -> bool:
         """Whether training can begin while `produce` continues. Raises ConfigError if `produce` recorded a failure."""
-        raise NotImplementedError
+        return True
 
+    @abstractmethod
     def open(self, spec: DataSpec) -> Sequences:
         """Open the sequences. Every worker calls this, after `prepare`."""
-        raise NotImplementedError
 
 
 class Random(Data):
     """Uniformly random tokens for speed runs. The loss stays at log(vocab_size)."""
-
-    def prepare(self, spec: DataSpec) -> bool:
-        return False
 
     def open(self, spec: DataSpec) -> Sequences:
         return RandomSequences(spec)

@@ -11,20 +11,15 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from meshrunner.recipes.model.init_weights import clean_name
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool
 from meshrunner.recipes.parallelism.buffers.placement import PLANS
 from meshrunner.recipes.parallelism.buffers.requests import REDUCE_SCATTER_INPUTS, all_gather_outputs
-
-# Before torch 2.13 the collectives have other names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Pools(NamedTuple):
@@ -38,7 +33,7 @@ pools_of: WeakKeyDictionary[nn.Module, Pools] = WeakKeyDictionary()
 """Model -> its buffers, for models with planned buffers."""
 
 
-class PooledAllGather(AllGather):
+class PooledAllGather(DefaultAllGather):
     """The all-gather of a unit. Its output, which contains the input, is pooled."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
@@ -47,14 +42,8 @@ class PooledAllGather(AllGather):
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.pool.take(self.unit, math.prod(size), dtype, device)
 
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-        return work
 
-
-class PooledReduceScatter(ReduceScatter):
+class PooledReduceScatter(DefaultReduceScatter):
     """The reduce-scatter of a unit's gradients. Only its input is pooled, because `.grad` is a view of its output."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
@@ -66,13 +55,7 @@ class PooledReduceScatter(ReduceScatter):
         is_input, self.is_input = self.is_input, not self.is_input
         if is_input:
             return self.pool.take(self.unit, math.prod(size), dtype, device)
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> dist.Work | None:
-        work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-        return work
+        return super().allocate(size, dtype=dtype, device=device)
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:

@@ -37,7 +37,7 @@ def units(*shapes: Shape) -> list[UnitBuckets]:
 
 
 def in_turn(listed: list[UnitBuckets], ahead: int = 1) -> Schedule:
-    """Each is asked for once, so many ahead."""
+    """Return a schedule in which each unit is requested once, `ahead` units ahead."""
     return Schedule(listed, alive_together([unit.name for unit in listed], ahead + 1))
 
 
@@ -75,7 +75,7 @@ def overlaps(schedule: Schedule, plan: Plan) -> bool:
 
 
 def test_random_lists() -> None:
-    """Nothing overlaps, and the plan is no larger than the max pool; one unit ahead it reaches the bound."""
+    """Nothing overlaps, and the scheduled plan is no larger than max_pool. With one unit ahead it reaches the lower bound."""
     missed = 0
     for seed in range(3000):
         random = Random(seed)
@@ -95,7 +95,7 @@ def test_random_lists() -> None:
 
 
 def test_what_is_never_alive_together_shares_one_place() -> None:
-    """Inputs of reductions: the largest of all is enough for either plan."""
+    """For reduce-scatter inputs, an arena of the largest unit's size is enough under either plan."""
     listed = units(LARGE, SMALL, BLOCK)
     schedule = in_turn(listed, ahead=0)
     for plan in (max_pool(schedule), scheduled(schedule)):
@@ -104,7 +104,7 @@ def test_what_is_never_alive_together_shares_one_place() -> None:
 
 
 def test_a_unit_that_asks_again_keeps_its_place() -> None:
-    """Three that follow each other in a circle are alive in pairs, and each needs a place of its own."""
+    """Three units requested in a circle are alive in pairs, so each needs its own range."""
     listed = units(SMALL, BLOCK, LARGE)
     circle = Schedule(listed, alive_together(["0", "1", "2", "0"], 2))
     assert peak(circle) == 60e6

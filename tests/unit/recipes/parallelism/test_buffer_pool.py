@@ -1,4 +1,4 @@
-"""A pool of communication buffers: where it puts them, and that it refuses what its plan does not serve."""
+"""The buffer pool: where it places buffers, and that it refuses requests that are not in its plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask(pool: BufferPool, unit: str, elements: int | None = None, dtype: torch.d
 
 
 def planned(plan: str = "scheduled", in_flight: Any = None) -> BufferPool:
-    """After a step in which a, b and c asked in turn."""
+    """Return a pool after a step in which a, b and c requested in turn."""
     pool = BufferPool(PLANS[plan], in_flight or all_gather_outputs(1))
     for unit in SIZES:
         ask(pool, unit)

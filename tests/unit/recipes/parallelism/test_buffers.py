@@ -1,4 +1,4 @@
-"""`parallelism.buffers`: what is refused before a run starts, and what `show` says."""
+"""`parallelism.buffers`: values refused before a run starts, and the output of `show`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = "wrap=rules wrap.rules=[{match:layers.*},{match:layers.*.feed_forward}]"
 
 
 def says(*overrides: str) -> str:
-    """What is refused before a run starts on this machine's CPUs."""
+    """Return the error before a run starts on this machine's CPUs."""
     given = experiment("hardware=cpu", *" ".join(overrides).split())
     try:
         fit(given, node_devices(given).workers)

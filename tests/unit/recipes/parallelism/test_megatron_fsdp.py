@@ -1,4 +1,4 @@
-"""What Megatron-FSDP refuses before a run starts, and in which words; what `show` says of it. Nothing here needs the package."""
+"""Megatron-FSDP without the package: settings refused before a run starts, and the output of `show`."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_rule_of_its_own_cannot_free_what_is_whole() -> None:
 
 
 def test_a_pool_has_no_buffer_for_a_unit_that_is_called_again() -> None:
-    """The output projection, once for every further token: others are gathered ahead, and hold the two there are."""
+    """The output projection is called once for every further token, while prefetched units occupy both buffers."""
     hybrid = ("model=hybrid_tiny", "model.mtp.depth=2", "data=random", "parallelism=megatron_fsdp")
     fit(experiment(*hybrid), 2)
     for zero in (3, 2):

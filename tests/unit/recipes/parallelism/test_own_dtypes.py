@@ -1,4 +1,4 @@
-"""Parameters that stay in fp32 in a bf16 unit, through an argument that torch has from 2.15 on: a stand-in for its policy."""
+"""Parameters that stay in fp32 in a bf16 unit. A stand-in replaces the mixed-precision policy of torch 2.15."""
 
 from __future__ import annotations
 
