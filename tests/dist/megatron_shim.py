@@ -36,7 +36,7 @@ def stream(_: Stream) -> AbstractContextManager[None]:
 
 
 def get_tensor(self: Any, shape: list[int], dtype: torch.dtype, name: str, mem_alloc_context: object = None) -> Tensor:
-    """Of `GlobalMemoryBuffer`, the memory of the pools: on the CPU, where the package takes the current CUDA device."""
+    """Replace `GlobalMemoryBuffer.get_tensor`: allocate pool memory on the CPU instead of the current CUDA device."""
     buffer = self.buffer.get((name, dtype))
     if buffer is None or buffer.numel() < shape[0]:
         buffer = self.buffer[name, dtype] = torch.empty(shape, dtype=dtype)
@@ -46,12 +46,12 @@ def get_tensor(self: Any, shape: list[int], dtype: torch.dtype, name: str, mem_a
 
 @contextmanager
 def one_by_one(group: dist.ProcessGroup, async_ops: bool = False) -> Iterator[Event]:
-    """In place of torch's `_coalescing_manager`: gloo's coalesced reduce-scatter corrupts memory now and then (torch 2.13)."""
+    """Replace torch's `_coalescing_manager`, because gloo's coalesced reduce-scatter sometimes corrupts memory (torch 2.13)."""
     yield Event()
 
 
 def all_gather_into_tensor(*, async_op: bool = False, **arguments: Any) -> None:
-    """Done when it returns, as nobody has what could be waited for."""
+    """Finish before returning, because nobody waits for the result."""
     ALL_GATHER(**arguments)
 
 
@@ -60,14 +60,14 @@ ALL_GATHER = dist.all_gather_into_tensor
 
 @torch.no_grad()
 def gradient_reduce_preprocessing(gradients: Tensor, factor: float, config: object) -> dist.ReduceOp.RedOpType:
-    """As the package does for bf16: for fp32 it has NCCL multiply, which gloo cannot."""
+    """Scale gradients as the package does for bf16. For fp32 it lets NCCL multiply, which gloo cannot."""
     gradients.mul_(factor)
     return dist.ReduceOp.SUM
 
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Megatron-FSDP works on CPU tensors inside."""
+    """Make Megatron-FSDP work on CPU tensors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron_fsdp import param_and_grad_buffer, utils

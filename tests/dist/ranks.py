@@ -19,11 +19,11 @@ LIMIT_S = 600.0
 
 
 class RankError(AssertionError):
-    """A rank raised; the text holds its traceback."""
+    """A rank raised an exception; the text contains its traceback."""
 
 
 def on_ranks(world: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-    """`body(*args)` on every rank of an initialised gloo group; results by rank. Results must be picklable."""
+    """Run `body(*args)` on every rank of an initialised gloo group and return the results by rank. They must be picklable."""
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     store_path = Path(tempfile.mkdtemp()) / "store"
     processes = [

@@ -43,7 +43,7 @@ CHUNKED = "loss=chunked loss.tokens=13"
 
 
 class Run:
-    """A model of unequal units and its steps."""
+    """A model with units of different sizes, and its training steps."""
 
     def __init__(self, words: str) -> None:
         self.recipe = experiment(*words.split())
@@ -55,7 +55,7 @@ class Run:
         self.ranks = {"rank": data_rank(mesh), "ranks": self.degrees.data}
 
     def steps(self, count: int, first: int = 1) -> list[tuple[float, float, float | None]]:
-        """This rank's loss, the gradient norm, and how many buffers were allocated."""
+        """Return this rank's loss, the gradient norm, and the number of allocated buffers of every step."""
         total, _ = self.recipe.accumulation(self.degrees.data)
         size = {"global_batch": total, "micro_batch": self.recipe.micro_batch}
         loader = Loader(self.sequences, **size, **self.ranks, device=CPU, first_step=first)
@@ -69,7 +69,7 @@ class Run:
         return found
 
     def weights(self) -> list[Tensor]:
-        """This rank's shards."""
+        """Return this rank's shards."""
         parameters: list[nn.Parameter] = [*self.model.parameters()]
         return [(each.to_local() if isinstance(each, DTensor) else each).detach() for each in parameters]
 
@@ -192,12 +192,12 @@ def test_planned_is_dynamic_with_every_other_option() -> None:
 
 
 def largest(alive: Collection[frozenset[str]]) -> set[frozenset[str]]:
-    """The sets that are part of no other: they alone decide a plan."""
+    """Return the sets that are subsets of no other. Only these decide a plan."""
     return {one for one in alive if not any(one < other for other in alive)}
 
 
 def mispredicted(cases: list[str]) -> list[str]:
-    """Runs whose first step asks for something else than is predicted from the wrap plan."""
+    """Return the runs whose first step requests other buffers than predicted from the wrap plan."""
     found = []
     for words in cases:
         own = Run(f"{words} parallelism.buffers=scheduled")
@@ -247,7 +247,7 @@ def test_what_is_predicted_of_every_other_option_is_asked_for() -> None:
 
 
 def refusals() -> list[str]:
-    """What a unit is told whose place was moved by hand, one that is gathered twice in a row, and one in a recomputed block."""
+    """Return the errors for a unit moved by hand, one gathered twice in a row, and one in a recomputed block."""
 
     def said(own: Run) -> str:
         try:

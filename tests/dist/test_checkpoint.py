@@ -1,4 +1,4 @@
-"""A checkpoint written under any layout loads under any other, bit for bit, and going on from it changes no figure."""
+"""A checkpoint written under any layout loads under any other, bit for bit, and continuing from it changes no figure."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Assembled(NamedTuple):
     loader: Loader
 
     def step(self) -> None:
-        """One step of `train`."""
+        """Take one step of `train`."""
         model, optimizer = self.training.model, self.training.optimizer
         update(self.recipe, model, self.trained, optimizer, self.loader.next(), self.recipe.optimizer.lr)
 
 
 def assembled(*overrides: str) -> Assembled:
-    """What `train` sets up, without a checkpoint; of the small model, unless the words name another."""
+    """Set up what `train` sets up, without a checkpoint. The words may replace the small model."""
     names_model = any(word.startswith("model=") for word in overrides)
     recipe = experiment(*(() if names_model else SMALL), *overrides)
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
@@ -86,7 +86,7 @@ def assembled(*overrides: str) -> Assembled:
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Whole parameters, biases of experts and whole AdamW state by name. The model is of no use afterwards."""
+    """Return whole parameters, expert biases and whole AdamW state by name. The model cannot be used afterwards."""
     if fsdp1_tensor.patch_if_needed(model):
         state = fsdp1_tensor.get_fsdp1_state(model, optimizer)["optimizer"]
     else:
@@ -103,7 +103,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def save(folder: Path, overrides: tuple[str, ...]) -> int:
-    """Train, save into the folder, and put what it should hold beside it; returns the number of tensors."""
+    """Train, save into the directory together with the expected values, and return the number of tensors."""
     made = assembled(*overrides)
     for _ in range(STEPS):
         made.step()
@@ -116,7 +116,7 @@ def save(folder: Path, overrides: tuple[str, ...]) -> int:
 
 
 def load(folders: list[Path], overrides: tuple[str, ...]) -> dict[str, list[str]]:
-    """Folder -> what of it is not, bit for bit, as it was saved, after loading it over other weights."""
+    """Return directory -> tensors that are not bit for bit as saved after loading over other weights."""
     wrong = {}
     for folder in folders:
         made = assembled(*overrides, "seed=99")
@@ -131,7 +131,7 @@ def load(folders: list[Path], overrides: tuple[str, ...]) -> dict[str, list[str]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name of a layout -> the folder with a checkpoint of it, saved when it is first asked for."""
+    """Return layout -> directory with its checkpoint, saved on first use."""
     root = tmp_path_factory.mktemp("saved")
 
     @cache
@@ -179,7 +179,7 @@ def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
 
 
 def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    """(loss, norm) of 6 steps without a checkpoint, and of 4 steps that lose the last two, then the rest."""
+    """Return (loss, norm) of 6 steps without a checkpoint, and of 4 steps that lose the last two, then the rest."""
     world = dist.get_world_size()
 
     def run(number: int, checkpoints: Path | None) -> list[Any]:
@@ -198,7 +198,7 @@ def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[li
         return list(zip(recorder.losses, recorder.norms, strict=True))
 
     class Slow(ChecksummedWriter):
-        """Writes when the next step has been trained: what is written must have been copied before."""
+        """A writer that waits until the next step has been trained, so the state must have been copied before."""
 
         def write_data(self, *arguments: Any) -> Any:
             time.sleep(0.3)
@@ -246,7 +246,7 @@ def test_an_interrupted_run_is_the_uninterrupted_one(name: str, kind: str, tmp_p
 
 
 def staged(folder: Path, overrides: tuple[str, ...]) -> list[dict[str, int]]:
-    """Name of a tensor -> where its copy in host memory lies, in each of two saves."""
+    """Return tensor -> address of its copy in host memory in each of two saves."""
     made, addresses = assembled(*overrides), []
     saver = AsyncSaver(folder, made.training, every=1, keep=None)
     stage = saver.stager.stage
@@ -277,7 +277,7 @@ def test_saves_in_the_background_share_host_memory(name: str, tmp_path: Path) ->
 
 
 def resumed_elsewhere(folder: Path, overrides: tuple[str, ...]) -> list[Any]:
-    """(loss, norm) of the steps up to 6, saved every 3, from where the folder is."""
+    """Return (loss, norm) of the remaining steps up to 6, saved every 3, from the directory's checkpoint on."""
     recorder = Recorder()
     recipe = experiment(*SMALL, *overrides, "checkpoint=dcp", "checkpoint.every=3")
     KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder).model)
@@ -285,7 +285,7 @@ def resumed_elsewhere(folder: Path, overrides: tuple[str, ...]) -> list[Any]:
 
 
 def test_another_number_of_ranks_keeps_the_global_batch(tmp_path: Path) -> None:
-    """global_batch was left to the first run: 3 ranks x 2. Two ranks go on with the same six sequences a step."""
+    """global_batch is null: 3 ranks x 2. Two ranks continue with the same six sequences per step."""
     auto = ("global_batch=null",)
     three = on_ranks(3, resumed_elsewhere, tmp_path / "straight", (*auto, "micro_batch=2", "steps=6"))[0]
     on_ranks(3, resumed_elsewhere, tmp_path / "moved", (*auto, "micro_batch=2", "steps=3"))
@@ -296,7 +296,7 @@ def test_another_number_of_ranks_keeps_the_global_batch(tmp_path: Path) -> None:
 
 
 def test_another_batch_goes_on_where_the_data_was(tmp_path: Path) -> None:
-    """Steps 4 and 5 of 18 sequences are 36 .. 71; so are steps 4, 5 and 6 of 12."""
+    """Steps 4 and 5 of 18 sequences are 36 to 71, and so are steps 4, 5 and 6 of 12."""
     seen: list[Any] = []
     for batch, number in ((12, 6), (18, 5)):
         folder = tmp_path / str(batch)
@@ -308,7 +308,7 @@ def test_another_batch_goes_on_where_the_data_was(tmp_path: Path) -> None:
 
 
 def failing(folder: Path, kind: str) -> str:
-    """What a rank says when the disk of rank 1 is full in step 2."""
+    """Return a rank's error when the disk of rank 1 is full in step 2."""
 
     class Full(ChecksummedWriter):
         def write_data(self, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The examples of an own model and an own parallelism train as one process does, gradient by gradient."""
+"""The examples of a custom model and a custom parallelism train as one process does, gradient by gradient."""
 
 from __future__ import annotations
 

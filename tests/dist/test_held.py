@@ -1,4 +1,4 @@
-"""What `show` says that a device holds, against the tensors of real ranks after a step."""
+"""The memory and traffic that `show` reports per device, against the tensors of real ranks after a step."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ LAYOUTS = [
 
 
 def nbytes(tensors: list[Tensor]) -> int:
-    """Bytes of the memory behind some tensors, which several may share."""
+    """Return the bytes of the storages behind some tensors, counting shared ones once."""
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in local}.values())
 
 
 def measured(overrides: tuple[str, ...]) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and optimizer state on this rank."""
+    """Return the bytes of weights, gradients and optimizer state on this rank."""
     recipe = experiment(*overrides)
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     mesh = build_mesh("cpu", degrees)
@@ -108,7 +108,7 @@ def test_what_a_device_holds(world: int, layout: str) -> None:
 
 
 def accumulated(overrides: tuple[str, ...]) -> tuple[int, int]:
-    """Bytes of unsharded gradients on this rank between two micro batches, and bytes of shards of them."""
+    """Return the bytes of unsharded gradients between two micro batches, and of sharded gradients, on this rank."""
     recipe = experiment(*overrides)
     mesh = build_mesh("cpu", recipe.parallelism.degrees(1, dist.get_world_size()))
     model, _, _ = assemble(recipe, mesh, torch.device("cpu"))
@@ -151,7 +151,7 @@ def test_what_accumulates_between_micro_batches(kind: str, precision: str, accum
 
 
 class Communicated(TorchDispatchMode):
-    """Bytes of what is all-gathered and reduced, before division among ranks."""
+    """A mode that counts the bytes all-gathered and reduced, before division among ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Communicated(TorchDispatchMode):
 
 
 def communicated(overrides: tuple[str, ...]) -> tuple[int, int]:
-    """Bytes that the micro batches of a step gather and reduce."""
+    """Return the bytes that the micro batches of a step gather and reduce."""
     recipe = experiment(*overrides)
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     model, _, _ = assemble(recipe, build_mesh("cpu", degrees), torch.device("cpu"))
@@ -202,7 +202,7 @@ def communicated(overrides: tuple[str, ...]) -> tuple[int, int]:
     ],
 )
 def test_what_is_communicated_is_what_show_says(layout: str) -> None:
-    """Shapes that two ranks divide evenly: nothing is padded."""
+    """Two ranks divide these shapes evenly, so nothing is padded."""
     overrides = (*SMALL, "model.vocab_size=512", "global_batch=6", *layout.split())
     if PREDICTIONS in layout:
         overrides = tuple(word for word in overrides if not word.startswith("model.n_layers"))

@@ -123,7 +123,7 @@ LAYOUTS = [
 
 
 class Recorder:
-    """Keeps the global token-mean loss and the gradient norm of every step."""
+    """A meter that records the global token-mean loss and the gradient norm of every step."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -156,12 +156,12 @@ class Recorder:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The unsharded value, on every rank."""
+    """Return the unsharded value, on every rank."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def whole_values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
-    """Unsharded parameters or their gradients by the network's own names, on every rank."""
+    """Return unsharded parameters or their gradients by the network's names, on every rank."""
     fsdp1 = isinstance(model, FullyShardedDataParallel)
     summon = FullyShardedDataParallel.summon_full_params(model, with_grads=gradients) if fsdp1 else nullcontext()
     with summon:
@@ -170,7 +170,7 @@ def whole_values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
 
 
 def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Initial weights, gradients and norm of the first step, then losses and norms of a whole run. On every rank."""
+    """Return initial weights, gradients and norm of the first step, then losses and norms of a whole run. On every rank."""
     recipe, world = experiment(*overrides), dist.get_world_size()
     degrees = recipe.parallelism.degrees(1, world)
     mesh = build_mesh("cpu", degrees)
@@ -201,7 +201,7 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 @cache
 def reference(model: str) -> dict[str, Any]:
-    """One process, nothing spread, one micro batch."""
+    """Train on one process, nothing distributed, in one micro batch."""
     overrides = (*SMALL, "parallelism=single", "micro_batch=12", *model.split())
     return on_ranks(1, observe, overrides)[0]
 
@@ -218,13 +218,13 @@ class Difference(NamedTuple):
 
 
 def compare(world: int, layout: str) -> Difference:
-    """Train under a layout and under none."""
+    """Train with and without a layout."""
     expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "seq_len"))))
     return difference(on_ranks(world, observe, (*SMALL, *layout.split())), expected)
 
 
 def difference(ranks: list[dict[str, Any]], expected: dict[str, Any]) -> Difference:
-    """Between what ranks observed and one process. What has to be equal to the last bit is checked here."""
+    """Return the difference between ranks and one process. Assert equality where it must be exact."""
     found = ranks[0]
     assert found["weights"].keys() == expected["weights"].keys()
     for name, weight in expected["weights"].items():
@@ -246,7 +246,7 @@ def difference(ranks: list[dict[str, Any]], expected: dict[str, Any]) -> Differe
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """||a - b|| / ||b||."""
+    """Return ||a - b|| / ||b||."""
     return ((a - b).norm() / b.norm()).item()
 
 
@@ -298,7 +298,7 @@ def test_layout_equals_one_process(world: int, layout: str) -> None:
     ],
 )
 def test_a_single_shard_of_fsdp1_fails_where_it_is_refused(layout: str, error: str) -> None:
-    """When torch has mended it, the row of the table is to go."""
+    """If torch fixes this, the row of the compatibility table can go."""
     recipe = experiment(*SMALL, *layout.split())
     assert len(problems(recipe, recipe.parallelism.degrees(1, 2))) == 1
     with pytest.raises((AssertionError, RankError), match=error):
@@ -315,7 +315,7 @@ WRAPS = [
 
 
 def wrapped_units(overrides: tuple[str, ...]) -> dict[str, set[str]]:
-    """Unit -> names of the parameters that the wrapped model really has in it."""
+    """Return unit -> names of the parameters that the wrapped model really has in it."""
     recipe, world = experiment(*overrides), dist.get_world_size()
     model, _, _ = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, world)), CPU)
     found: dict[str, set[str]] = {}
@@ -369,7 +369,7 @@ AUTOCASTS = [(1, "single micro_batch=12"), (2, "ddp micro_batch=6")]
 
 @pytest.mark.parametrize(("world", "layout"), AUTOCASTS)
 def test_bf16_without_fsdp_is_autocast(world: int, layout: str) -> None:
-    """Near fp32, and to FSDP's bf16; weights and what is added up over micro batches are fp32."""
+    """The result is near fp32 and near FSDP's bf16. Weights and accumulated values are fp32."""
     given = (*SMALL, *f"parallelism={layout} precision=bf16".split())
     fp32, bf16 = reference(""), on_ranks(world, observe, given)[0]
     fsdp2 = on_ranks(world, observe, (*SMALL, *f"parallelism=fsdp2 {layout.split()[1]} precision=bf16".split()))[0]
@@ -385,7 +385,7 @@ def test_bf16_without_fsdp_is_autocast(world: int, layout: str) -> None:
 
 @pytest.mark.parametrize("with_", ["activation_checkpoint=full", "loss=chunked loss.tokens=13", "micro_batch=2"])
 def test_bf16_of_ddp_recomputes_and_accumulates_as_it_is(with_: str) -> None:
-    """What is recomputed in backward, behind autocast, is what forward computed."""
+    """Backward recomputes, under autocast, exactly what forward computed."""
     given = (*SMALL, "parallelism=ddp", "precision=bf16", "micro_batch=6")
     plain, other = (on_ranks(2, observe, (*given, *words.split()))[0] for words in ("", with_))
     if with_.startswith("activation"):
@@ -396,7 +396,7 @@ def test_bf16_of_ddp_recomputes_and_accumulates_as_it_is(with_: str) -> None:
 
 
 def communicated(overrides: tuple[str, ...]) -> tuple[dict[str, int], Tensor]:
-    """Number of each collective in one step's forward and backward, and the gradient of the projection."""
+    """Return the number of each collective in one step, and the gradient of the projection."""
     recipe = experiment(*overrides)
     model, _, _ = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, dist.get_world_size())), CPU)
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -420,7 +420,7 @@ def test_chunks_are_gathered_for_and_reduced_once(kind: str, dtype: str) -> None
 
 
 def masked_step(implementation: str) -> tuple[bool, bool]:
-    """Whether a step with a gradient that is not finite left weights and state alone, and a finite one moved them."""
+    """Whether a step with a non-finite gradient left weights and state alone, and a finite one changed them."""
     recipe = experiment(*SMALL, "parallelism=fsdp2", f"optimizer.implementation={implementation}")
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     _, trained, _ = assemble(recipe, build_mesh("cpu", degrees), CPU)

@@ -1,4 +1,4 @@
-"""Megatron-FSDP itself, on CPUs by way of a shim, against one process: weights, gradients, losses, norms, loads of experts."""
+"""Megatron-FSDP on CPUs through a shim, against one process: weights, gradients, losses, norms, expert loads."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CASES = [(world, SMALL, layout) for world, layout in LAYOUTS] + [(world, HYBRID,
 
 
 def whole_values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
-    """As `test_layouts.whole_values`, of shards of any number of rows. A rank without a row has no gradient."""
+    """Return `test_layouts.whole_values` for shards of any number of rows. A rank without a row has no gradient."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
@@ -95,14 +95,14 @@ def whole_values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
 
 
 def observe_all(cases: list[tuple[str, ...]]) -> list[dict[str, Any]]:
-    """`observe_experts` of each, one after the other."""
+    """Return `observe_experts` of each case."""
     with on_cpu(), patch.object(test_layouts, "whole_values", whole_values):
         return [observe_experts(overrides) for overrides in cases]
 
 
 @cache
 def observed(world: int, base: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
-    """Layout -> what each rank observed, of all layouts on so many ranks."""
+    """Return layout -> what each rank observed, for all layouts on `world` ranks."""
     layouts = [layout for ranks, own, layout in CASES if (ranks, own) == (world, base)]
     by_rank = on_ranks(world, observe_all, [(*base, *MEGATRON, *layout.split()) for layout in layouts])
     return dict(zip(layouts, map(list, zip(*by_rank, strict=True)), strict=True))
@@ -114,7 +114,7 @@ def observed(world: int, base: tuple[str, ...]) -> dict[str, list[dict[str, Any]
     [pytest.param(*each, id=f"{each[0]}x {'hybrid ' if each[1] is HYBRID else ''}{each[2]}") for each in CASES],
 )
 def test_it_equals_one_process(world: int, base: tuple[str, ...], layout: str) -> None:
-    """Four steps; experts choose alike, to the last token."""
+    """Four steps. Every token chooses the same experts."""
     expected = reference(" ".join(word for word in layout.split() if word.startswith("model")), (*base, "steps=4"))
     ranks = observed(world, base)[layout]
     for rank in ranks:
@@ -127,7 +127,7 @@ def test_it_equals_one_process(world: int, base: tuple[str, ...], layout: str) -
 
 
 def built_optimizer(overrides: tuple[str, ...]) -> list[tuple[bool, set[float], list[float]]]:
-    """Whether weights moved, the numbers of steps, and the hyperparameters: as built here, and as the package builds it."""
+    """Return (weights moved, step counts, hyperparameters) for the optimizer built here and as the package builds it."""
     found = []
     for guard in (megatron_fsdp.without_update, lambda _: nullcontext()):
         recipe = experiment(*overrides)
@@ -144,7 +144,7 @@ def built_optimizer(overrides: tuple[str, ...]) -> list[tuple[bool, set[float], 
 
 @pytest.mark.parametrize("implementation", ["fused", "for_loop"])
 def test_building_the_optimizer_is_no_update(implementation: str) -> None:
-    """Without what prevents it, it is one up to 0.6.1: when the second half fails, the workaround is to go."""
+    """Without the guard, building is a step up to 0.6.1. When the second half fails, the workaround can go."""
     overrides = (*SMALL, *MEGATRON, f"optimizer.implementation={implementation}", "optimizer.weight_decay=0.1")
     (ours, theirs), _ = on_ranks(2, built_optimizer, overrides)
     assert ours == (False, {0.0}, [1e-3, 0.1])
@@ -153,7 +153,7 @@ def test_building_the_optimizer_is_no_update(implementation: str) -> None:
 
 @pytest.mark.slow
 def test_master_weights_are_not_rounded() -> None:
-    """In bf16 they begin as fp32 draws them, whatever is shared out, and training is that of FSDP2."""
+    """In bf16 they begin with the fp32 values, whatever is sharded, and training matches FSDP2."""
     given = (*SMALL, "steps=4", "micro_batch=3", "precision=bf16")
     cases = [(*given, *MEGATRON, f"parallelism.zero={zero}") for zero in (3, 2, 1, 0)]
     cases.append((*given, *MEGATRON, "parallelism.grad_comm=bf16"))
@@ -169,7 +169,7 @@ def test_master_weights_are_not_rounded() -> None:
 
 
 def allocators(cases: list[tuple[str, ...]]) -> list[str]:
-    """The class of what allocates the gathered parameters."""
+    """Return the class that allocates the unsharded parameters."""
     found = []
     for overrides in cases:
         recipe = experiment(*overrides)
@@ -186,7 +186,7 @@ def test_the_pool_is_the_one_that_was_asked_for() -> None:
 
 
 def dtypes(overrides: tuple[str, ...]) -> tuple[dict[str, torch.dtype], float]:
-    """Parameter -> the dtype it computes in; and the loss of a micro batch."""
+    """Return parameter -> its compute dtype, and the loss of a micro batch."""
     recipe = experiment(*overrides)
     with on_cpu():
         model: Any = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, 2)), CPU).model
@@ -196,7 +196,7 @@ def dtypes(overrides: tuple[str, ...]) -> tuple[dict[str, torch.dtype], float]:
 
 
 def test_what_should_stay_in_fp32_does() -> None:
-    """In units of which all else is bf16, with a pool of both."""
+    """Other parameters of the same units are bf16, and the pool has buffers of both dtypes."""
     given = (*HYBRID, *MEGATRON, *CALLED_ONCE.split(), "parallelism.double_buffer=max_pool", "micro_batch=3")
     (found, loss), _ = on_ranks(2, dtypes, (*given, "precision=bf16"))
     (_, fp32), _ = on_ranks(2, dtypes, (*given, "precision=fp32"))
@@ -227,7 +227,7 @@ PREDICTIONS = (
 
 
 def held_and_moved(cases: list[tuple[str, ...]]) -> list[dict[str, int]]:
-    """Elements and bytes that a device holds, and bytes gathered and reduced in its second step."""
+    """Return what a device stores, and the bytes gathered and reduced in its second step."""
     found = []
     for overrides in cases:
         recipe = experiment(*overrides)
@@ -264,7 +264,7 @@ def held_and_moved(cases: list[tuple[str, ...]]) -> list[dict[str, int]]:
 
 @pytest.mark.slow
 def test_what_show_says_is_held_and_moved() -> None:
-    """What is not counted, and why, is in `MegatronFSDP.traffic`."""
+    """`MegatronFSDP.traffic` lists what is not counted, and why."""
     cases = [
         *((*EVEN, UNITS, f"parallelism.zero={zero}", "micro_batch=6") for zero in (3, 2, 1, 0)),
         *((*EVEN, UNITS, f"parallelism.zero={zero}", "micro_batch=2", "precision=bf16") for zero in (3, 2, 1, 0)),

@@ -1,4 +1,4 @@
-"""Activation checkpointing and compilation under the layouts: the numerics stay, and the promised effect is there."""
+"""Activation checkpointing and compilation under the layouts: equal numerics, and the promised savings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_compiled_equals_one_process(world: int, layout: str, what: str, option:
 
 
 def settle() -> None:
-    """Let go of what is not needed any more."""
+    """Free what is not needed."""
     dist.barrier()
     gc.collect()
 

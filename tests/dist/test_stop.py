@@ -1,4 +1,4 @@
-"""Requested to stop, the ranks stop together, saved, and the run continues as if nothing had been."""
+"""Early stopping: all ranks stop together and save, and the run continues as if uninterrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS: list[nn.Module] = []
 
 
 def requested_at(folder: Path, request: tuple[int, int] | None, overrides: tuple[str, ...]) -> tuple[int, list[float]]:
-    """(last step, losses) of a run of which one rank is requested to stop after a step."""
+    """Return (last step, losses) of a run in which one rank is requested to stop after a step."""
     recorder = Recorder()
 
     def requested() -> bool:

@@ -1,4 +1,4 @@
-"""Imported by the process that ranks are forked from: what each of them would do first is done once, there."""
+"""Imports for the process that ranks are forked from, so that each is done once."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""A checkpoint's metadata is a pickle: what it may contain."""
+"""The check of a checkpoint's metadata, which is a pickle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from meshrunner.recipes.errors import ConfigError
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("old_python", [False, True])
-def test_what_torch_writes_is_accepted(old_python: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_written_by_torch_is_accepted(
+    old_python: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if old_python:  # 3.11.2, which Debian 12 has: a member of an enumeration is written as an attribute of it
         monkeypatch.setattr(
             _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name))
@@ -35,7 +37,7 @@ def test_what_torch_writes_is_accepted(old_python: bool, tmp_path: Path, monkeyp
 
 
 class Forged:
-    """Runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -45,7 +47,7 @@ class Forged:
 
 
 class Attribute:
-    """Is pickled as `getattr` of something."""
+    """An object that is pickled as a call of `getattr`."""
 
     def __init__(self, *of: Any) -> None:
         self.of = of

@@ -1,4 +1,4 @@
-"""Which checkpoint is continued from, and which may go."""
+"""Checkpoints on disk: which one a run continues from, and which may be removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from meshrunner.recipes.storage.durable import checksum
 
 
 def written(folder: Path, step: int, name: str | None = None) -> Path:
-    """A checkpoint of one small shard."""
+    """Write a checkpoint of one small shard."""
     path = folder / (name or step_folder(step))
     path.mkdir(parents=True)
     (path / METADATA).write_bytes(b"metadata")
@@ -51,7 +51,7 @@ def test_the_newest_comes_first(tmp_path: Path) -> None:
     assert found[1].record.tokens == 340 and found[1].damaged_files(found[1].record.files) == []
 
 
-def test_there_is_nothing_without_a_folder(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
     assert good_checkpoints(tmp_path / "checkpoints") == ([], [])
     assert candidates(None, tmp_path / "checkpoints") == ([], [])
 
@@ -69,7 +69,7 @@ def test_there_is_nothing_without_a_folder(tmp_path: Path) -> None:
         ("checkpoint.json", None, "checkpoint.json is missing"),
     ],
 )
-def test_a_damaged_one_is_passed_over_with_the_reason(
+def test_a_damaged_checkpoint_is_skipped_with_the_reason(
     file: str, content: bytes | None, said: str, tmp_path: Path
 ) -> None:
     written(tmp_path, 10)
@@ -90,7 +90,7 @@ def test_a_damaged_one_is_passed_over_with_the_reason(
         ({"config": [1]}, "config: Input should be a valid dictionary"),
     ],
 )
-def test_what_nobody_wrote_is_damage(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+def test_an_invalid_record_is_damage(changes: dict[str, object], said: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     path = written(tmp_path / "checkpoints", 20) / "checkpoint.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -98,8 +98,8 @@ def test_what_nobody_wrote_is_damage(changes: dict[str, object], said: str, tmp_
     assert not found and said in warning
 
 
-def test_what_is_no_file_is_damage(tmp_path: Path) -> None:
-    """A pipe would block, a link leads elsewhere."""
+def test_an_irregular_file_is_damage(tmp_path: Path) -> None:
+    """A pipe would block, and a link could lead anywhere."""
     for step, name in enumerate(("checkpoint.json", "__0_0.distcp", METADATA), 1):
         (written(tmp_path, step) / name).unlink()
         os.mkfifo(tmp_path / step_folder(step) / name)
@@ -111,7 +111,7 @@ def test_what_is_no_file_is_damage(tmp_path: Path) -> None:
     assert not found and len(warnings) == 5 and sum("a pipe, not a file" in each for each in warnings) == 3
 
 
-def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_not_removed(tmp_path: Path) -> None:
     outside = written(tmp_path / "outside", 1)
     for name in (".tmp-link", step_folder(3)):
         (tmp_path / name).symlink_to(outside)
@@ -121,7 +121,7 @@ def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["outside"] and len(list(outside.iterdir())) == 3
 
 
-def test_what_only_reading_everything_shows(tmp_path: Path) -> None:
+def test_damage_inside_a_shard_is_found_by_its_checksum(tmp_path: Path) -> None:
     path = written(tmp_path, 10) / "__0_0.distcp"
     path.write_bytes(b"1" + path.read_bytes()[1:])
     stored = good_checkpoints(tmp_path)[0][0]
@@ -129,7 +129,7 @@ def test_what_only_reading_everything_shows(tmp_path: Path) -> None:
     assert stored.damaged_files(stored.record.files) == ["__0_0.distcp"]
 
 
-def test_the_last_k_are_kept(tmp_path: Path) -> None:
+def test_the_newest_k_are_kept(tmp_path: Path) -> None:
     for step in range(1, 6):
         publish_step(tmp_path, step, keep=2)
     assert list(checkpoint_folders(tmp_path)) == [5, 4]
@@ -138,7 +138,7 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".tmp-*"))
 
 
-def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_count_towards_keep(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         publish_step(tmp_path, step, keep=3)
     (tmp_path / step_folder(2) / METADATA).unlink()
@@ -149,7 +149,7 @@ def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
     assert list(checkpoint_folders(tmp_path)) == [5, 3], "the good one before the damaged one"
 
 
-def test_a_damaged_one_of_the_same_step_is_replaced_and_later_ones_are_left(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         publish_step(tmp_path, step, keep=None)
     (tmp_path / step_folder(2) / METADATA).unlink()
@@ -160,7 +160,7 @@ def test_a_damaged_one_of_the_same_step_is_replaced_and_later_ones_are_left(tmp_
     assert list(checkpoint_folders(tmp_path)) == [3, 2]
 
 
-def test_left_overs_are_swept_away(tmp_path: Path) -> None:
+def test_leftovers_are_removed(tmp_path: Path) -> None:
     written(tmp_path, 3)
     written(tmp_path, 4, ".tmp-step-00000004")
     (tmp_path / ".tmp-removed-step-00000001").mkdir()
@@ -170,7 +170,7 @@ def test_left_overs_are_swept_away(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_load_is_a_run_or_one_checkpoint_and_the_runs_own_go_first(tmp_path: Path) -> None:
+def test_load_takes_a_run_or_a_checkpoint_after_the_runs_own(tmp_path: Path) -> None:
     for step in (1, 2):
         written(tmp_path / "other" / "checkpoints", step)
     own = tmp_path / "own"
@@ -181,7 +181,7 @@ def test_load_is_a_run_or_one_checkpoint_and_the_runs_own_go_first(tmp_path: Pat
     assert [each.record.step for each in candidates(str(one), own)[0]] == [7]
 
 
-def test_load_of_nothing_usable_says_what_was_expected(tmp_path: Path) -> None:
+def test_load_without_usable_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a run directory or one checkpoint"):
         candidates(str(tmp_path / "nowhere"), None)
     with pytest.raises(ConfigError, match="contains no usable checkpoint"):
@@ -208,7 +208,7 @@ def in_format(path: Path, number: object) -> None:
         ("2", "format '2', but"),
     ],
 )
-def test_another_format_is_refused_and_not_lost(number: object, said: str, tmp_path: Path) -> None:
+def test_another_format_is_refused_and_kept(number: object, said: str, tmp_path: Path) -> None:
     own = tmp_path / "run" / "checkpoints"
     in_format(written(own, 10), number)
     (written(own, 20) / METADATA).unlink()

@@ -1,4 +1,4 @@
-"""How a checkpoint that is written in the background is copied to host memory."""
+"""The copy of a checkpoint to host memory before it is written in the background."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshrunner.recipes.checkpoint.save import ChecksummedWriter, staging_option
 
 
 class On(nn.Module):
-    """A model on a device that need not be there."""
+    """A model on a device that need not exist."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class On(nn.Module):
 
 
 def options(device: str) -> set[str]:
-    """The options in force."""
+    """Return the staging options of a model."""
     return {name for name, value in asdict(staging_options(On(device))).items() if value}
 
 
@@ -42,7 +42,7 @@ def test_copies_of_tensors_that_do_not_last_are_not_pinned(monkeypatch: pytest.M
     assert options("cuda") == {"use_non_blocking_copy"}
 
 
-def test_what_lies_in_host_memory_is_written_without_the_device(tmp_path: Path) -> None:
-    """Else the thread that writes would wait for the stream that trains."""
+def test_state_in_host_memory_is_written_without_the_device(tmp_path: Path) -> None:
+    """Otherwise the writing thread would wait for the training stream."""
     assert ChecksummedWriter(tmp_path, dict, on_host=True).per_thread_copy_ahead == 0  # type: ignore[arg-type]
     assert ChecksummedWriter(tmp_path, dict).per_thread_copy_ahead > 0  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The data group: its YAML, its imports, the cache folder, and the text that comes with Python."""
+"""The data group: its YAML, its imports, the cache directory, and the text of the Python installation."""
 
 from __future__ import annotations
 

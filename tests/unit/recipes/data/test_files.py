@@ -1,4 +1,4 @@
-"""Text from files and from the hub, read through `datasets`: exact resume, and what is said about bad input."""
+"""Text from files and from the hub, read through `datasets`: exact resume, and messages about bad input."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def three_files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Pa
     return request.param, folder
 
 
-def test_a_folder_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
+def test_a_directory_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
     kind, folder = three_files
     data = option(kind, folder)
     assert list(data.documents().read({})) == [text(n) for n in range(60)]
@@ -75,7 +75,7 @@ def test_a_folder_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 29, 30, 31, 45])
-def test_reading_on_from_a_state_is_exact(three_files: tuple[str, Path], cut: int) -> None:
+def test_reading_resumes_exactly_from_a_state(three_files: tuple[str, Path], cut: int) -> None:
     data = option(*three_files)
     documents = data.documents()
     first = list(islice(documents.read({}), cut))
@@ -112,7 +112,7 @@ def test_one_json_array_is_read_too(tmp_path: Path) -> None:
     assert "b.jsonl' line 2 is not JSON" in refused(option("jsonl", tmp_path))
 
 
-def test_other_files_or_options_are_another_entry(tmp_path: Path) -> None:
+def test_other_files_or_options_use_another_cache_entry(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", range(3))
 
     def folder(**changes: Any) -> Path:
@@ -134,7 +134,7 @@ def refused(data: PackedText) -> str:
     return str(caught.value)
 
 
-def test_missing_paths(tmp_path: Path) -> None:
+def test_missing_paths_are_refused(tmp_path: Path) -> None:
     for kind in ("jsonl", "parquet"):
         for path, message in (
             (
@@ -195,7 +195,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
         assert f"data.path: '{tmp_path / 'a.parquet'}' is not a parquet file" in refused(option("parquet", tmp_path))
 
 
-def test_a_column_that_one_of_several_files_lacks_is_missed_by_name(tmp_path: Path) -> None:
+def test_a_file_without_the_column_is_named(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", range(40))
     (tmp_path / "b.jsonl").write_text('{"txt": "a"}\n')
     assert f"no column 'text' in '{tmp_path / 'b.jsonl'}'. Did you mean 'txt'?" in refused(option("jsonl", tmp_path))
@@ -216,7 +216,7 @@ def test_parquet_files_of_different_columns(columns: dict[str, list[Any]], says:
     assert f"'{tmp_path / 'b.parquet'}'" in message and says in message
 
 
-def test_files_that_break_off_or_are_damaged_inside(tmp_path: Path) -> None:
+def test_truncated_or_damaged_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     whole = gzip.compress(GOOD.encode() * 2000, mtime=0)
     for content in (whole[: len(whole) // 2], whole[:20] + b"\xff" * 20 + whole[40:], whole[:-8] + b"\0" * 8):
@@ -224,7 +224,7 @@ def test_files_that_break_off_or_are_damaged_inside(tmp_path: Path) -> None:
         assert f"'{path}'" in refused(option("jsonl", path))
 
 
-def test_json_nested_without_end(tmp_path: Path) -> None:
+def test_json_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "deep.jsonl"
     path.write_text(GOOD + '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     message = refused(option("jsonl", path))
@@ -250,7 +250,7 @@ def test_a_data_set_by_name(tmp_path: Path) -> None:
     assert "Did you mean 'text'?" in refused(hub(folder, field="texts"))
 
 
-def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
@@ -262,7 +262,7 @@ def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(HF_HUB_OFFLINE is set)" in refused(hub("allenai/c4", subset="en"))
 
 
-def test_a_stream_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_stream_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any) -> Iterator[dict[str, str]]:
         yield {"text": text(1)}
         raise ConnectionError("Couldn't reach the file\nand more")
@@ -271,8 +271,8 @@ def test_a_stream_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot reach the Hugging Face hub for 'a/b' (Couldn't reach the file)" in refused(hub("a/b"))
 
 
-def test_the_beginning_is_known_before_all_is_read_and_does_not_depend_on_how_much_is(tmp_path: Path) -> None:
-    """A run that begins while a producer reads, one that finds everything read, and one with another text."""
+def test_the_beginning_hash_does_not_depend_on_how_much_is_read(tmp_path: Path) -> None:
+    """Compare a run that begins while a producer reads, one that finds everything read, and one with another text."""
     described = []
     for name, numbers in (("one", range(60)), ("other", range(59, -1, -1))):
         write_jsonl(tmp_path / f"{name}.jsonl", numbers)

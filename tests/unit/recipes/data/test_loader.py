@@ -1,4 +1,4 @@
-"""The loader: every layout sees the same global batch, one step ahead, and nothing hangs."""
+"""The loader: every layout gets the same global batch, one step ahead, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Recorded(RandomSequences):
-    """Random sequences that can be slow, or fail."""
+    """Random sequences that can be slow or fail."""
 
     def __init__(self) -> None:
         super().__init__(SPEC)
@@ -66,8 +66,8 @@ def test_a_resumed_run_goes_on_with_its_step() -> None:
     resumed.close()
 
 
-def test_after_batches_of_another_size_a_run_goes_on_where_the_data_was() -> None:
-    """Two steps took 10 sequences: the third begins with the one of index 10."""
+def test_a_run_with_another_batch_continues_in_the_data() -> None:
+    """Two steps consumed 10 sequences, so the third begins with index 10."""
     sequences = Recorded()
     resumed = loader(sequences, first_step=3, shift=10 - 2 * 24)
     resumed.next()

@@ -1,4 +1,4 @@
-"""The order of the sequences: by seed, epoch and block alone, whatever is in the cache and whoever asks."""
+"""The order of the sequences depends only on seed, epoch and block, not on the state of the cache or the reader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill(entry: CacheEntry, tokens: int, complete: bool, vocab: int = 60000) -> None:
-    """Tokens 0, 1, 2, ...: a row says where it is from."""
+    """Fill an entry with tokens 0, 1, 2, ..., so a row shows its position."""
     progress = PackProgress(tokens=tokens, vocab=vocab, complete=complete)
     entry.folder.mkdir(parents=True, exist_ok=True)
     content = np.arange(tokens).astype(progress.dtype).tobytes()

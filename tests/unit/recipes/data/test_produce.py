@@ -1,4 +1,4 @@
-"""The producer: killed and resumed, waiting for another, failing; and the runner around it. No `datasets` here."""
+"""The producer: killed and resumed, waiting for another, failing; and the runner around it. Without `datasets`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def toy(**changes: Any) -> Any:
 
 
 def produce_elsewhere(**changes: Any) -> subprocess.Popen[bytes]:
-    """A producer in a process of its own."""
+    """Start a producer in another process."""
     script = (
         "import meshrunner_toy, meshrunner.recipes.data.packing as packing; from meshrunner.recipes.data.base import DataSpec\n"
         f"packing.RECORD_INTERVAL_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(DataSpec(300, 16, 0))"
@@ -81,7 +81,7 @@ def produce_elsewhere(**changes: Any) -> subprocess.Popen[bytes]:
 
 
 def whole(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[bytes, PackProgress]:
-    """What an uninterrupted producer makes of the toy, in another cache."""
+    """Return what an uninterrupted producer makes of the toy text, in another cache."""
     with monkeypatch.context() as patch:
         patch.setenv("MESHRUNNER_CACHE", str(folder))
         toy().produce(SPEC)

@@ -52,7 +52,7 @@ def in_turn(listed: list[UnitBuckets], ahead: int = 1) -> Schedule:
     ],
     ids=["uniform", "Mamba, experts, attention", "one large, four small", "dtypes alternate", "embedding and head"],
 )
-def test_megabytes(
+def test_sizes_match_figures_computed_by_hand(
     shapes: list[Shape], dynamic: float, fixed: tuple[float, float], largest: float, planned: float
 ) -> None:
     schedule = in_turn(units(*shapes))
@@ -74,7 +74,7 @@ def overlaps(schedule: Schedule, plan: Plan) -> bool:
     return any(end > plan.nbytes for unit in schedule.units for _, end in ranges(plan, unit))
 
 
-def test_random_lists() -> None:
+def test_random_schedules_do_not_overlap_and_stay_within_bounds() -> None:
     """Nothing overlaps, and the scheduled plan is no larger than max_pool. With one unit ahead it reaches the lower bound."""
     missed = 0
     for seed in range(3000):
@@ -94,7 +94,7 @@ def test_random_lists() -> None:
     assert 0 < missed < 1000, "two or three ahead it does not always"
 
 
-def test_what_is_never_alive_together_shares_one_place() -> None:
+def test_units_never_alive_together_share_one_range() -> None:
     """For reduce-scatter inputs, an arena of the largest unit's size is enough under either plan."""
     listed = units(LARGE, SMALL, BLOCK)
     schedule = in_turn(listed, ahead=0)
@@ -103,7 +103,7 @@ def test_what_is_never_alive_together_shares_one_place() -> None:
         assert set(plan.offsets.values()) == {(0,)}
 
 
-def test_a_unit_that_asks_again_keeps_its_place() -> None:
+def test_units_requested_in_a_circle_do_not_overlap() -> None:
     """Three units requested in a circle are alive in pairs, so each needs its own range."""
     listed = units(SMALL, BLOCK, LARGE)
     circle = Schedule(listed, alive_together(["0", "1", "2", "0"], 2))
@@ -112,10 +112,10 @@ def test_a_unit_that_asks_again_keeps_its_place() -> None:
         assert plan.nbytes == nbytes and not overlaps(circle, plan)
 
 
-def test_nothing_takes_nothing() -> None:
+def test_an_empty_schedule_needs_no_memory() -> None:
     nothing = Schedule([], set())
     assert peak(nothing) == max_pool(nothing).nbytes == scheduled(nothing).nbytes == sum(fixed_pool([])) == 0
 
 
-def test_alignment() -> None:
+def test_sizes_are_rounded_up_to_the_alignment() -> None:
     assert [aligned(nbytes) for nbytes in (0, 1, 256, 257)] == [0, 256, 256, 512]

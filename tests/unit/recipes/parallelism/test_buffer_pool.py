@@ -38,7 +38,7 @@ def planned(plan: str = "scheduled", in_flight: Any = None) -> BufferPool:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_unit_keeps_its_place_and_nothing_is_allocated(plan: str) -> None:
+def test_a_unit_keeps_its_address_and_nothing_is_allocated(plan: str) -> None:
     pool = planned(plan)
     addresses: dict[str, set[int]] = {}
     for _ in range(3):
@@ -56,13 +56,13 @@ def test_a_unit_keeps_its_place_and_nothing_is_allocated(plan: str) -> None:
     assert pool.step_done() == 0
 
 
-def test_inputs_of_reductions_share_one_place() -> None:
+def test_reduce_scatter_inputs_share_one_range() -> None:
     pool = planned("max_pool", REDUCE_SCATTER_INPUTS)
     assert set(pool.offsets.values()) == {0}
 
 
 @pytest.mark.parametrize("held", ["the buffer", "a view of it"])
-def test_what_is_in_use_is_not_overwritten(held: str) -> None:
+def test_a_buffer_in_use_is_not_overwritten(held: str) -> None:
     pool = planned()
     first = ask(pool, "a")
     kept = first if held == "the buffer" else first.view(10, 100)[3]
@@ -75,7 +75,7 @@ def test_what_is_in_use_is_not_overwritten(held: str) -> None:
     ask(pool, "c")
 
 
-def test_it_waits_for_who_lets_go_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_waits_for_a_late_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_pool, "PATIENCE_S", 60.0)
     pool = planned()
     pool.offsets["b"] = pool.offsets["a"]
@@ -85,7 +85,7 @@ def test_it_waits_for_who_lets_go_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not late
 
 
-def test_a_unit_that_asks_twice_in_a_row() -> None:
+def test_a_second_buffer_of_a_unit_is_refused_while_the_first_is_in_use() -> None:
     for pool in (BufferPool(PLANS["max_pool"], all_gather_outputs(1)), planned()):
         first = ask(pool, "a")
         with pytest.raises(ConfigError, match="'a' requests a second buffer while its first is in use"):
@@ -107,7 +107,7 @@ def test_a_unit_that_asks_twice_in_a_row() -> None:
         ),
     ],
 )
-def test_what_was_not_planned(unit: str, elements: int, dtype: torch.dtype, says: str) -> None:
+def test_a_request_that_is_not_in_the_plan_is_refused(unit: str, elements: int, dtype: torch.dtype, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ask(planned(), unit, elements, dtype)
     assert ask(planned(), "b", 200).shape == (200,), "less is no mistake"

@@ -25,7 +25,7 @@ def says(*overrides: str) -> str:
 
 
 @pytest.mark.parametrize("buffers", ["process_group", "symmetric"])
-def test_memory_of_nccl_needs_a_gpu_and_a_torch_that_has_it(buffers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_memory_needs_a_gpu_and_a_torch_that_supports_it(buffers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = experiment(f"parallelism.buffers={buffers}")
     assert f"{buffers} is memory of NCCL, which needs a GPU; use dynamic, max_pool or scheduled" in says(
         f"parallelism.buffers={buffers}"
@@ -37,14 +37,14 @@ def test_memory_of_nccl_needs_a_gpu_and_a_torch_that_has_it(buffers: str, monkey
 
 
 @pytest.mark.parametrize("buffers", ["max_pool", "scheduled"])
-def test_plans_take_units_with_one_group_of_parameters(buffers: str) -> None:
+def test_planned_buffers_need_units_with_one_parameter_group(buffers: str) -> None:
     given = f"parallelism.buffers={buffers}"
     assert not says(given) and not says(given, "parallelism=hsdp2 launch.workers=4 activation_checkpoint=full")
     refused = says(given, "model=moe_tiny parallelism.expert=2")
     assert "gathers and reduces over two groups" in refused and "parallelism.buffers=dynamic" in refused
 
 
-def test_a_unit_in_a_recomputed_block_is_not_planned() -> None:
+def test_planned_buffers_refuse_a_unit_in_a_recomputed_block() -> None:
     assert "'layers.0.feed_forward' cannot be a unit where blocks are recomputed and buffers planned" in says(
         UNITS, "parallelism.buffers=scheduled activation_checkpoint=full"
     )
@@ -56,7 +56,7 @@ def lines(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("buffers of ")]
 
 
-def test_show_has_the_bytes_of_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_the_bytes_of_every_placement(capsys: pytest.CaptureFixture[str]) -> None:
     """
     Two tables of 4096 x 256, and 6 blocks of 4 x 256 x 256 + 3 x 256 x 768 + 2 x 256: 4 and 3.25 MiB in fp32. A table and a block
     are gathered together, or two blocks; one is reduced at a time.
@@ -74,10 +74,10 @@ def test_show_has_the_bytes_of_every_way(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("words", ["parallelism=ddp", "parallelism=fsdp1", "model=moe_tiny parallelism=ep"])
-def test_show_says_nothing_where_no_unit_has_one_buffer(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_omits_buffers_without_one_buffer_per_unit(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, "launch.workers=2", *words.split()) == []
 
 
-def test_one_shard_gathers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_shard_gathers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = lines(capsys, "launch.workers=2", "parallelism=hsdp2")
     assert line.startswith("buffers of reductions")

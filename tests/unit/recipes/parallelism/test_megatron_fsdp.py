@@ -21,7 +21,7 @@ from tests.composed import SMALL, experiment
 MEGATRON = (*SMALL, "parallelism=megatron_fsdp", "micro_batch=3")
 
 
-def test_it_is_refused_on_a_cpu_in_one_line() -> None:
+def test_a_cpu_is_refused_in_one_line() -> None:
     with pytest.raises(Incompatible) as caught:
         devices.node_devices(experiment(*MEGATRON, "hardware=cpu"))
     assert str(caught.value) == "parallelism: megatron_fsdp needs a GPU; use parallelism=fsdp2"
@@ -46,7 +46,7 @@ def test_a_run_on_a_cpu_ends_before_it_starts(
         ("0.10.0", None),
     ],
 )
-def test_a_release_that_is_missing_or_too_old(
+def test_a_missing_or_old_release_is_refused(
     monkeypatch: pytest.MonkeyPatch, installed: str | None, expected: str | None
 ) -> None:
     def version(_: str) -> str:
@@ -59,7 +59,7 @@ def test_a_release_that_is_missing_or_too_old(
     assert expected in reason if expected and reason else reason is expected
 
 
-def test_registration_needs_an_allocator_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = experiment(
         *MEGATRON, "parallelism.nccl_registration=true", "parallelism.double_buffer=max_pool"
     ).parallelism
@@ -94,7 +94,7 @@ def test_registration_needs_an_allocator_of_others(monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_what_it_cannot_do_is_said(overrides: str, expected: str) -> None:
+def test_unsupported_settings_are_refused(overrides: str, expected: str) -> None:
     with pytest.raises(Incompatible) as caught:
         fit(experiment(*MEGATRON, *overrides.split()), 2)
     assert expected in str(caught.value)
@@ -115,7 +115,7 @@ def test_what_it_cannot_do_is_said(overrides: str, expected: str) -> None:
         "wrap=rules wrap.rules=[{match:Block},{match:output,reshard_after_forward:never}]",
     ],
 )
-def test_what_it_can_do(overrides: str) -> None:
+def test_supported_settings_are_accepted(overrides: str) -> None:
     fit(experiment(*MEGATRON, "micro_batch=1", *overrides.split()), 4)
 
 
@@ -130,20 +130,20 @@ def test_what_it_can_do(overrides: str) -> None:
         ("[{match:Block,reshard_after_forward:2}]", "reshard_after_forward of 'layers.0' must be null: with zero(3)"),
     ],
 )
-def test_it_knows_classes_not_names(rules: str, expected: str) -> None:
+def test_units_must_be_whole_classes(rules: str, expected: str) -> None:
     with pytest.raises(Incompatible) as caught:
         fit(experiment(*MEGATRON, "wrap=rules", f"wrap.rules={rules}"), 2)
     assert expected in str(caught.value)
 
 
-def test_a_rule_of_its_own_cannot_free_what_is_whole() -> None:
+def test_a_rule_cannot_reshard_with_zero_2() -> None:
     wrap = ("wrap=rules", "wrap.rules=[{match:Block,reshard_after_forward:always}]")
     with pytest.raises(Incompatible, match=r"with zero\(2\), megatron_fsdp never shards parameters"):
         fit(experiment(*MEGATRON, *wrap, "parallelism.zero=2"), 2)
     fit(experiment(*MEGATRON, *wrap), 2)
 
 
-def test_a_pool_has_no_buffer_for_a_unit_that_is_called_again() -> None:
+def test_double_buffers_refuse_a_unit_that_is_called_again() -> None:
     """The output projection is called once for every further token, while prefetched units occupy both buffers."""
     hybrid = ("model=hybrid_tiny", "model.mtp.depth=2", "data=random", "parallelism=megatron_fsdp")
     fit(experiment(*hybrid), 2)
@@ -155,7 +155,7 @@ def test_a_pool_has_no_buffer_for_a_unit_that_is_called_again() -> None:
         fit(experiment(*pool, "model.mtp.depth=0"), 2)
 
 
-def test_a_class_and_one_derived_from_it_are_the_same_to_it() -> None:
+def test_a_derived_class_counts_as_the_unit_class() -> None:
     recipe = experiment(*MEGATRON)
     network = recipe.model.on_meta(recipe.seq_len)
     plan = recipe.wrap.plan(network, "always")
@@ -165,13 +165,13 @@ def test_a_class_and_one_derived_from_it_are_the_same_to_it() -> None:
         recipe.parallelism.check_units(network, plan)
 
 
-def test_with_nothing_shared_out_all_are_replicas() -> None:
+def test_zero_0_makes_all_devices_replicas() -> None:
     layout = experiment(*MEGATRON, "parallelism.zero=0", "parallelism.replicate=2").parallelism
     assert layout.degrees(1, 4) == (4, 1, 1)
 
 
 @pytest.mark.parametrize("implementation", ["fused", "foreach", "for_loop"])
-def test_a_step_to_have_a_state_changes_nothing(implementation: str) -> None:
+def test_creating_optimizer_state_changes_nothing(implementation: str) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = experiment(*MEGATRON, f"optimizer.implementation={implementation}").optimizer.build([weight])
     hyperparameters = dict(optimizer.param_groups[0])
@@ -184,7 +184,9 @@ def test_a_step_to_have_a_state_changes_nothing(implementation: str) -> None:
 
 
 @pytest.mark.parametrize(("release", "guarded"), [("0.6.1", True), ("0.7.0rc0", True), ("0.7.0", False)])
-def test_the_guard_is_for_releases_that_need_it(monkeypatch: pytest.MonkeyPatch, release: str, guarded: bool) -> None:
+def test_old_releases_build_the_optimizer_without_update(
+    monkeypatch: pytest.MonkeyPatch, release: str, guarded: bool
+) -> None:
     rate: list[float] = []
 
     class Package:

@@ -28,7 +28,7 @@ class LaterPolicy:
         ("hybrid_tiny", {"scan.a_log", "scan.dt_bias", "scan.d", "router.weight"}),
     ],
 )
-def test_what_stays_in_fp32(model: str, kept: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listed_parameters_stay_in_fp32(model: str, kept: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = experiment(f"model={model}", "parallelism=fsdp2")
     network = recipe.model.on_meta(seq_len=8)
     assert isinstance(recipe.parallelism, FSDP2)

@@ -1,4 +1,4 @@
-"""Wrap policies and their plans, on meta: nothing is wrapped."""
+"""Wrap policies and their plans on meta. Nothing is wrapped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCKS = ["layers.0", "layers.1", "layers.2"]
 
 
 def planned(*overrides: str) -> tuple[Network, dict[str, bool | int]]:
-    """The network and its plan as name -> reshard_after_forward."""
+    """Return the network and its plan as name -> reshard_after_forward."""
     recipe = experiment(*SMALL, *overrides)
     with torch.device("meta"):
         network = recipe.model.build(recipe.seq_len)
@@ -43,7 +43,7 @@ def planned(*overrides: str) -> tuple[Network, dict[str, bool | int]]:
     ],
 )
 def test_blocks(reshard: str, expected: list[bool | int]) -> None:
-    """The output projection is kept, as backward begins with it; so is the root, which has but the final norm."""
+    """The output projection is not resharded, because backward begins with it; nor is the root with the final norm."""
     network, plan = planned(f"parallelism.reshard_after_forward={reshard}")
     assert list(plan) == [*BLOCKS, "tok_embeddings", "output", ""]
     assert list(plan.values()) == [*expected, False, False]
@@ -51,13 +51,13 @@ def test_blocks(reshard: str, expected: list[bool | int]) -> None:
     assert set(units[""]) == {"norm.weight"}
 
 
-def test_where_nothing_is_gathered_nothing_is_freed_by_default() -> None:
+def test_auto_does_not_reshard_a_single_shard() -> None:
     assert experiment("parallelism=hsdp2", "parallelism.shard=1").parallelism.reshard(1) == "never"
     assert experiment("parallelism.reshard_after_forward=always").parallelism.reshard(1) == "always"
 
 
 class Headed(nn.Module):
-    """What a person may have around the blocks: a container with a forward, a head of two layers, a table nobody calls."""
+    """A network with more than blocks: a container with a forward, a two-layer head, a table that is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class Headed(nn.Module):
         return ["body.1"]
 
 
-def test_units_of_a_network_of_ones_own() -> None:
-    """Outermost modules with a matrix; a container that is never called is not one, nor is one around blocks."""
+def test_units_of_a_custom_network() -> None:
+    """Units are the outermost modules with a matrix, but not containers that are never called or that contain blocks."""
     network: Any = Headed()
     assert top_modules(network) == ["table", "body.0", "body.1", "heads.0"]
     blocks = experiment("wrap=blocks").wrap
@@ -84,7 +84,7 @@ def test_root_only() -> None:
 
 
 def test_size_takes_the_smallest_modules_that_are_large_enough() -> None:
-    """Of a block (22,952 parameters here) the feed-forward has 14,400, the attention 6,144."""
+    """A block has 22,952 parameters here: the feed-forward 14,400, the attention 6,144."""
     assert list(planned("wrap=size", "wrap.min_parameters=20000")[1]) == [*BLOCKS, "tok_embeddings", "output", ""]
     _, plan = planned("wrap=size", "wrap.min_parameters=10000")
     assert [name for name in plan if name.count(".") == 2] == [f"{block}.feed_forward" for block in BLOCKS]
@@ -121,7 +121,7 @@ def test_rules_first_match_decides_and_children_come_first() -> None:
         ("[{match: layers}]", "'layers' cannot be a unit: it is a container that is never called"),
     ],
 )
-def test_rules_that_cannot_be_meant(rules: str, expected: str) -> None:
+def test_rules_without_effect_are_refused(rules: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         planned("wrap=rules", f"wrap.rules={rules}")
 
@@ -146,7 +146,7 @@ def test_every_parameter_is_in_one_unit() -> None:
     assert set(units["layers.0.feed_forward"]) == {f"layers.0.feed_forward.w{i}.weight" for i in (1, 2, 3)}
 
 
-def test_frozen_parameters_beside_trained_ones_waste_gradients() -> None:
+def test_mixed_units_waste_gradients_of_frozen_parameters() -> None:
     recipe = experiment(*SMALL, "model.freeze=[layers.0.*,layers.1.attention.*]")
     network = recipe.model.build(8)
     plan = recipe.wrap.plan(network, "always")
@@ -154,7 +154,7 @@ def test_frozen_parameters_beside_trained_ones_waste_gradients() -> None:
     assert frozen_gradient_bytes(network, plan) == {"layers.1": 4 * attention}
 
 
-def test_what_is_perhaps_not_meant_is_said() -> None:
+def test_questionable_plans_are_remarked_on() -> None:
     assert remarks(experiment(*SMALL)) == remarks(experiment(*SMALL, "wrap=rules")) == []
     frozen = (*SMALL, "model.freeze=[layers.1.attention.*]")
     assert remarks(experiment(*frozen)) == []
@@ -181,8 +181,8 @@ def test_what_is_perhaps_not_meant_is_said() -> None:
         ("parallelism=fsdp2_tp", 4, 1, 0.5),
     ],
 )
-def test_what_a_block_gathers_and_reduces(layout: str, workers: int, gathered: float, reduced: float) -> None:
-    """In units of the block's fp32 bytes; the norms, which tensor parallelism does not split, are a few per thousand."""
+def test_traffic_of_a_block(layout: str, workers: int, gathered: float, reduced: float) -> None:
+    """Compare in units of the block's fp32 bytes. Norms, which tensor parallelism does not split, are a few per thousand."""
     recipe = experiment(*SMALL, "global_batch=null", *layout.split())
     degrees = recipe.parallelism.degrees(1, workers)
     network = recipe.model.build(recipe.seq_len)
