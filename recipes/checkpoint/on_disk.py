@@ -222,23 +222,10 @@ def publish(temporary: Path, final: Path, keep: int | None) -> None:
     if keep is None:
         return
     newest = int(final.name.removeprefix("step-"))
-    good = 0
+    good = [each.path for each in _read_all(final.parent)[0] if each.record.step <= newest]
     for step, path in checkpoint_folders(final.parent).items():
-        if step > newest:
-            continue
-        if good < keep and (path == final or is_good(path)):
-            good += 1
-        else:
+        if step < newest and path not in good[:keep]:
             remove_checkpoint(path)
-
-
-def is_good(path: Path) -> bool:
-    """Whether `read_checkpoint` accepts a checkpoint."""
-    try:
-        read_checkpoint(path)
-    except Damaged:
-        return False
-    return True
 
 
 def remove_checkpoint(path: Path) -> None:
