@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from meshrunner.runner.frames import Loaded
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "load"]
 
 
