@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench`, or `python -m bench NAME`."""
+"""Benchmarks: `make bench` runs all of them, `python -m bench NAME...` some."""

@@ -1,8 +1,9 @@
-"""Benchmarks against a hand-written FSDP2 loop, and of options: python -m bench NAME..., the names at the end of this file.
+"""Benchmarks of meshrunner against a hand-written FSDP2 loop, and of options against each other.
 
-`python -m bench gpu` is one by itself: what works on this machine's GPUs and how fast it is there; -h lists its options.
+    python -m bench [NAME...]     the names are at the end of this file; without any, all run
+    python -m bench gpu           which options work on this machine's GPUs, and how fast they are; -h lists its flags
 
-Pairs are interleaved (A B A B ...) or run at once, figures are medians with ranges and ratios taken pair by pair.
+Pairs are interleaved (A B A B ...) or run at the same time. Figures are medians with ranges, and ratios are taken pair by pair.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from meshrunner.runner.config.devices import cores, cpu_name
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")
 SHORT, LONG = 4, 24
-"""Steps of two runs whose difference is the cost of steps alone."""
+"""Steps of the two runs that are subtracted, so that start-up cancels out."""
 PAIRS = 5
 CONFIGURATION = [
-    "hardware=cpu",  # as the hand-written loop
+    "hardware=cpu",  # like the hand-written loop
     "data=random",
     "seq_len=512",
     "optimizer.lr=1e-3",
@@ -35,11 +36,11 @@ CONFIGURATION = [
     "launch.threads=1",
 ]
 TOKENS = 2 * 4 * 512
-"""Of a step: ranks x sequences x sequence length."""
+"""Tokens of a step: ranks x sequences x sequence length."""
 
 
 def plain(steps: int, folder: Path) -> tuple[Cost, float]:
-    """The hand-written loop under torchrun; cost and seconds from command to first step."""
+    """Run the hand-written loop under torchrun; return its cost and the seconds from command to first step."""
     out = folder / "plain.json"
     command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(steps), "--out", str(out)]
     cost = measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
@@ -47,7 +48,7 @@ def plain(steps: int, folder: Path) -> tuple[Cost, float]:
 
 
 def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
-    """The same model, batch and mesh by `meshrunner run`; more: arguments."""
+    """Run the same model, batch and mesh with `meshrunner run`; return its cost and the seconds to the first step."""
     run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
     command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *CONFIGURATION, *more, f"hydra.run.dir={run_dir}"]
     cost = measure(command, folder)
@@ -56,24 +57,25 @@ def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
 
 
 def spread(values: list[float], form: str = ".2f") -> str:
+    """Return the median of values and, in parentheses, their range."""
     return f"{median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
 def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
-    """The loop's units, the blocks and the root. By default the embedding and the projection are units, too: copied on CPUs."""
+    """Run meshrunner with the units of the loop, blocks and root. Its default adds the embedding and the projection."""
     return meshrunner(steps, folder, "wrap=rules")
 
 
 def throughput(folder: Path) -> None:
     """
-    Tokens per CPU-second of all processes, start-up taken out by the difference of two lengths.
+    Print the tokens per CPU-second of all processes; subtracting a short run from a long one removes start-up.
 
-    What is compared runs at the same time: one after the other, two runs of the same command differ by more than what is looked
-    for, as the cores of a virtual machine are others' cores, too.
+    All candidates run at the same time. One after the other, two runs of one command differ by more than the difference
+    in question, because other tenants use the cores of a virtual machine, too.
     """
-    ways = {"meshrunner": _with_the_loops_units, "meshrunner, its units": meshrunner, "plain loop": plain}
+    ways = {"meshrunner": _with_the_loops_units, "meshrunner, default units": meshrunner, "plain loop": plain}
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    with ProcessPoolExecutor(len(ways)) as at_once:  # a process counts the time of its own children
+    with ProcessPoolExecutor(len(ways)) as at_once:  # each process counts the time of its own children
         for _ in range(PAIRS):
             spent = []
             for steps in (SHORT, LONG):
@@ -91,12 +93,12 @@ def throughput(folder: Path) -> None:
 
 
 def first_step(folder: Path) -> None:
-    """Seconds from the command to the end of the first step, everything cached."""
+    """Print the seconds from the command to the end of the first step, with warm caches."""
     ours, theirs = [], []
     for _ in range(PAIRS + 1):
         ours.append(meshrunner(SHORT, folder)[1])
         theirs.append(plain(1, folder)[1])
-    ours, theirs = ours[1:], theirs[1:]  # the first pair warms the file cache
+    ours, theirs = ours[1:], theirs[1:]  # the first pair fills the file cache
     print(f"command to first step, meshrunner: {spread(ours)} s")
     print(f"command to first step, torchrun + plain loop: {spread(theirs)} s")
     print(
@@ -106,7 +108,7 @@ def first_step(folder: Path) -> None:
 
 
 def commands(folder: Path) -> None:
-    """Commands that start nothing."""
+    """Print the seconds of commands that start no run."""
     for arguments in (["--help"], ["show"], ["show", "model=llama3_405b"], ["run", "--help"], ["run", "stepz=3"]):
         times = []
         for _ in range(PAIRS):
@@ -116,14 +118,14 @@ def commands(folder: Path) -> None:
 
 
 OPTIONS = {
-    "FSDP1 against FSDP2": ["parallelism=fsdp1,fsdp2"],
-    "eager against compiled": ["compile=eager,per_block"],
-    "recomputing": ["activation_checkpoint=none,selective_op,full"],
+    "FSDP1 and FSDP2": ["parallelism=fsdp1,fsdp2"],
+    "eager and compiled": ["compile=eager,per_block"],
+    "recomputation": ["activation_checkpoint=none,selective_op,full"],
 }
 
 
 def options(folder: Path) -> None:
-    """Tokens per CPU-second (a step's tokens / the CPU seconds of all ranks in it) and peak memory, by sweeps of 3 repeats."""
+    """Print tokens per CPU-second (tokens of a step / CPU seconds of all ranks in it) and peak memory, from 3 repeats."""
     for title, varied in OPTIONS.items():
         sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
         command = [str(BIN / "meshrunner"), "run", "-m", "steps=13", *CONFIGURATION, *varied, "sweep.repeat=3"]
@@ -142,18 +144,18 @@ def options(folder: Path) -> None:
 
 
 JOBS = {
-    "16 shapes, 32 to 512 tokens in a step of a rank": [
+    "16 shapes, 32 to 512 tokens per step and rank": [
         (seq, batch) for seq in (32, 64, 96, 128) for batch in (1, 2, 3, 4)
     ],
-    "16 times the default shape, 1024 tokens": [(256, 4)] * 16,
+    "the default shape 16 times, 1024 tokens": [(256, 4)] * 16,
 }
-"""Sequence length and sequences in a step of a rank."""
+"""Sequence length, and sequences per step and rank."""
 JOB_STEPS = 5
 ROUNDS = 3
 
 
 def sweep(folder: Path) -> None:
-    """Seconds for 16 short jobs: one sweep against a loop of torchrun. Where steps are long, both take what the steps take."""
+    """Print the seconds of 16 short jobs, as one sweep and as a loop of torchrun. Long steps take equally long in both."""
     for title, shapes in JOBS.items():
         ours, theirs, first = [], [], []
         for _ in range(ROUNDS):
@@ -175,7 +177,7 @@ def sweep(folder: Path) -> None:
 
 
 def _torchrun(seq_len: int, batch: int, folder: Path) -> float:
-    """Wall seconds of the hand-written loop."""
+    """Return the wall seconds of the hand-written loop under torchrun."""
     command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(JOB_STEPS)]
     command += ["--seq-len", str(seq_len), "--batch", str(batch), "--out", str(folder / "plain.json")]
     return measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore").wall_s
@@ -193,23 +195,23 @@ READ_JSON = (
 
 
 def compare(folder: Path) -> None:
-    """Seconds of `compare` over many runs of 30 steps, and the same work for each run in a loop of plain Python."""
+    """Print the seconds of `compare` over many runs of 30 steps, and of a plain Python loop that reads the same files."""
     for count in RUNS:
         _against_reading("compare", _sweep_of(folder, count, "{:04}"), "*/*.json*", "--csv")
 
 
 ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
-"""A name that is markup, and steers a terminal."""
+"""A directory name with markup and terminal control characters."""
 
 
 def status(folder: Path) -> None:
-    """Seconds of `status` over many runs that have ended, also of odd names, and of reading their states in plain Python."""
+    """Print the seconds of `status` over many finished runs, also with odd names, and of reading their states in plain Python."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 
 
 def _sweep_of(folder: Path, count: int, names: str) -> Path:
-    """A folder of many copies of one run, each with a sequence length of its own."""
+    """Return a folder with many copies of one run, each with a different sequence length."""
     run, sweep = folder / "run", Path(tempfile.mkdtemp(dir=folder)) / f"{count} runs"
     if not run.exists():
         short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
@@ -225,12 +227,12 @@ def _sweep_of(folder: Path, count: int, names: str) -> Path:
 
 
 def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
-    """Print the seconds of a command over a folder of runs, and those of a loop that reads some of its files."""
+    """Print the seconds of a command over a folder of runs, and of a loop that reads some of its files."""
     ours, theirs = [], []
     for _ in range(PAIRS):
         ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)
         theirs.append(measure([sys.executable, "-c", READ_JSON, str(sweep), files], sweep).wall_s)
-    print(f"{verb} of {sweep.name}: {spread(ours)} s, reading their {files} alone {spread(theirs)} s", flush=True)
+    print(f"{verb} of {sweep.name}: {spread(ours)} s, reading only their {files}: {spread(theirs)} s", flush=True)
 
 
 def _but(arguments: list[str], key: str) -> list[str]:
@@ -238,6 +240,7 @@ def _but(arguments: list[str], key: str) -> list[str]:
 
 
 def main() -> None:
+    """Run the named benchmarks."""
     known = {
         "throughput": throughput,
         "first_step": first_step,

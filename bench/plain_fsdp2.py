@@ -1,4 +1,4 @@
-"""The shell-loop way: a hand-written FSDP2 loop over the same model, started by torchrun. What meshrunner is measured against.
+"""A hand-written FSDP2 loop over the same model, started by torchrun: the baseline of the benchmarks.
 
 torchrun --nproc-per-node 2 bench/plain_fsdp2.py --steps 20
 """

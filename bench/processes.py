@@ -1,4 +1,4 @@
-"""Running a command and accounting for all of its processes, those that outlive their parents too."""
+"""Run a command and measure the time of all of its processes, including those that outlive their parents."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Cost:
-    """What a command and all its descendants took."""
+    """Time used by a command and all its descendants."""
 
     wall_s: float
     cpu_s: float
     """User and system time."""
     begin: float
-    """Unix time of its start."""
+    """Unix time at which the command started."""
 
 
 def measure(command: list[str], cwd: Path, **environment: str) -> Cost:
     """Run a command to its end; raises CalledProcessError with its output if it fails."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours, so that their time is counted
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, so their time counts
     before = _children_cpu()
-    # An installed program has its byte code; where Python is told to keep none, every start would compile it.
+    # An installed program has its byte code. With this variable set, every start would compile it again.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | environment
     begin, clock = time.time(), time.perf_counter()
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""How often the demo's verdict calls two identical configurations different, on a machine with a neighbour."""
+"""Count how often the demo's verdict calls two identical configurations different while another process uses the CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TWINS = [
     *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
-"""The demo's layouts and repeats, but for a variable that nothing reads."""
+"""The layouts and repeats of the demo; the twins differ only in a variable that nothing reads."""
 
 
 def verdict(folder: Path) -> None:
-    """Tries in which a busy loop shares the cores, and what each found between the twins."""
+    """Compare the twins several times while a busy loop shares the cores, and print what each try found."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))

@@ -1,7 +1,5 @@
 """
-The command: which rows, in which order, for how long.
-
-The order is that of what one wants to know first. When the time is up nothing more is started, and the rest is listed.
+Run the rows of the GPU bench, the most informative first, until the time is up; list the rows that did not run.
 """
 
 from __future__ import annotations
@@ -25,36 +23,36 @@ from bench.gpu.rows import Small, grid_row, out_of_memory_row, resumed_row
 
 MINUTES, QUICK_MINUTES = 8.0, 3.8
 RESERVE_S = 20.0
-"""Seconds before the end within which nothing is started."""
+"""No row starts this many seconds before the end."""
 LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
-"""Seconds after which a command hangs."""
+"""Seconds after which a command counts as hanging, on GPUs and on a CPU."""
 RESUMED = ("dcp", "dcp_async")
 
 
 class Job(NamedTuple):
-    """A row that is to run."""
+    """A row to run."""
 
     part: str
     what: str
     devices: int
-    """How many it needs."""
+    """Number of devices it needs."""
     run: Callable[[dict[str, str]], Result]
-    """In the environment of a lane."""
+    """Runs it in the environment of a lane."""
 
 
 class Bench:
-    """The jobs on a machine."""
+    """The jobs of a machine."""
 
     def __init__(self, machine: Machine, commands: Commands, results: Results) -> None:
         self.machine, self.commands, self.results = machine, commands, results
         self.small = Small.on(machine)
         self.references: dict[str, grid.Steps] = {}
-        """Steps of `grid.REFERENCE` and `grid.EXPERT_REFERENCE`, once they have run."""
+        """Losses and norms of `grid.REFERENCE` and `grid.EXPERT_REFERENCE`, once those have run."""
         self.peak_tflops: float | None = None
         self.number = 0
 
     def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
-        """Jobs, and whether several of them may run at the same time; stage by stage."""
+        """Return the stages in order: jobs, and whether several of them may run at the same time."""
         return [
             ([self._row(grid.REFERENCE), self._row(grid.EXPERT_REFERENCE)], False),
             ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),
@@ -70,7 +68,7 @@ class Bench:
         ]
 
     def run(self, jobs: list[Job], side_by_side: bool) -> None:
-        """Run jobs; what the time or the devices do not suffice for is recorded as not run."""
+        """Run jobs; record as not run those for which there is not enough time or too few devices."""
         lanes: queue.Queue[dict[str, str]] = queue.Queue()
         for lane in self.machine.lanes() if side_by_side else [{}]:
             lanes.put(lane)
@@ -84,9 +82,9 @@ class Bench:
 
         pool = ThreadPoolExecutor(lanes.qsize())
         try:
-            list(pool.map(one, jobs))  # raises what a job raised
+            list(pool.map(one, jobs))  # raises a job's exception
         except BaseException:
-            self.commands.stop()  # or leaving would wait for what runs
+            self.commands.stop()  # otherwise leaving waits for running commands
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -98,8 +96,8 @@ class Bench:
             return Result(job.part, job.what, "not run", "the time was up")
         try:
             return job.run(lane)
-        except Exception as error:  # of the bench itself: the other rows are still worth having
-            return Result(job.part, job.what, "failed", f"the bench failed: {type(error).__name__}: {error}")
+        except Exception as error:  # a fault of the bench itself must not lose the other rows
+            return Result(job.part, job.what, "failed", f"error in the bench: {type(error).__name__}: {error}")
 
     def _row(self, row: str, devices: int | None = None) -> Job:
         self.number += 1
@@ -148,14 +146,18 @@ class Bench:
 
 
 def gpu(arguments: list[str]) -> int:
-    """`python -m bench gpu`; 1 if a row failed."""
+    """Run `python -m bench gpu`; return 1 if a row failed."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"what {QUICK_MINUTES:g} minutes suffice for")
-    parser.add_argument("--minutes", type=float, help=f"when to end; {MINUTES:g}, or {QUICK_MINUTES:g} with --quick")
-    parser.add_argument("--product", action="store_true", help="afterwards all combinations of the grid's options")
-    parser.add_argument("--out", type=Path, default=Path("docs/measurements/gpu.md"), help="the document")
-    parser.add_argument("--folder", type=Path, help="for runs and logs; default runs/gpu-DATE-TIME")
+    parser.add_argument("--quick", action="store_true", help=f"only as much as fits in {QUICK_MINUTES:g} minutes")
+    parser.add_argument(
+        "--minutes", type=float, help=f"minutes to run; default {MINUTES:g}, or {QUICK_MINUTES:g} with --quick"
+    )
+    parser.add_argument("--product", action="store_true", help="then also run all combinations of the grid's options")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/measurements/gpu.md"), help="Markdown file to write; default %(default)s"
+    )
+    parser.add_argument("--folder", type=Path, help="folder for runs and logs; default runs/gpu-DATE-TIME")
     args = parser.parse_args(arguments)
     folder = (args.folder or Path("runs") / time.strftime("gpu-%Y-%m-%d-%H-%M-%S")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +178,7 @@ def gpu(arguments: list[str]) -> int:
         commands.stop()
     document.ended = True
     document.write(results.all)
-    print(f"{args.out} after {time.monotonic() - began:.0f} s", flush=True)
+    print(f"wrote {args.out} after {time.monotonic() - began:.0f} s", flush=True)
     return int(any(each.state == "failed" for each in results.all))
 
 

@@ -1,4 +1,4 @@
-"""Starting `meshrunner`, and what became of a run."""
+"""Run commands with a time limit, and read the outcome of a run."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from meshrunner.runner.rundir.files import ERROR, STATUS, SUMMARY, rank_log, rea
 
 REPOSITORY = Path(__file__).parents[2]
 PARAGRAPH = 30
-"""Lines of what a command said last."""
+"""Most lines quoted from the end of a command's output."""
 MESHRUNNER = (sys.executable, "-m", "meshrunner")
-"""Also where packages are on PYTHONPATH only, and no console script was installed."""
+"""Works without an installed console script, too, when packages are only on PYTHONPATH."""
 
 
 class Ended(NamedTuple):
     """A command that has ended."""
 
     code: int | None
-    """None: it was stopped."""
+    """Exit status; None if the command was stopped."""
     log: Path
-    """What it printed."""
+    """File with its output."""
     begin: float
-    """Unix time of its start."""
+    """Unix time at which it started."""
     seconds: float
 
 
 @dataclass
 class Commands:
-    """Runs commands in a folder, until a time."""
+    """Runs commands in a folder until the time is up."""
 
     folder: Path
     until: float
-    """Monotonic time at which the bench is to end."""
+    """Monotonic time at which the bench ends."""
     limit: float
-    """Seconds after which a command hangs."""
+    """Seconds after which a command counts as hanging."""
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def run(self, name: str, *command: str, **environment: str) -> Ended:
-        """Run a command to its end, or to the time limit; what it prints goes to NAME.log."""
+        """Run a command until it ends or the time is up; its output goes to NAME.log."""
         begin, clock = time.time(), time.monotonic()
         log = self.folder / f"{name}.log"
-        # Compiled code is not another bench's: what a start takes is a cold start the first time.
+        # A cache of its own: the first start must be cold.
         own = {"MESHRUNNER_CACHE": str(self.folder / "cache"), "PYTHONUNBUFFERED": "1"}
         with log.open("ab") as file:
             process = subprocess.Popen(
@@ -65,11 +65,11 @@ class Commands:
         return Ended(code, log, begin, time.monotonic() - clock)
 
     def meshrunner(self, name: str, *arguments: str, **environment: str) -> Ended:
-        """`meshrunner ARGUMENTS`."""
+        """Run `meshrunner ARGUMENTS`."""
         return self.run(name, *MESHRUNNER, *arguments, **environment)
 
     def stop(self) -> None:
-        """End what runs; nothing more is to be started."""
+        """Stop running commands and start no more."""
         self.until = 0.0
         for process in [*self.running]:
             _stop(process)
@@ -81,7 +81,7 @@ class Commands:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a command that still runs; its workers end with it."""
+    """Stop a command that is still running; its workers end with it."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -92,24 +92,24 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class Outcome(NamedTuple):
-    """What became of a run."""
+    """The outcome of a run."""
 
     state: State
     reason: str
     log: str
     summary: dict[str, Any]
     steps: list[tuple[float, float]]
-    """Loss and gradient norm of each."""
+    """Loss and gradient norm of each step."""
     first_step: float | None
-    """Unix time at which it was done."""
+    """Unix time at which the first step was done."""
 
 
 def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
-    """Of `meshrunner run` with this run directory. A refused run has none."""
+    """Return the outcome of `meshrunner run` with this run directory, which a refused run does not have."""
     status = read_json(run_dir / STATUS)
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"
-        reason = "stopped with the bench" if commands.over else f"it had not ended after {commands.limit:.0f} s"
+        reason = "stopped when the time was up" if commands.over else f"it did not end within {commands.limit:.0f} s"
         return Outcome(state, reason, _log(run_dir, ended), {}, [], None)
     if ended.code == 2 and not status:
         return Outcome("refused", said(ended.log), "", {}, [], None)
@@ -125,19 +125,19 @@ def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
 
 
 def said(log: Path) -> str:
-    """The last paragraph of what a command printed, in a line."""
+    """Return the last paragraph of a command's output, on one line."""
     lines = [line for line in log.read_text(errors="replace").strip().splitlines() if not line.endswith(" ...")]
     begin = max((number for number, line in enumerate(lines) if not line.strip()), default=-1)
     return " ".join(" ".join(lines[begin + 1 :][-PARAGRAPH:]).split())[:600]
 
 
 def _log(run_dir: Path, ended: Ended) -> str:
-    """The file that says most of a failure."""
+    """Return the file that explains a failure best."""
     worker = rank_log(run_dir, read_json(run_dir / ERROR).get("rank") or 0)
     return shown(worker if worker.exists() and worker.stat().st_size else ended.log)
 
 
 def shown(path: Path) -> str:
-    """A path as short as it is understood here."""
+    """Return a path relative to the current directory if it lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

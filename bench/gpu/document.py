@@ -1,4 +1,4 @@
-"""The document: the machine, the figures, the grid, what was not run."""
+"""Write the results as Markdown: the machine, the figures, the grid, and the rows that were not run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from bench.gpu.rows import Small
 from meshrunner.recipes.storage.durable import replace_file
 
 FIGURES = """\
-bf16, AdamW (fused), plain loss, random tokens. *Loop*: `bench/gpu/plain_loop.py`, compiled by block where the row says
-`per_block`, the same recomputation; both in turn, each in a process of its own. {steps} steps, read out every {every}, the
-first {every} not measured: WPS is the median between read-outs. Ratios are pair by pair. MFU is of {peak}.
+bf16, fused AdamW, plain loss, random tokens. *Loop* is `bench/gpu/plain_loop.py` with the same recomputation, compiled by block
+in rows with `per_block`. Both run alternately, each in its own process. Each run has {steps} steps and reads metrics every
+{every}. The first {every} steps are not measured, and WPS is the median over the rest. Ratios are taken pair by pair. MFU is
+relative to {peak}.
 """
 GRID = """\
-Each row is `meshrunner run` of {steps} steps of a small Llama. It works if every step's loss and gradient norm are those of
-the reference (fp32, eager, on one device), within {tolerance}.
-Every pair of options of parallelism, precision, compilation, recomputation and loss is together in a row.
+Each row is a `meshrunner run` of {steps} steps of a small Llama. It works if the loss and gradient norm of every step agree with
+the reference (fp32, eager, one device), within {tolerance}.
+Every pair of options of parallelism, precision, compilation, recomputation and loss occurs in a row.
 """
 
 
 LISTED = 60
-"""Rows that were not run and are named."""
+"""Most rows that are listed as not run."""
 
 
 class Document:
-    """A Markdown file, made anew whenever there is a new result."""
+    """A Markdown file that is rewritten for each new result."""
 
     def __init__(self, path: Path, machine: Machine, command: str) -> None:
         self.path, self.machine, self.command = path, machine, command
@@ -47,10 +48,13 @@ class Document:
     def _head(self, results: list[Result]) -> str:
         counts = Counter(each.state for each in results)
         summary = ", ".join(f"{counts[state]} {state}" for state in ("works", "refused", "failed", "not run"))
-        lines = [f"# On {'GPUs' if self.machine.gpus else 'a CPU, in small form'}, {time.strftime('%B %Y')}", ""]
+        lines = [
+            f"# Options on {'GPUs' if self.machine.gpus else 'a CPU, with toy models'}, {time.strftime('%B %Y')}",
+            "",
+        ]
         lines += [f"{self.machine.describe()}: `{self.command}`.", "", f"Rows: {summary}."]
         if not self.ended:
-            lines += ["", "The bench has not ended: it is running, or was stopped."]
+            lines += ["", "The bench has not ended: it is still running, or it was stopped."]
         return "\n".join(lines) + "\n"
 
     def _figures(self, results: list[Result]) -> str:
@@ -61,7 +65,7 @@ class Document:
         peak = " or ".join(f"{value:,.1f} TFLOP/s" for value in sorted(peaks)) or "an unknown peak"
         titles = "; ".join(f"{key}: {self._subject(key)}" for key in subjects(self.machine))
         lines = ["## Speed and memory", "", FIGURES.format(steps=STEPS, every=READ_EVERY, peak=peak) + titles + ".", ""]
-        head = ["", "WPS", "of the loop", "ratio", "MFU", "of the loop", "peak active, GiB", "of the loop"]
+        head = ["", "WPS", "loop", "ratio", "MFU", "loop", "peak active, GiB", "loop"]
         rows = []
         for what in cases:
             ours, loop = (_of(results, what, side) for side in ("meshrunner", "loop"))
@@ -74,7 +78,7 @@ class Document:
 
     def _subject(self, key: str) -> str:
         subject = subjects(self.machine)[key]
-        return f"{subject.title}, sequence {subject.seq_len:,}, micro batch {subject.micro_batch}"
+        return f"{subject.title}, sequence length {subject.seq_len:,}, micro batch {subject.micro_batch}"
 
     def _start(self, results: list[Result]) -> str:
         cases = dict.fromkeys(each.what for each in results if each.part == "figures" and each.state == "works")
@@ -89,8 +93,8 @@ class Document:
             rows.append([*row, _number(middle(ours, "startup_active_gib"), ".2f")])
         if not rows:
             return ""
-        text = "Seconds from the command to the end of the first step, of each run: nothing is compiled yet before the first."
-        head = ["", "meshrunner", "loop", "peak active of the start, GiB"]
+        text = "Seconds from the command to the end of the first step, for each run. Before the first run nothing is compiled."
+        head = ["", "meshrunner", "loop", "peak active during start-up, GiB"]
         return "\n".join(["## Start", "", text, "", *_table(head, rows)])
 
     def _rows(self, results: list[Result]) -> str:
@@ -115,7 +119,7 @@ class Document:
 
     def _commands(self) -> str:
         common = " ".join(Small.on(self.machine).common)
-        grid_row = f"A row of the grid: `meshrunner run {common} launch.workers={self.machine.pair} ROW`."
+        grid_row = f"Rows of the grid: `meshrunner run {common} launch.workers={self.machine.pair} ROW`."
         case = FIRST[0]
         words = " ".join(overrides(case, subjects(self.machine)[case.subject], self.machine))
         return f"## Commands\n\n{grid_row}\n\n`{case.what}`: `meshrunner run {words}`.\n"
@@ -126,7 +130,7 @@ def _of(results: list[Result], what: str, side: str) -> list[Result]:
 
 
 def _speed(results: list[Result]) -> str:
-    """Tokens per second; else why there are none."""
+    """Return tokens per second, or the reason why there are none."""
     known = [each.figures["wps"] for each in results if each.figures.get("wps")]
     return _spread(known, ",.0f") if known else "; ".join(f"{each.state}: {_reason(each)}" for each in results) or "-"
 

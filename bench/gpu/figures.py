@@ -1,4 +1,4 @@
-"""Speed, memory and start of Llamas of real shapes, by meshrunner and by the hand-written loop in turn."""
+"""Measure speed, memory and start of Llamas of real shapes with meshrunner and with the hand-written loop, alternately."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bench.gpu.shape import Shape
 from meshrunner.runner.rundir.files import read_json
 
 WINDOWS = 3
-"""Measured read-outs of a run."""
+"""Measured intervals of a run; metrics are read at the end of each."""
 READ_EVERY = 5
-"""Steps between two; the first so many are not measured."""
+"""Steps of an interval; the first interval is not measured."""
 STEPS = READ_EVERY * (1 + WINDOWS)
 LARGE_GIB = 100
-"""Memory from which a device gets the larger micro batch."""
+"""Devices with at least this much memory get the larger micro batch."""
 LLAMA_3 = {"vocab_size": 128256, "n_heads": 32, "n_kv_heads": 8}
 
 
@@ -30,25 +30,24 @@ class Subject(NamedTuple):
     title: str
     shape: Shape
     overrides: str
-    """What chooses the same shape in meshrunner."""
+    """Overrides that choose the same shape in meshrunner."""
     seq_len: int
     micro_batch: int
     lr: float = 3e-4
 
 
 class Case(NamedTuple):
-    """A row of the table of figures."""
+    """A row of the table of figures; it is compared with the loop only on one device."""
 
     subject: str
     recompute: str
     compile: str
     layout: str = "parallelism=fsdp2"
     devices: int = 1
-    """Only on one device there is a loop to compare with."""
 
     @property
     def what(self) -> str:
-        """All of it, as overrides."""
+        """The whole case, as overrides."""
         layout = self.layout + (f" on {self.devices}" if self.devices > 1 else "")
         return f"{self.subject} compile={self.compile} activation_checkpoint={self.recompute} {layout}"
 
@@ -57,7 +56,7 @@ FIRST = [
     Case("1B", "none", "per_block"),
     Case("8B", "selective_op", "per_block"),
 ]
-"""Figures before the rest of the grid."""
+"""Cases that are measured before the rest of the grid runs."""
 REST = [
     Case("1B", "selective_op", "per_block"),
     Case("8B", "none", "per_block"),
@@ -80,7 +79,7 @@ SEVERAL = [
 
 
 def subjects(machine: Machine) -> dict[str, Subject]:
-    """The models, in sizes that fit one device of 80 to 141 GB; on a CPU, toys of the same kinds."""
+    """Return models that fit one device of 80 to 141 GB; on a CPU, toy models of the same kinds."""
     if not machine.gpus:
         toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
         model = "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
@@ -101,7 +100,7 @@ def subjects(machine: Machine) -> dict[str, Subject]:
 
 
 def overrides(case: Case, subject: Subject, machine: Machine) -> list[str]:
-    """What meshrunner is told."""
+    """Return the arguments of `meshrunner run`."""
     words = [
         *subject.overrides.split(),
         f"seq_len={subject.seq_len}",
@@ -123,7 +122,7 @@ def overrides(case: Case, subject: Subject, machine: Machine) -> list[str]:
 
 
 def measured(case: Case, number: int, machine: Machine, commands: Commands) -> Result:
-    """A run of meshrunner."""
+    """Measure a run of meshrunner."""
     name = f"figures-{number:03}-meshrunner"
     run_dir = commands.folder / name
     arguments = overrides(case, subjects(machine)[case.subject], machine)
@@ -146,7 +145,7 @@ def measured(case: Case, number: int, machine: Machine, commands: Commands) -> R
 
 
 def measured_plain(case: Case, number: int, machine: Machine, commands: Commands, peak_tflops: float | None) -> Result:
-    """A run of the hand-written loop; peak_tflops: that of the device, as meshrunner knows it."""
+    """Measure a run of the hand-written loop; its MFU is relative to `peak_tflops`."""
     name, subject = f"figures-{number:03}-loop", subjects(machine)[case.subject]
     out = commands.folder / f"{name}.json"
     arguments = {
@@ -168,7 +167,7 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
     found = read_json(out)
     if ended.code != 0 or "oom" in found:
         up = ended.code != 0 and commands.over
-        reason = "stopped with the bench" if up else found.get("oom") or said(ended.log)
+        reason = "stopped when the time was up" if up else found.get("oom") or said(ended.log)
         state = "not run" if up else "failed"
         return Result("figures", case.what, state, reason, shown(ended.log), ended.seconds, {"side": "loop"})
     found |= {"side": "loop", "first_step_s": found["first_step"] - ended.begin, "peak_tflops": peak_tflops}
@@ -177,12 +176,12 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Of the speeds, pair by pair."""
+    """Return the ratios of speeds, pair by pair."""
     pairs = zip(ours, theirs, strict=False)
     return [a.figures["wps"] / b.figures["wps"] for a, b in pairs if a.figures.get("wps") and b.figures.get("wps")]
 
 
 def middle(results: list[Result], key: str) -> float | None:
-    """The median of a figure; None where none has it."""
+    """Return the median of a figure, or None if no result has it."""
     known = [value for each in results if (value := each.figures.get(key)) is not None]
     return median(known) if known else None

@@ -1,4 +1,4 @@
-"""The option grid: a line for each row, as one would type it, the most telling first. Every row names its precision."""
+"""The grid of options: one line of overrides per row, the most informative first. Every row names its precision."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ AXES = {
     "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
     "loss": ("plain", "chunked"),
 }
-"""What is combined. Every pair of options is together in one of the rows below; `--product` runs all combinations."""
+"""Options that are combined. Every pair of them occurs in one of the rows below; `--product` runs all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""The row whose losses all others must have, but for models with experts."""
+"""The row whose losses all other rows must match, except models with experts."""
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
-"""The row whose losses models with experts must have."""
+"""The row whose losses models with experts must match."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -48,7 +48,7 @@ SEVERAL = {
     "model=moe_tiny parallelism=ep precision=fp32": 2,
     "model=moe_tiny parallelism=ep precision=bf16 compile=per_block activation_checkpoint=selective_op": 2,
 }
-"""Rows of several devices, and how many."""
+"""Rows that need several devices, and how many."""
 
 REST = [
     "parallelism=fsdp1 precision=bf16 compile=per_block activation_checkpoint=selective_layer loss=plain",
@@ -97,17 +97,17 @@ EXPERTS = [
     "model=moe_tiny parallelism=ddp precision=bf16",
     "model=moe_tiny precision=bf16 compile=per_block activation_checkpoint=selective_op",
 ]
-"""Rows of models with experts, after their reference."""
+"""Rows of models with experts, which run after their reference."""
 REFUSED = [
     "parallelism=ddp precision=float8",
     "precision=fp32 compile=eager activation_checkpoint=memory_budget",
     "precision=bf16 compile=per_block compile.mode=reduce-overhead",
 ]
-"""Rows whose options do not go together. They run last."""
+"""Rows whose options cannot be combined. They run last."""
 
 
 def all_combinations() -> Iterator[str]:
-    """The whole product of the axes, without the rows above."""
+    """Yield all combinations of the axes, except the rows above."""
     for options in product(*AXES.values()):
         row = " ".join(f"{group}={option}" for group, option in zip(AXES, options, strict=True))
         if row not in (REFERENCE, *FIRST, *REST, *REFUSED):
@@ -115,7 +115,7 @@ def all_combinations() -> Iterator[str]:
 
 
 LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
-"""What a row with such an option must leave in its run directory."""
+"""Files that a row with such an option must write to its run directory."""
 TOLERANCE = {
     "fp32": (1e-4, 1e-3),
     "tf32": (1e-2, 5e-2),
@@ -123,16 +123,16 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""Largest relative difference from the reference of a step's loss, and of its gradient norm."""
+"""Largest accepted relative difference of a step's loss, and of its gradient norm, from the reference."""
 
 
 def reference_of(row: str) -> str:
-    """The row that one is compared with."""
+    """Return the row that a row is compared with."""
     return EXPERT_REFERENCE if "model=moe_tiny" in row.split() else REFERENCE
 
 
 def dtype_of(row: str) -> str:
-    """The key of TOLERANCE for a row."""
+    """Return the key of TOLERANCE for a row."""
     words = dict(word.split("=", 1) for word in row.split())
     if words.get("precision.matmul") == "high":
         return "tf32"
@@ -140,11 +140,11 @@ def dtype_of(row: str) -> str:
 
 
 def differs(row: str, steps: Steps, reference: Steps) -> str:
-    """In which step a row was not trained like the reference, as a sentence; empty where it was."""
+    """Return a sentence about the first step that differs from the reference, or "" if none does."""
     if len(steps) != len(reference):
-        return f"{len(steps)} steps, those of the reference are {len(reference)}"
+        return f"it has {len(steps)} steps, the reference {len(reference)}"
     for step, values in enumerate(zip(steps, reference, strict=True), 1):
         for what, most, value, expected in zip(("loss", "norm"), TOLERANCE[dtype_of(row)], *values, strict=True):
             if not abs(value - expected) <= most * abs(expected):
-                return f"the {what} of step {step} is {value:.5f}, that of the reference {expected:.5f}"
+                return f"the {what} of step {step} is {value:.5f}, in the reference {expected:.5f}"
     return ""

@@ -1,4 +1,4 @@
-"""The machine that the bench runs on."""
+"""Describe the machine that the bench runs on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from meshrunner.runner.config.devices import cores, cpu_name, gpu_count
 
 CPU_RANKS = 4
-"""Ranks that a CPU stands for."""
+"""Ranks of a run on a CPU."""
 PROBE = """
 import json, torch
 found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -28,37 +28,37 @@ print(json.dumps({
 
 
 class Machine(NamedTuple):
-    """What there is to run on."""
+    """The hardware and software of this machine."""
 
     name: str
-    """Of a GPU, or of the processor where there is none."""
+    """Name of the GPUs, or of the processor if there is no GPU."""
     gpus: int
     memory_gib: float | None
-    """Of the smallest GPU."""
+    """Memory of the smallest GPU."""
     cores: int
     versions: tuple[str, ...]
     exclusive: bool = False
-    """Whether a GPU takes one process only."""
+    """Whether a GPU accepts only one process."""
 
     @property
     def devices(self) -> int:
-        """Ranks that a run may have."""
+        """Most ranks of a run."""
         return self.gpus or CPU_RANKS
 
     @property
     def pair(self) -> int:
-        """Ranks of a row that asks for none in particular: they communicate where they can."""
+        """Ranks of a row that names no number: two, so that they communicate, unless there is one GPU."""
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
-        """A line for the document."""
+        """Return the machine in one line."""
         what = (
             f"{self.gpus} x {self.name}, {self.memory_gib:.0f} GiB, " if self.memory_gib else f"{self.name}, no GPU, "
         )
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """The environments of rows that run at the same time: several on one GPU, or each on two of many."""
+        """Return the environments of rows that run at the same time: several on a single GPU, or each on two GPUs."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -68,14 +68,14 @@ class Machine(NamedTuple):
 
 
 def this_machine() -> Machine:
-    """What is here; the GPUs are asked by another process, so that this one takes no memory on them."""
+    """Return this machine. Another process queries the GPUs, so that this one uses no memory on them."""
     versions = [f"torch {version('torch')}", f"Python {platform.python_version()}"]
     gpus = gpu_count()
     if not gpus:
         return Machine(cpu_name(), 0, None, cores(), tuple(versions))
     probed = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
     if probed.returncode:
-        sys.exit(f"torch cannot use the GPUs that are here:\n{probed.stderr}")
+        sys.exit(f"torch cannot use the GPUs of this machine:\n{probed.stderr}")
     found: dict[str, Any] = json.loads(probed.stdout.splitlines()[-1])
     versions += [found["runtime"], f"NCCL {found['nccl']}", f"compute capability {found['capability']}"]
     names = " and ".join(dict.fromkeys(found["names"]))
@@ -85,7 +85,7 @@ def this_machine() -> Machine:
 
 
 def _asked_of_driver() -> tuple[str, str, str]:
-    """Its version, the first GPU's power limit and compute mode; empty where nothing tells."""
+    """Return the driver's version, and the first GPU's power limit and compute mode; "" if unknown."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,compute_mode", "--format=csv,noheader"]
         lines = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""A Llama as one writes it by hand: what `plain_loop` trains. Nothing here is meshrunner's."""
+"""A hand-written Llama for `plain_loop`, without any code of meshrunner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.gpu.shape import Shape
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the two halves of the last dimension, as transformers does. x: [batch, seq, heads, head_dim]."""
+    """Rotate the two halves of the last dimension, as transformers does. x: [batch, seq, heads, head_dim]."""
     one, other = x.float().chunk(2, -1)
     return torch.cat((one * cos - other * sin, other * cos + one * sin), -1).type_as(x)
 
@@ -74,17 +74,17 @@ class Recomputed(nn.Module):
         return checkpoint(self.block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=self.saves)
 
 
-def saves_every_second_product() -> Any:
-    """torchtitan's selective recomputation: attention and every second matrix product are kept."""
+def saves_every_second_matmul() -> Any:
+    """Return contexts of torchtitan's selective recomputation, which keeps attention and every second matmul."""
     attention = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     kept = {getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default for name in attention}
-    products: Counter[bool] = Counter()
+    matmuls: Counter[bool] = Counter()
 
     def decide(context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if op == torch.ops.aten.mm.default:
-            products[context.is_recompute] += 1
+            matmuls[context.is_recompute] += 1
             return (
-                CheckpointPolicy.MUST_SAVE if products[context.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+                CheckpointPolicy.MUST_SAVE if matmuls[context.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
             )
         return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -92,12 +92,12 @@ def saves_every_second_product() -> Any:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean token loss, in fp32."""
+    """Return the mean loss of the tokens, in fp32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 class PlainLlama(nn.Module):
-    """Embedding, blocks, norm, output projection; parameters have the names of meshrunner's Llama."""
+    """A Llama whose parameters have the names of meshrunner's Llama."""
 
     cos: Tensor
     sin: Tensor
@@ -130,7 +130,7 @@ class PlainLlama(nn.Module):
                 weight.normal_(0.0, 0.02 / math.sqrt(2 * shape.n_layers) if into_residual else 0.02)
 
     def prepare(self, recompute: str, compile: str) -> None:
-        """Recompute `none`, `full` or `selective_op`; compile `eager` or `per_block`, which compiles the loss, too."""
+        """Apply recomputation (`none`, `full`, `selective_op`) and compilation (`eager`, `per_block` with the loss)."""
         how = {"backend": "inductor", "fullgraph": True, "dynamic": False}
         for number, block in enumerate(self.layers):
             if recompute == "full":
@@ -139,7 +139,7 @@ class PlainLlama(nn.Module):
                 self.layers[number] = Recomputed(block, noop_context_fn)
                 continue
             if recompute == "selective_op":
-                self.layers[number] = block = Recomputed(block, saves_every_second_product)
+                self.layers[number] = block = Recomputed(block, saves_every_second_matmul)
             if compile == "per_block":
                 block.compile(**how)
         if compile == "per_block":

@@ -1,9 +1,9 @@
-"""The hand-written loop on one device: bf16 weights, fp32 copies of them that a fused AdamW updates, clipping.
+"""Train a hand-written Llama on one device: bf16 weights, fp32 master copies that a fused AdamW updates, clipping.
 
-python -m bench.gpu.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
+    python -m bench.gpu.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
 
-It does the work of `parallelism=fsdp2 precision=bf16` on one device: gradients are bf16 and become fp32 one by one as
-backward makes them, norm, clipping and update are fp32. The tokens are those of `data=random`.
+It does the work of `parallelism=fsdp2 precision=bf16` on one device: backward converts each bf16 gradient to fp32 when it is
+ready, and norm, clipping and update are fp32. The tokens are those of `data=random`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GIB = 2**30
 ADAMW = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
 CLIP = 1.0
 WARM_UP = 10
-"""Steps in which the learning rate rises."""
+"""Steps of learning-rate warm-up."""
 
 
 def parsed() -> argparse.Namespace:
@@ -39,7 +39,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument(
-        "--read-every", type=int, required=True, help="steps between read-outs; the first are not measured"
+        "--read-every", type=int, required=True, help="steps after which metrics are read; the first are not measured"
     )
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--device", default="cuda")
@@ -49,7 +49,7 @@ def parsed() -> argparse.Namespace:
 
 
 def batches(args: argparse.Namespace, device: torch.device) -> Tensor:
-    """The tokens of all steps, [steps, micro_batch, seq_len + 1]."""
+    """Return the tokens of all steps, [steps, micro_batch, seq_len + 1]."""
     rows = np.empty((args.steps * args.micro_batch, args.seq_len + 1), dtype=np.int64)
     for index, row in enumerate(rows):
         stream = np.random.Generator(np.random.Philox(key=[0, index]))
@@ -58,7 +58,7 @@ def batches(args: argparse.Namespace, device: torch.device) -> Tensor:
 
 
 def with_masters(model: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Turn a model's weights into bf16; returns them and their fp32 copies, which get the gradients."""
+    """Convert a model's weights to bf16; return them and their fp32 copies, which receive the gradients."""
     weights, masters = list(model.parameters()), []
     for weight in weights:
         master = weight.detach().clone().requires_grad_()
@@ -74,7 +74,7 @@ def _hand_over(master: Tensor, weight: Tensor) -> None:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Losses, tokens per second between read-outs (the median), peak memory after the first, and what was trained."""
+    """Train; return losses, median tokens per second, peak memory after the first interval, and the model's size."""
     device = torch.device(args.device)
     torch.manual_seed(0)
     with device:

@@ -1,4 +1,4 @@
-"""What the bench has found so far: a line of results.jsonl for each row, from which the document is made anew each time."""
+"""Results of the bench so far: one line of results.jsonl per row. The document is rewritten for each new result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 TAIL = 30
-"""Lines of a failed row's log that are printed."""
+"""Lines printed from the end of a failed row's log."""
 State = Literal["works", "refused", "failed", "not run"]
 
 
@@ -21,22 +21,22 @@ class Result:
     part: str
     """The table it belongs to: `grid`, `proofs` or `figures`."""
     what: str
-    """What tells it from other rows."""
+    """Text that identifies the row."""
     state: State
     reason: str = ""
-    """Why it was refused, failed or was not run; of one that works, a remark."""
+    """Reason why it was refused, failed or was not run; a remark if it works."""
     log: str = ""
-    """File with more about a failure."""
+    """File that explains a failure."""
     seconds: float = 0.0
-    """From the command's start to its end."""
+    """Seconds from the command's start to its end."""
     figures: dict[str, Any] = field(default_factory=dict)
 
 
 class Results:
-    """All results, in the order in which they came in; written down at once, so that a bench that is killed loses none."""
+    """All results in the order of arrival. Each is written at once, so that none is lost if the bench is killed."""
 
     def __init__(self, file: Path, write: Callable[[list[Result]], None]) -> None:
-        """write: makes the document of the results so far."""
+        """Keep results in `file`; `write` writes the document from all results so far."""
         self.all: list[Result] = []
         self._file, self._write, self._lock = file, write, threading.Lock()
 
@@ -49,6 +49,6 @@ class Results:
             reason = f": {result.reason}" if result.reason else ""
             log = f" ({result.log})" if result.log else ""
             print(f"{result.state:8}{result.seconds:4.0f} s  {result.part} {result.what}{reason}{log}", flush=True)
-            if result.state == "failed" and result.log and Path(result.log).is_file():  # it may be gone afterwards
+            if result.state == "failed" and result.log and Path(result.log).is_file():  # the log may be deleted later
                 lines = Path(result.log).read_text(errors="replace").splitlines()[-TAIL:]
                 print("\n".join(f"  | {line}" for line in lines), flush=True)

@@ -1,4 +1,4 @@
-"""Rows that train a small model: of the grid, resumed, out of memory."""
+"""Rows that train a small model: rows of the grid, a resumed run, and a sweep in which memory runs out."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from meshrunner.runner.rundir.files import CONFIG
 
 STEPS = 8
 LOGITS_GIB = 1
-"""Of a sequence where memory is to run out, in fp32."""
+"""Memory of the fp32 logits of a sequence in the row that runs out of memory."""
 
 
 class Small(NamedTuple):
-    """The small model on a machine: what all rows have in common."""
+    """The small model of all rows, with the overrides they share."""
 
     machine: Machine
     common: list[str]
 
     @classmethod
     def on(cls, machine: Machine) -> Small:
-        """On a CPU it is so small that a row takes seconds there."""
+        """Return the small model for a machine; on a CPU a row of it takes seconds."""
         common = ["data=random", f"steps={STEPS}", "measure_after=2", "global_batch=4", "micro_batch=1", "tracker=none"]
         common += ["sweep.preflight=off"]  # minutes, over all rows
         if machine.gpus:
@@ -35,7 +35,7 @@ class Small(NamedTuple):
         return cls(machine, [*common, "seq_len=16", "hardware=cpu", "launch.threads=1"])
 
     def overrides(self, row: str, devices: int | None = None) -> list[str]:
-        """All that a row's command has."""
+        """Return all overrides of a row's command."""
         words = row.split()
         more = ["model.n_layers=2"] if "model=moe_tiny" in words else []  # of which the first has no experts
         more += ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
@@ -45,14 +45,14 @@ class Small(NamedTuple):
 
 
 def overridden(words: list[str]) -> list[str]:
-    """Overrides without those that a later one replaces."""
+    """Return overrides without those that a later one replaces."""
     return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
 ) -> tuple[Result, Steps]:
-    """One row; it works if it is trained like the reference, where there is one, and leaves what it must."""
+    """Run a row; it works if its losses match the reference, if there is one, and if it writes the expected files."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
     arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]
@@ -62,17 +62,17 @@ def grid_row(
         reason = differs(row, found.steps, reference or found.steps) or _missing(row, run_dir)
         found = found._replace(state="failed", reason=reason, log=shown(run_dir)) if reason else found
         if not reason and not reference and row != reference_of(row):
-            found = found._replace(reason="not compared: there is no reference")
+            found = found._replace(reason="not compared: the reference did not run")
     return _result("grid", row, found, ended.seconds), found.steps
 
 
 def _missing(row: str, run_dir: Path) -> str:
     wanted = [pattern for option, pattern in LEAVES.items() if option in row.split()]
-    return next((f"it left no {pattern}" for pattern in wanted if not list(run_dir.glob(pattern))), "")
+    return next((f"it wrote no {pattern}" for pattern in wanted if not list(run_dir.glob(pattern))), "")
 
 
 def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
-    """Half of the steps with `checkpoint=dcp` or `dcp_async`, then the rest by `meshrunner resume`: as without a stop."""
+    """Run half of the steps with a checkpoint, and the rest with `meshrunner resume`; the losses must match the reference."""
     name, what = f"resume-{kind}", f"resume, checkpoint={kind}"
     run_dir = commands.folder / name
     row = f"parallelism=fsdp2 precision=fp32 checkpoint={kind} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
@@ -88,7 +88,7 @@ def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str
         wrong = differs(row, found.steps, reference or found.steps)
         begun_again = len(found.steps) != STEPS or "continues after step" not in second.log.read_text(errors="replace")
         reason = wrong or ("it did not continue from its checkpoint" if begun_again else "")
-        saves = f"a save takes {found.summary['perf/checkpoint_time_s']:.3f} s of the training"
+        saves = f"saving a checkpoint stops training for {found.summary['perf/checkpoint_time_s']:.3f} s"
         found = (
             found._replace(state="failed", reason=reason, log=shown(second.log))
             if reason
@@ -98,7 +98,7 @@ def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str
 
 
 def out_of_memory_row(small: Small, commands: Commands) -> Result:
-    """A sweep of a batch that fits, one that needs twice the memory for its logits alone, and one that fits."""
+    """Run a sweep of a batch that fits, one whose logits alone need twice the memory, and one that fits."""
     vocab, seq_len = (65536, 4096) if small.machine.gpus else (65536, 64)
     limit_gib = small.machine.memory_gib or 1.0
     most = int(2 * limit_gib * 2**30 / (4 * vocab * seq_len))
@@ -116,7 +116,7 @@ def out_of_memory_row(small: Small, commands: Commands) -> Result:
         return _result("proofs", what, outcome(sweep, ended, commands), ended.seconds)
     states = [each.reason.partition(":")[0] if each.reason else "completed" for each in found]
     right = states == ["completed", "oom", "completed"]
-    wrong = "" if right else f"the runs are {', '.join(states)}; expected completed, oom, completed; "
+    wrong = "" if right else f"the runs are {', '.join(states)}; expected completed, oom, completed. "
     return Result(
         "proofs",
         what,

@@ -183,7 +183,7 @@ def test_a_row_that_is_trained_otherwise_is_told() -> None:
     reference = [(6.0, 1.0), (5.5, 1.1)]
     assert grid.differs("precision=fp32", [(6.0002, 1.0), (5.5, 1.1005)], reference) == ""
     assert grid.differs("precision=fp32", [(6.0, 1.0), (5.52, 1.1)], reference) == (
-        "the loss of step 2 is 5.52000, that of the reference 5.50000"
+        "the loss of step 2 is 5.52000, in the reference 5.50000"
     )
     assert grid.differs("precision=bf16", [(6.0, 1.0), (5.52, 1.1)], reference) == ""
     assert "the norm of step 1 is 2.0" in grid.differs("precision=bf16", [(6.0, 2.0), (5.5, 1.1)], reference)
@@ -256,7 +256,7 @@ def test_when_the_time_is_up_nothing_is_started(tmp_path: Path) -> None:
     bench.run([job("a"), job("broken"), job("big", 9), job("b"), job("c")], False)
     found = [(each.what, each.state, each.reason) for each in bench.results.all]
     needs, late = ("big", "not run", "it needs 9 GPUs"), ("c", "not run", "the time was up")
-    broken = ("broken", "failed", "the bench failed: KeyError: 'x'")
+    broken = ("broken", "failed", "error in the bench: KeyError: 'x'")
     assert found == [("a", "works", ""), broken, needs, ("b", "works", ""), late]
 
 
