@@ -44,8 +44,8 @@ class MegatronFSDP(Parallelism):
     checks_units: ClassVar[bool] = True
 
     zero: Annotated[int, whole(at_least=0, at_most=3)]
-    """What is sharded over the `shard` devices. 1: optimizer state and master weights; 2: also gradients; 3: also parameters;
-    0: nothing, all devices are replicas."""
+    """ZeRO stage: the state that is sharded over the `shard` devices. 1: optimizer state and master weights; 2: also gradients;
+    3: also parameters; 0: nothing, all devices are replicas."""
     double_buffer: Literal["none", "fixed", "max_pool"]
     """Memory of unsharded parameters and unreduced gradients. none: allocated for each unit and freed; fixed: two buffers for the
     most common unit shape, none for others; max_pool: two buffers for each bucket, as large as the largest of all units."""

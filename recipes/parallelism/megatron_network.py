@@ -1,4 +1,4 @@
-"""What megatron-fsdp needs of a network: its unit classes, materialisation unit by unit, and initial values."""
+"""The preparation of a network for megatron-fsdp: unit classes, materialisation unit by unit, and initial values."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ class UnitParameters(NamedTuple):
 
     parameters: tuple[LocalParameter, ...]
     reshard_after_forward: bool | int
-    """As in `wrap_plan.Unit`; False for the root."""
+    """The value in `wrap_plan.Unit`; False for the root."""
     lookup: bool
-    """As in `wrap_plan.Unit`."""
+    """The value in `wrap_plan.Unit`."""
     calls: int = 1
     """Number of times that a forward calls the unit."""
 

@@ -15,7 +15,7 @@ from meshrunner.recipes.parallelism.unit_sizes import LocalParameter, UnitParame
 
 @dataclass(frozen=True)
 class Unit:
-    """How one module is wrapped."""
+    """The wrapping of one module."""
 
     reshard_after_forward: bool | int
     """Whether to free the unsharded parameters after forward; a number: reshard them over that many devices."""

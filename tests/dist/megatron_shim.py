@@ -1,7 +1,6 @@
-"""What megatron-fsdp asks of CUDA, answered on a CPU: the real package then runs on gloo.
+"""Stand-ins for CUDA on a CPU, with which the real megatron-fsdp package runs on gloo.
 
-Nothing is asynchronous there: a stream that waits for another has nothing to wait for. What only a GPU can show is not tested by
-this: overlap, NCCL, memory.
+Nothing is asynchronous there, so a stream never has to wait for another. Overlap, NCCL and GPU memory are not tested.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""
-Planned communication buffers against dynamic ones: the same losses, norms and weights to the last bit, one address for each unit,
-no allocation from the second step on; and what is predicted of them is what FSDP2 asks for.
+"""Planned communication buffers against dynamic ones.
+
+Losses, norms and weights are bitwise equal, every unit has one address, and nothing is allocated from the second step on. The
+requests predicted from the wrap plan are those of FSDP2.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.dist.test_layouts import CPU
 
 STEPS = 20
 HYBRIDS, MOE = (" ".join((*model, "parallelism=fsdp2")) for model in (HYBRID, EXPERTS))
-"""Words of models of unequal units; of those of the first, the output projection is called three times."""
+"""Overrides for models with units of different sizes. In the first, the output projection is called three times."""
 PLANNED = ("max_pool", "scheduled")
 FROZEN = "model.freeze=[tok_embeddings.*,layers.1.attention.*]"
 NESTED = "wrap=rules wrap.rules=[{match:layers.*},{match:layers.*.feed_forward.experts}]"
@@ -80,7 +81,7 @@ class Placed(NamedTuple):
     steps: list[tuple[float, float, float | None]]
     weights: list[Tensor]
     addresses: dict[tuple[int, str], set[int]]
-    """Of each unit's gathers and reductions, from the second step on."""
+    """(pool, unit) -> addresses of its buffers from the second step on."""
 
 
 def run(words: str, steps: int) -> Placed:
@@ -100,9 +101,9 @@ def run(words: str, steps: int) -> Placed:
 
 def differences(cases: list[tuple[str, list[str]]], steps: int) -> list[str]:
     """
-    What differs between a dynamic run and planned ones, and what is not as it should be of these.
+    Return the differences between a dynamic run and planned ones, and other faults of the planned ones.
 
-    cases: words of a dynamic run, and those that others have in addition.
+    cases: overrides of a dynamic run, and the additional ones of planned runs.
     """
     found = []
     for words, others in cases:

@@ -37,11 +37,11 @@ EXPERTS = (
     "model.experts.balance_rate=1e-2",
 )
 NEAR = 1e-6
-"""Of two scores that decide a choice: layouts differ by about 1e-7, and a decision nearer than this could fall otherwise."""
+"""Smallest safe distance of two scores. Layouts differ by about 1e-7, so a closer decision could differ between them."""
 
 
 def observe_experts(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """As `observe`; also every step's loads, before they begin anew, and the biases after it."""
+    """Return `observe`, and also every step's loads before they are reset, and the biases after it."""
     loads: list[Tensor] = []
     biases: list[Tensor] = []
     balance = pretrain.balance
@@ -60,7 +60,7 @@ def observe_experts(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def observe_decisions(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """As `observe_experts`; also how near any two scores were of which one was chosen."""
+    """Return `observe_experts`, and also the smallest distance between two scores of which one was chosen."""
     gaps: list[float] = []
     topk = torch.topk
 

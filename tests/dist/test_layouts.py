@@ -210,11 +210,11 @@ class Difference(NamedTuple):
     """The largest relative difference from one process."""
 
     gradient: float
-    """Of any parameter before the first update: ||difference|| / ||gradient||."""
+    """Largest ||difference|| / ||gradient|| of any parameter before the first update."""
     norm: float
-    """Of the global gradient norm, before the first update and in five steps of AdamW."""
+    """Largest difference of the global gradient norm, before the first update and in five steps of AdamW."""
     loss: float
-    """Of five steps."""
+    """Largest difference of the loss in five steps."""
 
 
 def compare(world: int, layout: str) -> Difference:

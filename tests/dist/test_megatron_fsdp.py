@@ -153,7 +153,7 @@ def test_building_the_optimizer_is_no_update(implementation: str) -> None:
 
 @pytest.mark.slow
 def test_master_weights_are_not_rounded() -> None:
-    """In bf16 they begin with the fp32 values, whatever is sharded, and training matches FSDP2."""
+    """Begin with the fp32 values in bf16 runs, whatever is sharded, and match the training of FSDP2."""
     given = (*SMALL, "steps=4", "micro_batch=3", "precision=bf16")
     cases = [(*given, *MEGATRON, f"parallelism.zero={zero}") for zero in (3, 2, 1, 0)]
     cases.append((*given, *MEGATRON, "parallelism.grad_comm=bf16"))

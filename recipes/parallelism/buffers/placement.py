@@ -39,7 +39,7 @@ class Schedule(NamedTuple):
     """The requests to place."""
 
     units: Sequence[UnitBuckets]
-    """In the order of their first requests."""
+    """The units in the order of their first requests."""
     alive: Collection[frozenset[str]]
     """Sets of units whose buckets are in use at the same time, by name; every unit is in one of the sets."""
 
