@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING
 
 from meshrunner.runner import shipped
 from meshrunner.runner.config.reference import explain
-from meshrunner.runner.config.reference.keys import Key
-from meshrunner.runner.verbs.help import every_key, explanation
+
+try:
+    from meshrunner.runner.commands import COMMANDS
+    from meshrunner.runner.verbs.reference.terms import every_key, explanation
+except ImportError:
+    COMMANDS = None
+    from meshrunner.runner.cli import HELP, VERBS
+    from meshrunner.runner.verbs.help import every_key, explanation
+default_of = explain.default_of if hasattr(explain, "default_of") else explain._default
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
+
+    from meshrunner.runner.commands import Command
+    from meshrunner.runner.config.reference.catalog import Key
 
 DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
@@ -28,7 +38,7 @@ FROM_TOP = {
     "CHANGELOG.md": "changelog.md",
 }
 """Files at the top of the repository, and the pages made from them."""
-GROUPS, VERBS = "reference/config", "reference/verbs"
+GROUP_PAGES, VERB_PAGES = "reference/config", "reference/verbs"
 """Folders of the generated pages."""
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 TOP_LEVEL = "run.yaml"
@@ -55,7 +65,7 @@ def group_pages() -> dict[str, str]:
 
 def page_of(section: str) -> str:
     """Return the path in docs/ of the page of a config group or section."""
-    return f"{GROUPS}/{section.replace('/', '_').replace('.yaml', '')}.md"
+    return f"{GROUP_PAGES}/{section.replace('/', '_').replace('.yaml', '')}.md"
 
 
 def group_page(section: str, keys: Iterable[Key]) -> Iterator[str]:
@@ -96,13 +106,38 @@ def key_lines(key: Key) -> Iterator[str]:
         )
         yield ""
     yield f"- Expected: {escaped(key.expected(whole=True))}"
-    if default := explain.default_of(key):
+    if default := default_of(key):
         yield f"- Default: {escaped(default)}"
 
 
 def verb_pages() -> dict[str, str]:
     """Return a page for every verb."""
-    return {}
+    if COMMANDS is None:
+        return {f"{VERB_PAGES}/{verb}.md": "\n".join(help_page(verb)) + "\n" for verb in VERBS}
+    return {f"{VERB_PAGES}/{verb}.md": "\n".join(verb_page(command)) + "\n" for verb, command in COMMANDS.items()}
+
+
+def verb_page(command: Command) -> Iterator[str]:
+    """Yield the lines of a verb's page: usage, description, arguments, options, examples and exit status."""
+    yield from [f"# meshrunner {command.verb}", "", f"{command.summary[:1].upper()}{escaped(command.summary[1:])}.", ""]
+    yield from ["```", f"meshrunner {command.synopsis}", "```", ""]
+    if command.description:
+        yield from [escaped(command.description), ""]
+    for title, given in (("argument", command.arguments), ("option", command.options)):
+        if given:
+            yield from [f"| {title} | |", "|---|---|"]
+            yield from (f"| `{each.synopsis.replace('|', chr(92) + '|')}` | {escaped(each.help)} |" for each in given)
+            yield ""
+    if command.examples:
+        yield from ["Examples:", "", "```", *(f"meshrunner {example}" for example in command.examples), "```", ""]
+    if command.fails_if:
+        yield f"Exits with 1 if {escaped(command.fails_if)}."
+
+
+def help_page(verb: str) -> Iterator[str]:
+    """Yield the lines of a verb's page, from the help text of the command line."""
+    lines = [line.strip() for line in HELP.splitlines() if line.split()[:1] == [verb]]
+    yield from [f"# meshrunner {verb}", "", "```", *lines, "```"]
 
 
 def escaped(text: str) -> str:

@@ -62,6 +62,14 @@ def test_every_group_has_a_page_with_its_options_and_keys(generate: ModuleType) 
     assert "- Default: 30\n" in pages[generate.page_of("run.yaml")]
 
 
+def test_every_verb_has_a_page(generate: ModuleType) -> None:
+    pages = generate.verb_pages()
+    assert {"run", "resume", "plan", "compare", "submit", "help"} <= {Path(page).stem for page in pages}
+    for page, text in pages.items():
+        assert text.startswith(f"# meshrunner {Path(page).stem}\n")
+    assert "--html FILE" in pages["reference/verbs/plan.md"]
+
+
 def test_links_of_the_site_lead_to_its_pages_or_become_code(generate: ModuleType) -> None:
     readme = "[a](docs/plan.md#x) [conf/experiment](conf/experiment) [b](CONTRIBUTING.md) ![c](docs/report.png) [d](https://a.b)"
     expected = "[a](plan.md#x) `conf/experiment` [b](contributing.md) ![c](report.png) [d](https://a.b)"
