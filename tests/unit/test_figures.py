@@ -1,4 +1,4 @@
-"""The table of metrics: nothing is measured, summed up, shown or documented beside it."""
+"""The table of metrics is the only place that decides what is measured, summarised, shown and documented."""
 
 from __future__ import annotations
 
