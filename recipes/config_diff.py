@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 
@@ -13,15 +12,6 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
-
-
-def outside(flat: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The keys of a flat configuration that are none of these and in none of these sections."""
-    return {
-        key: value
-        for key, value in flat.items()
-        if not any(key == name or key.startswith(f"{name}.") for name in names)
-    }
 
 
 def same_value(one: Any, other: Any) -> bool:

@@ -14,6 +14,7 @@ import importlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Flag, auto
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from operator import attrgetter
@@ -75,8 +76,35 @@ NOT_IMPORTED = "kind_import"
 """The error of a class that cannot be imported from where the command runs."""
 
 
+class Affects(Flag):
+    """
+    The effects that a change of a configuration key has on a run.
+
+    A section declares the effects of its keys in `affects`; a single field overrides them with `Annotated[int, Affects.SPEED]`.
+    """
+
+    NOTHING = 0
+    SPEED = auto()
+    """Time or memory of a step."""
+    RESULT = auto()
+    """The weights that are trained, or which steps are measured: a run does not continue with another value."""
+    FIGURES = auto()
+    """Figures of a whole run, such as its final loss, but of no single step."""
+    CHANCE = auto()
+    """Random numbers: runs that differ in nothing else are repeats of each other."""
+    FILES = auto()
+    """The files that are kept."""
+    DISPLAY = auto()
+    """The lines that a command prints."""
+    SWEEP = auto()
+    """The course of a sweep. A key that affects nothing else has no effect on a single run."""
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, no unknown keys, no silent conversion ("3" is not 3, true is not 1)."""
+
+    affects: ClassVar[Affects | None] = None
+    """The effects of its keys; None: those of the section around it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 

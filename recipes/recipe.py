@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, SerializeAsAny
 
@@ -17,7 +17,7 @@ from meshrunner.recipes.loss.base import Loss
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.optim.lr_schedule import LRSchedule
 from meshrunner.recipes.optim.optimizer import Optimizer
-from meshrunner.recipes.option import Count, Section, chosen, whole
+from meshrunner.recipes.option import Affects, Count, Section, chosen, whole
 from meshrunner.recipes.parallelism.base import Parallelism
 from meshrunner.recipes.parallelism.wrap_policy import Wrap
 from meshrunner.recipes.precision.base import Precision
@@ -25,6 +25,8 @@ from meshrunner.recipes.precision.base import Precision
 
 class Recipe(Section):
     """One training run."""
+
+    affects: ClassVar[Affects] = Affects.SPEED | Affects.RESULT
 
     model: Annotated[SerializeAsAny[Model], chosen(Model)]
     """The network that is trained: its architecture and size."""
@@ -49,15 +51,15 @@ class Recipe(Section):
     checkpoint: Annotated[SerializeAsAny[Checkpoint], chosen(Checkpoint)]
     """Whether the run is saved, and what it continues from."""
 
-    steps: Count
+    steps: Annotated[Count, Affects.FIGURES]
     """Optimizer steps."""
-    seed: Annotated[int, whole(at_least=0, at_most=2**62)]
+    seed: Annotated[int, whole(at_least=0, at_most=2**62), Affects.CHANCE]
     """Seed of the initial weights and of the data order."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time, if the layout and the devices are the same. Slower on GPUs."""
     seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
-    micro_batch: Annotated[int, whole(at_most=2**16)]
+    micro_batch: Annotated[int, whole(at_most=2**16), Affects.SPEED]
     """Sequences per data-parallel rank in one forward pass."""
     global_batch: Annotated[int | None, whole(None)]
     """Sequences per optimizer step; null: micro_batch x data-parallel ranks. Larger batches use gradient accumulation."""

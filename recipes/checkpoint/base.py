@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from meshrunner.recipes.option import Option
+from meshrunner.recipes.option import Affects, Option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +56,8 @@ class Checkpoint(Option):
         "dcp": "meshrunner.recipes.checkpoint.dcp:DCP",
         "dcp_async": "meshrunner.recipes.checkpoint.dcp:DCPAsync",
     }
+
+    affects: ClassVar[Affects] = Affects.FIGURES
 
     load: str | None
     """A run directory, whose newest good checkpoint is used, or a checkpoint to continue from. The run's own take precedence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from meshrunner.recipes.checkpoint.base import Checkpoint
-from meshrunner.recipes.option import Count, whole
+from meshrunner.recipes.option import Affects, Count, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ class DCP(Checkpoint):
 
     every: Count
     """Steps between checkpoints. The last step is always saved."""
-    keep: Annotated[int | None, whole(None)]
+    keep: Annotated[int | None, whole(None), Affects.FILES]
     """Number of newest checkpoints to keep; null: all of them."""
 
     def saver(self, folder: Path, training: Training) -> Saver:

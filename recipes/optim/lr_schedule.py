@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from meshrunner.recipes.option import Count, Option, whole
+from meshrunner.recipes.option import Affects, Count, Option, whole
 
 Steps = Annotated[int, whole(at_least=0)]
 SHIPPED_WARMUP = 10
@@ -24,6 +24,8 @@ class LRSchedule(Option):
         "warmup_cosine": "meshrunner.recipes.optim.lr_schedule:WarmupCosine",
         "wsd": "meshrunner.recipes.optim.lr_schedule:WSD",
     }
+
+    affects: ClassVar[Affects] = Affects.RESULT
 
     @abstractmethod
     def factor(self, step: int) -> float:

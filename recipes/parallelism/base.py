@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import AutoCount, Count, Option, whole
+from meshrunner.recipes.option import Affects, AutoCount, Count, Option, whole
 from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Parallelism(Option):
         "fsdp2": "meshrunner.recipes.parallelism.fsdp2:FSDP2",
         "megatron_fsdp": "meshrunner.recipes.parallelism.megatron_fsdp:MegatronFSDP",
     }
+
+    affects: ClassVar[Affects] = Affects.SPEED
 
     wraps_units: ClassVar[bool] = False
     """Whether each unit of the wrap plan is wrapped and all-gathered on its own."""

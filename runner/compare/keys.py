@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from meshrunner.recipes.config_diff import flatten, outside
+from meshrunner.recipes.affects import affecting
+from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.option import Affects
 from meshrunner.runner.compare.runs import Run
 
-IRRELEVANT = (
-    "tracker", "sweep", "objective", "progress", "seed", "checkpoint.keep",
-    "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
-)  # fmt: skip
-"""Keys, or sections, that do not change what is measured. Runs that differ in these alone are repeats of each other."""
+MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
+"""Effects of the keys that tell runs apart. Runs that differ in no such key are repeats of each other."""
 
 FOLLOWS = {"optimizer.lr": "model"}
 """Keys whose default comes with an option of another group; they count as keys of that group."""
@@ -57,8 +56,8 @@ def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def relevant(run: Run) -> dict[str, Any]:
-    """The flattened configuration, as far as it decides what is measured."""
-    return outside(flatten(run.config), IRRELEVANT)
+    """Return the flattened configuration without keys that do not affect what is measured."""
+    return affecting(flatten(run.config), MEASURED)
 
 
 class Keys:

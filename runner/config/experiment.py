@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
 from meshrunner.recipes.option import (
     NOT_IMPORTED,
+    Affects,
     Auto,
     AutoCount,
     Option,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
 
 YEAR_MINUTES = 366 * 24 * 60
+Minutes = Annotated[float, Field(gt=0, le=YEAR_MINUTES), Affects.NOTHING]
 READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
 """Type of the devices -> `log_every`, where it is auto."""
 MAX_REPEATS = 10_000
@@ -61,6 +63,8 @@ def _figures(schema: JsonDict) -> None:
 class Launch(Section):
     """How the workers of a run are started."""
 
+    affects: ClassVar[Affects] = Affects.SPEED
+
     nodes: Annotated[int, whole(at_most=2**17)]
     """Machines that a run is spread over."""
     workers: Annotated[int | Auto, whole("auto", at_most=1024)]
@@ -74,13 +78,13 @@ class Launch(Section):
     """Environment variables of the workers: allocator, NCCL, CUDA, torch settings. They win over those of the command."""
     bind: Literal["auto", "none"] = "auto"
     """CPUs of a worker; auto: those in its GPU's NUMA domain, if they are enough; none: all of the node."""
-    port: Annotated[int | None, whole(None, at_most=65535)]
+    port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: one that is free."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
     """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
-    start_timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
+    start_timeout_minutes: Minutes
     """Minutes until the first step is done, compilation included; then the run ends in state `timeout`."""
-    timeout_minutes: float = Field(gt=0, le=YEAR_MINUTES)
+    timeout_minutes: Minutes
     """Minutes without a completed step, after the first; then the run ends in state `timeout`."""
 
     @property
@@ -103,6 +107,8 @@ class Launch(Section):
 
 class Sweep(Section):
     """How the runs of a sweep are treated."""
+
+    affects: ClassVar[Affects] = Affects.SWEEP
 
     exclude: list[str]
     """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
@@ -127,6 +133,7 @@ class Sweep(Section):
     preflight: Annotated[
         Literal["off", "warn", "skip"],
         BeforeValidator(lambda value: "off" if value is False else value),  # which YAML reads `off` as
+        Affects.SWEEP | Affects.DISPLAY,
     ] = "warn"
     """Before runs begin: warn of those predicted not to fit, or skip them; on CPUs with skip alone."""
 
@@ -152,16 +159,16 @@ class Experiment(Recipe):
     """How the workers of a run are started: nodes, workers, threads, environment, time limits."""
     sweep: Sweep
     """How the runs of a sweep are treated: what is left out, repeated, tried again."""
-    progress: Literal["auto", "steps", "runs"] = "auto"
+    progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
     """What is shown meanwhile; auto: on a terminal a line or a sweep's table, else the steps of a run and the runs of a sweep."""
-    log_every: AutoCount
+    log_every: Annotated[AutoCount, Affects.FIGURES]
     """
     Steps between two read-outs, each of which waits for the device and gathers from all ranks; auto: 1 on a CPU, 10 on CUDA.
     Every step has its row.
     """
-    measure_after: Annotated[int, whole(at_least=0)]
+    measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
     """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
-    objective: Annotated[str, AfterValidator(_known_figure), Field(json_schema_extra=_figures)]
+    objective: Annotated[str, AfterValidator(_known_figure), Field(json_schema_extra=_figures), Affects.SWEEP]
     """The key of summary.json that a sweeper optimises."""
 
     @property

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshrunner.recipes.affects import affected_by
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoint, candidates, good_checkpoints
-from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.config_diff import differences, flatten
 from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.recipes.option import Affects
 from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.console import warn
 
-MAY_CHANGE = ("steps", "micro_batch", "log_every", "progress", "launch.", "tracker.", "checkpoint.", "parallelism.")
-"""Keys and prefixes of keys that do not affect what a step computes: the global batch stays what it was."""
+STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
+"""Effects of the keys that a run continues with. Others may change: the global batch stays what it was."""
 
 
 def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[Experiment, StoredCheckpoint | None]:
@@ -65,7 +67,8 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     before, now = _with_defaults(record.config), experiment.model_dump(mode="json")
     if experiment.precision.kind == "auto":  # it is resolved, and compared, where the run starts
         before["precision"] = now["precision"]
-    changed = [each for each in differences(before, now) if not each[0].startswith(MAY_CHANGE)]
+    flat = flatten(now)
+    changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]
     if not changed:
         return
     lines = [f"  {key}: was {_shown(old)}, is {_shown(new)}" for key, old, new in changed]

@@ -8,8 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from meshrunner.recipes.affects import affected_by
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import Affects
 
 REFUSED = {
     "hydra.job.chdir": "workers stay in the directory of the command",
@@ -28,9 +30,8 @@ SILENT = {
     "hydra.verbose": "what a run prints is in its folder `logs`",
 }
 """Keys of Hydra's without effect, or with less than they promise."""
-ONLY_SWEEPS = ("sweep", "hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel", "objective")
-WARNS = "sweep.preflight"
-"""The key below those that warns of a single run, too."""
+ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
+"""Hydra's keys that have no effect on a single run."""
 UNSET: dict[str, Any] = {
     "hydra.job.chdir": None,
     "hydra.job.env_set": {},
@@ -64,10 +65,11 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
         if _changed(raw, "objective") and _choice(raw, "hydra.sweeper") == "basic":
             found.append("objective has no effect: the sweep tries every combination, whatever comes of it")
         return found
-    idle = [key for section in ONLY_SWEEPS for key in _changed(raw, section)]
+    shipped, given = ({key: value for key, value in each.items() if key != "hydra"} for each in (_shipped(), raw))
+    idle = [key for key, *_ in differences(shipped, given) if affected_by(key, {}) == Affects.SWEEP]
     # A named sweep brings a baseline, which does a single run no harm.
     idle = [key for key in idle if key != "sweep.baseline" or _typed(raw, key)]
-    idle = [key for key in idle if key != WARNS]
+    idle += [key for section in ONLY_SWEEPS for key in _changed(raw, section)]
     return [*found, f"{', '.join(idle)}: no effect on a single run; -m makes it a sweep"] if idle else found
 
 

@@ -7,16 +7,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.config_diff import differences, flatten, outside
+from meshrunner.recipes.affects import affecting
+from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.recipes.option import Affects
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.files import LAYOUTS
 from meshrunner.runner.rundir.records import Count, JsonFile
-
-UNMEASURED = (
-    "tracker", "sweep", "objective", "progress", "seed", "checkpoint", "steps", "measure_after", "log_every", "lr_schedule",
-    "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
-)  # fmt: skip
-"""Keys and sections that do not affect speed or memory: a resumed run may change them and keep its layout."""
 
 
 class Layout(JsonFile):
@@ -45,7 +41,7 @@ class EarlierLayout(JsonFile):
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
     """Record the layout of an attempt, unless it is that of the attempt before."""
-    settings = outside(flatten(config), UNMEASURED) | facts
+    settings = affecting(flatten(config), Affects.SPEED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:
         Layouts(layouts=[*known, Layout(attempt=attempt, settings=settings)]).write(run_dir / LAYOUTS)

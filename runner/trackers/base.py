@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import Field, TypeAdapter
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import Option, chosen
+from meshrunner.recipes.option import Affects, Option, chosen
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.files import is_sweep, tracking
 from meshrunner.runner.rundir.records import Tracking
@@ -161,6 +161,8 @@ class Tracker(Option):
         "several": "meshrunner.runner.trackers.several:Several",
         "none": "meshrunner.runner.trackers.base:NoTracker",
     }
+
+    affects: ClassVar[Affects] = Affects.NOTHING
 
     finish_timeout_s: float = Field(default=60, gt=0)
     """Seconds that the command waits for the tracker after the end of the run."""

@@ -7,7 +7,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from meshrunner.recipes.affects import affecting
 from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.recipes.option import Affects
 from meshrunner.runner import shipped
 from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY
 from meshrunner.runner.rundir.records import Environment
@@ -91,17 +93,21 @@ def tags(choices: Mapping[str, str]) -> list[str]:
     return [f"{group}={option}"[:TAG_LENGTH] for group, option in own.items() if option != usual.get(group)]
 
 
-OTHERS = (
-    "tracker", "sweep", "objective", "progress", "directory", "host", "options", "versions",
-    "launch.port", "launch.start_timeout_minutes", "launch.timeout_minutes",
-)  # fmt: skip
-"""Keys and sections of a description that are no settings of what is measured."""
+SHOWN = Affects.SPEED | Affects.RESULT | Affects.FIGURES | Affects.CHANCE | Affects.FILES
+"""Effects of the keys that are shown as settings of a run."""
+NO_SETTINGS = ("directory", "host", "options", "versions")
+"""Facts of a description that are no settings of the run."""
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """A description for a table: flat, an option by its name (`parallelism`, not `parallelism.kind`), without what is null."""
+    """
+    Flatten a description for a table, without unknown values.
+
+    An option is shown by its name, as `parallelism` and not as `parallelism.kind`.
+    """
     options, versions = _object(description, "options"), _object(description, "versions")
-    flat = flatten({key: value for key, value in description.items() if key not in OTHERS}) | options
-    flat |= {"torch": versions.get("torch"), "meshrunner": versions.get("meshrunner")}
+    flat = flatten({key: value for key, value in description.items() if key not in NO_SETTINGS})
+    shown = affecting(flat, SHOWN) | affecting(options, SHOWN)
+    shown |= {"torch": versions.get("torch"), "meshrunner": versions.get("meshrunner")}
     kinds = {f"{group}.kind" for group in options}
-    return {key: value for key, value in flat.items() if value is not None and key not in kinds and key not in OTHERS}
+    return {key: value for key, value in shown.items() if value is not None and key not in kinds}

@@ -1,0 +1,56 @@
+"""Read what the keys of a configuration affect from the fields that declare them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from meshrunner.recipes.option import Affects, Option, Section
+
+EXPERIMENT = "meshrunner.runner.config.experiment:Experiment"
+"""The class that declares the top-level keys. Modules below it read its fields, so it is named here and imported on first use."""
+
+
+def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
+    """Return the keys of a flat configuration that affect any of `effects`."""
+    return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
+
+
+def affected_by(key: str, flat: dict[str, Any]) -> Affects:
+    """
+    Return what a key of a flat configuration affects.
+
+    A key that no field declares affects what its section affects. A key of a user's own class is looked up in the shipped
+    classes of its group: reading a configuration imports no code of the user's.
+    """
+    kind = flat.get(f"{key.partition('.')[0]}.kind")
+    return _affected_by(key, kind if isinstance(kind, str) else "")
+
+
+@lru_cache(4096)
+def _affected_by(key: str, kind: str) -> Affects:
+    module, _, name = EXPERIMENT.partition(":")
+    experiment: type[Section] = getattr(importlib.import_module(module), name)
+    found, section = experiment.affects, experiment
+    for part in key.split("."):
+        field = next((each.model_fields[part] for each in _classes(section, kind) if part in each.model_fields), None)
+        if field is None:
+            break
+        section = field.annotation if _is_section(field.annotation) else Section
+        declared = [each for each in field.metadata if isinstance(each, Affects)]
+        found = next(iter(declared), section.affects if section.affects is not None else found)
+    assert found is not None
+    return found
+
+
+def _is_section(annotation: Any) -> TypeGuard[type[Section]]:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
+    """Yield the classes whose fields a section may have: of a group the class of that kind, if it is shipped, else all."""
+    yield section
+    if issubclass(section, Option):
+        yield from map(section.resolve, [kind] if kind in section.kinds else section.kinds)
