@@ -22,8 +22,8 @@ def affected_by(key: str, flat: dict[str, Any]) -> Affects:
     """
     Return what a key of a flat configuration affects.
 
-    A key that no field declares affects what its section affects. A key of a user's own class is looked up in the shipped
-    classes of its group: reading a configuration imports no code of the user's.
+    A key that no shipped class declares affects what its section affects, as does a key of an older version. The user's own
+    classes are not imported: reading a configuration runs none of their code.
     """
     kind = flat.get(f"{key.partition('.')[0]}.kind")
     return _affected_by(key, kind if isinstance(kind, str) else "")
@@ -50,7 +50,7 @@ def _is_section(annotation: Any) -> TypeGuard[type[Section]]:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes whose fields a section may have: of a group the class of that kind, if it is shipped, else all."""
+    """Yield the classes that may declare the keys of a section: of a group first that of `kind`, then all shipped ones."""
     yield section
     if issubclass(section, Option):
-        yield from map(section.resolve, [kind] if kind in section.kinds else section.kinds)
+        yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))
