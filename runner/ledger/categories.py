@@ -12,4 +12,4 @@ CATEGORIES = (
     "logits",
     "temporary",
 )
-"""Purposes of a storage, in the order of tables and charts; `ledger.memory_ledger` assigns them."""
+"""Purposes of memory, in the order of tables and charts. `MemoryLedger` defines and assigns them."""

@@ -1,4 +1,4 @@
-"""Where in a training step something happens: which step, which part of it, which block."""
+"""Positions in training: which step, which part of it, which block."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from meshrunner.recipes.model.network import Network
 START = "start"
 """Everything before the first step: the model is built, sharded and initialised."""
 END = "end of backward"
-"""Below the first block: the gradient of the embedding, and what layouts do when all gradients are there."""
+"""Below the first block: the gradient of the embedding, and work that layouts do once all gradients are there."""
 PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
-"""In the order of a step. update: gradient norm, clipping and whatever else follows backward."""
+"""Parts of a step in order. update: gradient norm, clipping and whatever else follows backward."""
 
 
 class Phase(NamedTuple):
-    """A part of a step; within forward and backward a block's own share of it."""
+    """A part of a step, within forward and backward one block's share of it."""
 
     step: int
-    """From 0; -1 at the start."""
+    """Counted from 0; -1 at the start."""
     part: str
     """One of PARTS."""
     block: int | None = None
@@ -37,15 +37,15 @@ class Phase(NamedTuple):
 
 class Phases:
     """
-    Follows a network's step through hooks of modules, autograd and optimizers: the model needs no edit, and may be wrapped.
+    Follows a network's step through hooks of modules, autograd and optimizers. The model needs no edit, and may be wrapped.
 
-    Where the whole network is compiled, its blocks and its loss have no phases of their own: the compiler would trace the hooks.
+    In a network compiled as a whole, blocks and loss have no phases of their own: the compiler would trace their hooks.
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
         """
         Args:
-            part: that it begins in.
+            part: the first part.
             compiles: whether any part of the network is compiled.
         """
         self.step = -1
@@ -55,21 +55,21 @@ class Phases:
         self._loss: Callable[..., Any] | None = None
         self._handles: list[RemovableHandle] = []
         self.block_ended: Callable[[Any], None] = lambda output: None
-        """Called with the output of a block when its forward has ended; what is recomputed does not count."""
-        # A hook of a compiled module runs beside the compiled code, but in reach of the compiler.
+        """Called with the output of a block at the end of its forward, but not of its recomputation."""
+        # The hooks of a compiled module run outside the compiled code, but the compiler would trace them.
         self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
     @property
     def now(self) -> Phase:
         """The present phase."""
-        if self._part in ("backward", END) and not _goes_backward():  # it has ended
+        if self._part in ("backward", END) and not _in_backward():
             self._part, self._block = "update", None
         return Phase(self.step, self._part, self._block)
 
     def begin_step(self) -> None:
-        """A new optimizer step."""
+        """Begin an optimizer step."""
         self.step += 1
-        self._part, self._block = "forward", None
+        self._enter("forward")
 
     def __enter__(self) -> Phases:
         self._handles = [
@@ -91,47 +91,47 @@ class Phases:
         self._part, self._block = part, block
 
     def _before_any(self, module: nn.Module, _: Any) -> None:
-        """Every module's hook until the network is found."""
+        """Look for the network: the hook of every module until it is found."""
         if isinstance(module, Network):
             self._handles.pop(0).remove()
             self._follow(module)
             self._enter("forward")
 
     def _follow(self, network: Network) -> None:
-        self._around(network, None)
+        self._follow_module(network, None)
         if network._compiled_call_impl is not None:
             return
         self._network, self._loss = network, network.loss
-        network.loss = self._timed(network.loss)
+        network.loss = self._followed_loss(network.loss)
         for number, name in enumerate(network.block_names()):
-            self._around(network.get_submodule(name), number)
+            self._follow_module(network.get_submodule(name), number)
         for module in network.modules():
             if isinstance(module, nn.Embedding):
                 self._handles.append(module.register_forward_hook(self._hook(self._embedded), prepend=True))
 
-    def _around(self, module: nn.Module, block: int | None) -> None:
-        """Follow a module, a block of that number or the network."""
+    def _follow_module(self, module: nn.Module, block: int | None) -> None:
+        """Follow a block, or the network if `block` is None."""
 
         def before(*_: Any) -> None:
-            if not _goes_backward():
+            if not _in_backward():
                 self._enter("forward", block)
 
         def after(module: nn.Module, _: Any, output: Any) -> None:
-            if not _goes_backward():
-                self._begins_backward(output, "backward", block)
+            if not _in_backward():
+                self._enter_in_backward(output, "backward", block)
                 if block is not None:
                     self.block_ended(output)
                 self._enter("forward")
 
-        # First and so outside of what sharding does with the module.
+        # Prepended, so that the hooks enclose those of sharding.
         self._handles.append(module.register_forward_pre_hook(self._hook(before), prepend=True))
         self._handles.append(module.register_forward_hook(self._hook(after), prepend=True))
 
     def _embedded(self, module: nn.Module, _: Any, output: Any) -> None:
-        if not _goes_backward():
-            self._begins_backward(output, END, None)
+        if not _in_backward():
+            self._enter_in_backward(output, END, None)
 
-    def _timed(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+    def _followed_loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         def followed(*args: Any) -> Any:
             before, self._part = self._part, "loss"
             try:
@@ -141,15 +141,14 @@ class Phases:
 
         return followed
 
-    def _begins_backward(self, output: Any, part: str, block: int | None) -> None:
-        """The gradient of an output is where backward of what made it begins."""
-        first = next(
-            (each for each in (output if isinstance(output, tuple) else (output,)) if isinstance(each, Tensor)), None
-        )
+    def _enter_in_backward(self, output: Any, part: str, block: int | None) -> None:
+        """Enter a part once backward computes the gradient of a module's output."""
+        outputs = output if isinstance(output, tuple) else (output,)
+        first = next((each for each in outputs if isinstance(each, Tensor)), None)
         if first is not None and first.requires_grad:
             first.register_hook(lambda _: self._enter(part, block))  # type: ignore[no-untyped-call]
 
 
-def _goes_backward() -> bool:
-    """Whether autograd runs: what goes forward is recomputed and so part of backward."""
+def _in_backward() -> bool:
+    """Whether autograd is running. A forward that runs then is recomputation, which is part of backward."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""The `profiler` group: the profiling window, and the session that the meter drives on every rank."""
+"""The `profiler` group: the window of profiled steps, and the session that the meter drives on every rank."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
 
 
 class ProfiledRun(NamedTuple):
-    """The run that a profiler is part of."""
+    """The run to profile."""
 
     steps: int
     measure_after: int
-    """Number of first steps that do not count for throughput."""
+    """Number of first steps that do not count towards throughput."""
     compiles: bool
     """Whether any part of the model is compiled."""
 
 
 class Session:
-    """A profiler's session on one rank, driven by the meter. This one does nothing."""
+    """A profiler's session on one rank, driven by the meter. The base class does nothing."""
 
     @property
     def recording(self) -> bool:
-        """Whether the current step is profiled: such a step does not count for throughput."""
+        """Whether the current step is profiled and so does not count towards throughput."""
         return False
 
     def started(self, device: torch.device, done: int) -> None:
-        """The model is built, and `done` steps were completed by earlier attempts."""
+        """Called once the model is built. `done` steps were completed by earlier attempts."""
 
     def turns_after(self, step: int) -> bool:
-        """Whether profiling begins or ends after this step, the same on all ranks: the device is to be idle then."""
+        """Whether profiling begins or ends after this step, on all ranks alike. The device must be idle then."""
         return False
 
     def step_begins(self) -> None:
-        """The next step begins."""
+        """Called before a step."""
 
     def pause(self) -> None:
-        """No step runs until the next `step_begins`."""
+        """Called when no step runs until the next `step_begins`."""
 
     def step_done(self, step: int) -> list[float] | None:
-        """This rank's figures if the window ends with this step, as it does on all ranks, else None. Pauses."""
+        """Pause, and return this rank's figures if the window ends with this step, else None."""
         return None
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Keys of summary.json from the figures of all ranks, [ranks, figures]; called on rank 0, after the window."""
+        """Return keys of summary.json from the figures of all ranks [ranks, figures]. Called on rank 0 after the window."""
         raise NotImplementedError
 
     def out_of_memory(self) -> None:
-        """The run ends because memory ran out: write the profile so far."""
+        """Write the profile so far, because memory ran out and the run ends."""
 
 
 class Profiler(Option):
@@ -71,20 +71,20 @@ class Profiler(Option):
     }
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        """Settings that do not fit the run or its number of ranks."""
+        """Return settings that do not fit the run or its number of ranks."""
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         """
-        Settings that work, but perhaps not as intended.
+        Return warnings about settings that work, but perhaps not as intended.
 
         Args:
-            done: steps of earlier attempts; 0 for a new run.
+            done: steps completed by earlier attempts; 0 for a new run.
         """
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
-        """Open the session of a worker, before the model is built; the rank's device is current."""
+        """Open a worker's session. Called before the model is built, with the rank's device current."""
         return Session()
 
 
@@ -96,23 +96,23 @@ def _ranks(value: Any) -> Any:
     listed = isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)
     if value != "all" and not (listed and 0 < len(set(value)) == len(value)):
         raise PydanticCustomError(
-            "ranks", "expected 'all' or a list of different ranks, such as [0, 1], got {got}", {"got": repr(value)}
+            "ranks", "expected 'all' or a list of distinct ranks, such as [0, 1], got {got}", {"got": repr(value)}
         )
     return value
 
 
 class Windowed(Profiler):
-    """Base of the profilers of a window: `steps` steps, after the first measure_after + `start`."""
+    """Base of profilers with a window: `steps` steps, after the first measure_after + `start`."""
 
     start: Annotated[int, whole(at_least=0)]
     """Number of measured steps before the window."""
     steps: Count
-    """Length of the window: steps that are profiled."""
+    """Number of profiled steps."""
     ranks: Annotated[list[int] | Literal["all"], BeforeValidator(_ranks)]
-    """Profiled ranks: a list, or all."""
+    """Ranks to profile: a list, or all."""
 
     def last_step(self, run: ProfiledRun, done: int = 0) -> int:
-        """The last step of the window, in an attempt that begins after `done` steps."""
+        """Return the last step of the window in an attempt that begins after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
     def _arithmetic(self, run: ProfiledRun, done: int) -> str:
@@ -128,12 +128,12 @@ class Windowed(Profiler):
             found.append(self._arithmetic(run, 0))
         if self.ranks != "all" and (wrong := [rank for rank in self.ranks if rank >= ranks]):
             names = ", ".join(map(str, wrong))
-            found.append(f"profiler.ranks: there is no rank {names}, the {ranks} ranks are 0 to {ranks - 1}")
+            found.append(f"profiler.ranks: no such rank: {names}; the {ranks} ranks are 0 to {ranks - 1}")
         return found
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         if done and self.last_step(run, done) > run.steps:
-            return [f"profiler: nothing is profiled any more: {self._arithmetic(run, done)}"]
+            return [f"profiler: no steps are left to profile: {self._arithmetic(run, done)}"]
         return []
 
 
@@ -143,7 +143,7 @@ class WindowSession(Session):
     figures: ClassVar[tuple[str, ...]]
     """Names of the figures that `end` returns."""
     warms_up: ClassVar[bool] = False
-    """Whether the step before the window is profiled, too, and thrown away: what a profiler sets up in its first step."""
+    """Whether to profile the step before the window as well and discard it, for profilers that set up in their first step."""
 
     def __init__(self, option: Windowed, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
@@ -189,12 +189,12 @@ class WindowSession(Session):
             self.begin()
 
     def warm_up(self) -> None:
-        """The warm-up begins with `next_step`. There is none where the window begins with the first step."""
+        """Begin the warm-up with `next_step`. Not called if the window begins with the first step."""
 
     @abstractmethod
     def begin(self) -> None:
-        """The window begins with `next_step`."""
+        """Begin the window with `next_step`."""
 
     @abstractmethod
     def end(self) -> list[float]:
-        """The window ends: write this rank's files and return its figures, NaN for unknown ones."""
+        """End the window: write this rank's files and return its figures, NaN for unknown ones."""

@@ -1,6 +1,6 @@
 """profiler=memory: the contents of memory at its peak, or when it runs out.
 
-On CUDA the allocator's history, on a CPU the live tensors.
+On CUDA it records the allocator's history, on a CPU the live tensors.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in 
 class MemoryProfile(Windowed):
     """
     CUDA: the allocator's history with stacks, from the start to the end of the window, in trace/memory_rank0.pickle for
-    pytorch.org/memory_viz; written at the end of the window, or when memory runs out. All rows up to then are `profiled`.
-    Later steps are measured, not recorded; if memory runs out in one, trace/memory_rank0_oom.pickle holds the allocator's
+    pytorch.org/memory_viz; written at the end of the window, or when memory runs out. All rows up to then are `profiled`. Later
+    steps are measured but not recorded. If memory runs out in one of them, trace/memory_rank0_oom.pickle holds the allocator's
     state without history.
 
     CPU: the peak of live tensors in the window, by category, in trace/memory_rank0.json; `memory/peak_live_gib` and
     `memory/live_*_gib` in summary.json are those of the rank with the highest peak. Unknown for a compiled model: see
-    `Account`.
+    `MemoryLedger`.
     """
 
     max_entries: Count
-    """CUDA: number of allocations and frees in the history; older ones are dropped."""
+    """CUDA: number of allocations and frees to keep in the history; older ones are dropped."""
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)
@@ -51,7 +51,7 @@ class MemoryProfile(Windowed):
 
 
 class HistorySession(WindowSession):
-    """The history of the caching allocator, from before the model is built."""
+    """Records the history of the caching allocator from before the model is built."""
 
     figures: ClassVar[tuple[str, ...]] = ("written",)
     option: MemoryProfile
@@ -71,7 +71,7 @@ class HistorySession(WindowSession):
             self._stop()
 
     def begin(self) -> None:
-        """The history is recorded already."""
+        """Do nothing: the history is being recorded since the session was opened."""
 
     def end(self) -> list[float]:
         self._write(".pickle")
@@ -95,14 +95,14 @@ class HistorySession(WindowSession):
 
 
 def _cuda_memory() -> Any:
-    """torch.cuda.memory, imported here: a configuration is checked without torch."""
+    """Return torch.cuda.memory, imported here because configurations are checked without torch."""
     from torch.cuda import memory
 
     return memory
 
 
 class LiveSession(WindowSession):
-    """An `Account` of the steps of the window, without the time between two steps."""
+    """Keeps a `MemoryLedger` during the steps of the window, but not between them."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile

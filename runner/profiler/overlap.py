@@ -1,9 +1,9 @@
-"""Shares of compute, exposed communication and idle time in profiled steps: interval arithmetic over a Chrome trace.
+"""Shares of compute, exposed communication and idle time in profiled steps, from the intervals of a Chrome trace.
 
-Any time in a step is one of three: *compute* (something computes, whatever else happens), *exposed communication* (a
+Each moment of a step is one of three: *compute* (something computes, whatever else happens), *exposed communication* (a
 collective runs and nothing computes), *idle* (neither). They add up to the step.
 
-On CUDA the device's events count: NCCL kernels are communication; all other kernels, copies and fills on any stream are
+On CUDA the device's events count. NCCL kernels are communication; all other kernels, copies and fills on any stream are
 compute. An NCCL kernel runs from its launch on, so waiting for a slower rank is communication.
 
 On a CPU there are no streams, only operators on threads (as seen in traces of DDP, FSDP1 and FSDP2 with gloo):
@@ -11,9 +11,9 @@ On a CPU there are no streams, only operators on threads (as seen in traces of D
 - Collectives appear as `gloo:all_gather` and the like on gloo's threads, from start to end, including the wait for slower
   ranks, and as `c10d::*` on the training thread while they are enqueued. Both, and copies inside them, are communication.
 - Other operators (`aten::*`, `fsdp::*`, a user's own) and inductor's graphs are compute. Backward runs on the training thread.
-- `work.wait()` has no event; it shows as the collective that runs meanwhile. Events of autograd and modules around operators
+- `work.wait()` has no event; the collective that runs meanwhile shows instead. Events of autograd and modules around operators
   (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) do not count, since they may enclose such a wait.
-- Idle time is therefore Python between two operators, and waiting for data.
+- Idle time is therefore Python code between two operators, and waiting for data.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STEP = "meshrunner step "
-"""Prefix of the annotation of a step."""
+"""Prefix of a step's annotation."""
 Event = dict[str, Any]
 Interval = tuple[float, float]
 Intervals = list[Interval]
-"""Begin and end in microseconds; results are disjoint and ordered."""
+"""Pairs of begin and end in microseconds; results are disjoint and ordered."""
 
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
@@ -40,7 +40,7 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
 class Shares(NamedTuple):
-    """Shares of the steps' time in percent; they add up to 100."""
+    """Shares of the steps' time in percent, which add up to 100."""
 
     compute_pct: float
     exposed_comm_pct: float
@@ -48,7 +48,7 @@ class Shares(NamedTuple):
 
 
 def union(intervals: Iterable[Interval]) -> Intervals:
-    """The union of some intervals."""
+    """Return the union of intervals."""
     merged: Intervals = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -59,7 +59,7 @@ def union(intervals: Iterable[Interval]) -> Intervals:
 
 
 def subtract(whole: Intervals, parts: Intervals) -> Intervals:
-    """The rest of `whole` without `parts`; both disjoint and ordered."""
+    """Return `whole` without `parts`; both must be disjoint and ordered."""
     left: Intervals = []
     first = 0
     for begin, end in whole:
@@ -77,12 +77,12 @@ def subtract(whole: Intervals, parts: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """The intersection of a and b; both disjoint and ordered."""
+    """Return the intersection of a and b; both must be disjoint and ordered."""
     return subtract(a, subtract(a, b))
 
 
 def total_us(intervals: Intervals) -> float:
-    """The total length of disjoint intervals in microseconds."""
+    """Return the total length of disjoint intervals in microseconds."""
     return sum(end - begin for begin, end in intervals)
 
 
@@ -91,7 +91,7 @@ def _span(event: Event) -> Interval:
 
 
 def shares(events: list[Event]) -> Shares | None:
-    """The shares of the steps in a trace; None where it holds no step."""
+    """Return the shares of the steps in a trace, or None if it has no step."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     annotated = [_span(e) for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith(STEP)]
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
@@ -116,10 +116,10 @@ def _is_nccl(event: Event) -> bool:
 
 def _steps_on_device(annotated: Intervals, timed: list[Event], on_device: list[Event]) -> Intervals:
     """
-    The steps in device time, as the meter's CUDA events measure them.
+    Return the steps in device time, as the meter's CUDA events measure them.
 
-    A step ends when all work launched in it has ended. It begins with its annotation, but not before the previous step has
-    ended. Device events are matched to their launch on the host by correlation id.
+    A step ends when all work launched in it has ended. It begins with its annotation, but not before the previous step has ended.
+    Device events are matched to their launch on the host by correlation id.
     """
     launched = {_correlation(event): _span(event)[0] for event in timed if event.get("cat") in LAUNCH}
     ends = [(launched.get(_correlation(event), _span(event)[0]), _span(event)[1]) for event in on_device]
@@ -137,7 +137,7 @@ def _correlation(event: Event) -> int:
 
 
 def _intervals_on_cpu(timed: list[Event]) -> tuple[Intervals, Intervals]:
-    """Compute and communication on a CPU, over all threads."""
+    """Return compute and communication on a CPU over all threads."""
     collectives: dict[Any, Intervals] = defaultdict(list)
     operators: dict[Any, Intervals] = defaultdict(list)
     for event in timed:
@@ -154,7 +154,7 @@ def _intervals_on_cpu(timed: list[Event]) -> tuple[Intervals, Intervals]:
 
 
 def read_trace(path: Path) -> list[Event]:
-    """The events of a gzipped Chrome trace."""
+    """Return the events of a gzipped Chrome trace."""
     with gzip.open(path, "rt") as file:
         events: list[Event] = json.load(file)["traceEvents"]
     return events

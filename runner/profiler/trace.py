@@ -15,27 +15,27 @@ from meshrunner.runner.rundir.records import TraceTable
 
 class TraceProfile(Windowed):
     """
-    Traces of some steps, trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
+    Traces of some steps: trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
-    The step before them warms the profiler up: on CUDA it starts collecting, which takes long once. It is not in the trace, and
-    counts for throughput as little as they do.
+    The step before them warms the profiler up, because starting to collect on CUDA takes long once. Like the traced steps it does
+    not count towards throughput; it is not in the trace.
 
-    The peak of host memory includes the profiler's own.
+    The peak of host memory includes the profiler's own memory.
     """
 
     with_stack: bool
-    """Record the source location of each operator's call; slows every operator."""
+    """Record the source location of each operator's call. Slows down every operator."""
     record_shapes: bool
     """Record the shapes of each operator's inputs."""
     profile_memory: bool
-    """Record allocated memory, a counter in the trace."""
+    """Record allocated memory as a counter in the trace."""
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> TraceSession:
         return TraceSession(self, run, run_dir, context.rank)
 
 
 class TraceSession(WindowSession):
-    """torch.profiler over the window, with an annotation for each step."""
+    """Runs torch.profiler over the window, with an annotation for each step."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     warms_up: ClassVar[bool] = True
@@ -84,14 +84,14 @@ class TraceSession(WindowSession):
         return list(shares(read_trace(path)) or [math.nan] * len(self.figures))
 
     def _synchronize(self) -> None:
-        """Wait for queued work: none from before the window may run inside it, and none from inside it after its end."""
+        """Wait for queued work, so that none of it crosses the beginning or the end of the window."""
         if self.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """The mean over the ranks; trace/table.json has the shares of each."""
+        """Return the mean over the ranks, and write the shares of each to trace/table.json."""
         rows = [
             {"rank": rank}
             | {name: None if math.isnan(value) else value for name, value in zip(self.figures, row, strict=True)}

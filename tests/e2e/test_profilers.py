@@ -86,4 +86,4 @@ def test_a_window_that_does_not_fit(tmp_path: Path) -> None:
     ended = run("profiler=trace", "profiler.ranks=[2]", cwd=tmp_path)
     assert ended.code == 2 and not (tmp_path / "out").exists(), ended
     assert "measure_after(0) + profiler.start(1) + profiler.steps(3) = 4 is more than steps(3)" in ended.err
-    assert "there is no rank 2, the 2 ranks are 0 to 1" in ended.err
+    assert "no such rank: 2; the 2 ranks are 0 to 1" in ended.err

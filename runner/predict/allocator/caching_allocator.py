@@ -1,4 +1,4 @@
-"""A model of torch's CUDA caching allocator (c10/cuda/CUDACachingAllocator.cpp, torch 2.13): what it reserves, not where."""
+"""The CUDA caching allocator (c10/cuda/CUDACachingAllocator.cpp, torch 2.13): how much it reserves, not at which addresses."""
 
 from __future__ import annotations
 
@@ -17,35 +17,40 @@ from meshrunner.runner.predict.allocator.segments import (
 )
 
 SMALL = MIB
-"""Largest request of a small pool; of a large pool's block this much is not split off."""
+"""Largest request of a small pool. A large pool splits a block only if more than this is left over."""
+MAX_NON_SPLIT_ROUNDING = 20 * MIB
+"""An oversize block must be less than this larger than the request it serves."""
 
 
 class OutOfMemory(Exception):
-    """A request fits neither into the cache nor into what the device has left. In bytes."""
+    """Neither the cache nor the device has room for a request. Sizes are in bytes."""
 
-    def __init__(self, asked: int, active: int, reserved: int) -> None:
-        super().__init__(f"asked for {asked} bytes; of {reserved} reserved {active} are active")
-        self.asked = asked
+    def __init__(self, requested: int, active: int, reserved: int) -> None:
+        super().__init__(f"requested {requested} bytes; {active} of {reserved} reserved bytes are active")
+        self.requested = requested
         self.active = active
         self.reserved = reserved
 
 
 class CachingAllocator:
     """
-    Blocks by best fit from the cache of a stream, or from new segments. In bytes.
+    Serves requests with the best fit from a stream's cache, or from a new segment. Sizes are in bytes.
 
-    Not modelled: `garbage_collection_threshold` (see `Settings.ignored`), private pools (CUDA graphs), and the driver's
-    choice of addresses, which decides only between free blocks of equal size.
+    Not modelled: `garbage_collection_threshold` (see `AllocatorSettings.ignored`), private pools (CUDA graphs), and the driver's
+    choice of addresses, which only decides between free blocks of equal size.
     """
 
     def __init__(self, capacity: int | None, settings: AllocatorSettings) -> None:
-        """`capacity`: what this process can reserve, so the device's memory less contexts and communicators; None: any amount."""
+        """
+        Args:
+            capacity: bytes this process can reserve: the device's memory less contexts and communicators. None: unlimited.
+        """
         self.active = self.peak_active = 0
-        """Of blocks, as torch's `active_bytes`."""
+        """Bytes of blocks in use, as torch's `active_bytes`."""
         self.retries = 0
-        """How often the whole cache was given up for a request, as torch's `num_alloc_retries`."""
+        """Number of times the cache was flushed for a request, as torch's `num_alloc_retries`."""
         self.synchronize: Callable[[], None] = lambda: None
-        """Called before the cache is given up: waits for the device and frees the blocks that waited for it."""
+        """Called before the cache is flushed: waits for the device, and frees the blocks that wait for it."""
         self._settings = settings
         self._max_split_size = sys.maxsize if settings.max_split_size is None else settings.max_split_size
         self._device = DeviceMemory(capacity)
@@ -55,31 +60,31 @@ class CachingAllocator:
 
     @property
     def reserved(self) -> int:
-        """Of segments, as torch's `reserved_bytes`."""
+        """Bytes of segments, as torch's `reserved_bytes`."""
         return self._device.reserved
 
     @property
     def peak_reserved(self) -> int:
-        """Since the last `reset_peaks`."""
+        """Most bytes of segments since the last `reset_peaks`."""
         return self._device.peak
 
     def reset_peaks(self) -> None:
-        """Peaks count from now on; the cache stays."""
+        """Start measuring peaks again; the cache is kept."""
         self.peak_active = self.active
         self._device.peak = self._device.reserved
 
     def allocate(self, nbytes: int, stream: int) -> MemoryBlock:
-        """A block for one request; raises OutOfMemory."""
+        """Return a block for a request, or raise OutOfMemory."""
         size = self._settings.rounded(nbytes)
         small = size <= SMALL
         pool = self._pools.get((stream, small))
         if pool is None:
             pool = self._pools[stream, small] = BlockPool(small)
-        block = self._cached(pool, size) or self._added(pool, size)
+        block = self._from_cache(pool, size) or self._from_device(pool, size)
         if block is None:
             raise OutOfMemory(nbytes, self.active, self.reserved)
         if self._splits(block, size):
-            pool.put(block.split(size))
+            pool.add(block.split(size))
         block.allocated = True
         self.active += block.size
         if self.active > self.peak_active:
@@ -87,14 +92,14 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """The block is in the cache again."""
+        """Return a block to the cache."""
         self.active -= block.size
         block.allocated = False
         block.pool.merge(block)
-        block.pool.put(block)
+        block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Gives back to the device all that is free; memory that shares a segment with what is not stays."""
+        """Give free memory back to the device, except where it shares a segment or page with memory in use."""
         self.synchronize()
         for pool in self._pools.values():
             self._segments.release(pool)
@@ -105,20 +110,20 @@ class CachingAllocator:
             return rest >= UNIT
         return rest > SMALL and size < self._max_split_size
 
-    def _cached(self, pool: BlockPool, size: int) -> MemoryBlock | None:
+    def _from_cache(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         block = pool.best_fit(size)
         if block is None:
             return None
-        # Oversize blocks, which are not split, would be wasted on a smaller request; torch looks no further then.
-        too_small = size < self._max_split_size or block.size >= size + self._settings.max_non_split_rounding
-        if block.size >= self._max_split_size and too_small:
+        # An oversize block is never split, so a much smaller request would waste it. torch does not look for another one then.
+        wasted = size < self._max_split_size or block.size >= size + MAX_NON_SPLIT_ROUNDING
+        if block.size >= self._max_split_size and wasted:
             return None
-        pool.take(block)
+        pool.remove(block)
         return block
 
-    def _added(self, pool: BlockPool, size: int) -> MemoryBlock | None:
+    def _from_device(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         block = self._segments.add(pool, size)
-        if block is None and self._released_oversize(pool, size):
+        if block is None and self._release_oversize(pool, size):
             block = self._segments.add(pool, size)
         if block is None:
             self.empty_cache()
@@ -126,8 +131,8 @@ class CachingAllocator:
             block = self._segments.add(pool, size)
         return block
 
-    def _released_oversize(self, pool: BlockPool, size: int) -> bool:
-        """Gives up the smallest oversize block that is large enough, or the largest ones together; whether that is enough."""
+    def _release_oversize(self, pool: BlockPool, size: int) -> bool:
+        """Give back the smallest oversize block that is large enough, else the largest ones; return whether that suffices."""
         if self._fixed is None or self._settings.max_split_size is None:
             return False
         wanted = max(size, self._max_split_size)

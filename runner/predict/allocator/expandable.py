@@ -1,54 +1,50 @@
-"""Segments that grow (`expandable_segments:True`): addresses are plenty, and memory is mapped into them in pages."""
+"""Segments that grow (`expandable_segments:True`): a huge range of addresses, with memory mapped to it page by page."""
 
 from __future__ import annotations
 
 from bisect import insort
 
-from meshrunner.runner.predict.allocator.segments import (
-    ADDRESSES,
-    SMALL_SEGMENT,
-    BlockPool,
-    DeviceMemory,
-    MemoryBlock,
-    round_up,
-)
+from meshrunner.runner.predict.allocator.segments import SMALL_SEGMENT, BlockPool, DeviceMemory, MemoryBlock, round_up
+
+ADDRESSES = 2**50
+"""Size of an expandable segment in bytes: more than the memory of any device, so one per pool is enough."""
 
 
 class ExpandableSegments:
-    """One segment per pool; pages that are free as a whole can be unmapped and mapped elsewhere."""
+    """One segment per pool. A page that is free as a whole can be unmapped, and its memory used elsewhere."""
 
     def __init__(self, device: DeviceMemory, large_page: int) -> None:
         self._device = device
         self._large_page = large_page
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """The lowest place with room for `size` bytes; pages are mapped where there are none yet."""
-        block = self._place(pool, size)
+        """Return the lowest range with room for `size` bytes, mapping the pages it lacks, or None if memory runs out."""
+        block = self._lowest_range(pool, size)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
-        while block.size < size:  # what follows it is unmapped, or the place would have no room
+        while block.size < size:  # the range has room, so the block after this one is unmapped
             after = block.after
             assert after is not None
             if not self._map(after, min(size - block.size, after.size)):
                 return None
-            block = after  # has taken in what lay before it
-        pool.take(block)
+            block = after  # `_map` merged the blocks
+        pool.remove(block)
         return block
 
     def release(self, pool: BlockPool) -> None:
-        """Unmaps every page that is free as a whole."""
+        """Unmap every page that is free as a whole."""
         page = self._page(pool)
         for block in pool.free_blocks():
             begin, end = round_up(block.address, page), (block.address + block.size) // page * page
             if begin < end:
-                pool.take(block)
+                pool.remove(block)
                 self._unmap(block, begin, end)
 
     def _page(self, pool: BlockPool) -> int:
         return SMALL_SEGMENT if pool.small else self._large_page
 
-    def _place(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Where free and unmapped blocks with room for `size` bytes begin."""
+    def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
+        """Return the first block of the lowest range of free and unmapped blocks that has room for `size` bytes."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before
@@ -67,7 +63,7 @@ class ExpandableSegments:
         return segment
 
     def _map(self, block: MemoryBlock, size: int) -> bool:
-        """Maps the first `size` bytes in whole pages, all of them or none; what is mapped is free, in one with its neighbours."""
+        """Map all pages of the first `size` bytes, or none of them; the mapped block is free and merged with its neighbours."""
         pool = block.pool
         nbytes = round_up(size, self._page(pool))
         if not self._device.reserve(nbytes):
@@ -78,17 +74,17 @@ class ExpandableSegments:
             insort(pool.unmapped, (rest.address, rest))
         block.mapped = True
         pool.merge(block)
-        pool.put(block)
+        pool.add(block)
         return True
 
     def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:
-        """Unmaps these addresses of a free block; what lies around them stays free."""
+        """Unmap these addresses of a free block; its other parts stay free."""
         pool = block.pool
         if block.address + block.size > end:
-            pool.put(block.split(end - block.address))
+            pool.add(block.split(end - block.address))
         if block.address < begin:
             free, block = block, block.split(begin - block.address)
-            pool.put(free)
+            pool.add(free)
         block.mapped = False
         self._device.release(block.size)
         pool.merge(block)

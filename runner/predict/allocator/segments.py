@@ -1,4 +1,4 @@
-"""Segments of device memory, and the blocks that the CUDA caching allocator cuts them into: the state behind `allocator`."""
+"""Segments of device memory, and the blocks that the caching allocator cuts them into."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Protocol
 MIB = 2**20
 SMALL_SEGMENT = 2 * MIB
 OWN_SEGMENT = 10 * MIB
-"""A request from this size on gets a segment of its own size, in whole units of OWN_SEGMENT_UNIT."""
+"""A request of at least this size gets a segment of its own size, rounded up to OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
-ADDRESSES = 2**50
-"""Of an expandable segment: more than a device has memory, so one per pool is enough."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
-    """The next multiple of `unit`."""
+    """Return the next multiple of `unit`."""
     return -(-nbytes // unit) * unit
 
 
@@ -28,20 +26,20 @@ class MemoryBlock:
         self.pool = pool
         self.address = address
         self.size = size
-        """In bytes, as rounded; more than that where the rest of a block was not split off."""
+        """Rounded size in bytes, plus a remainder that was too small to split off."""
         self.allocated = False
         self.mapped = mapped
-        """Whether there is memory behind the addresses; only expandable segments have blocks without."""
+        """Whether memory is mapped to the addresses; false only in expandable segments."""
         self.before: MemoryBlock | None = None
         self.after: MemoryBlock | None = None
 
     @property
     def is_split(self) -> bool:
-        """Whether it is less than its whole segment."""
+        """Whether the block is only a part of its segment."""
         return self.before is not None or self.after is not None
 
     def split(self, size: int) -> MemoryBlock:
-        """Keeps the first `size` bytes; the rest is a block of its own."""
+        """Keep the first `size` bytes and return the rest as a new block."""
         rest = MemoryBlock(self.pool, self.address + size, self.size - size, self.mapped)
         rest.before, rest.after = self, self.after
         if self.after is not None:
@@ -52,7 +50,7 @@ class MemoryBlock:
 
 
 class BlockPool:
-    """The free blocks of one stream, of small or of large requests."""
+    """The free blocks of one stream, either for small or for large requests."""
 
     __slots__ = ("_free", "small", "unmapped")
 
@@ -60,66 +58,66 @@ class BlockPool:
         self.small = small
         self._free: list[tuple[int, int, MemoryBlock]] = []
         self.unmapped: list[tuple[int, MemoryBlock]] = []
-        """By address: what memory can still be mapped into."""
+        """Unmapped blocks of expandable segments, ordered by address."""
 
     def free_blocks(self) -> list[MemoryBlock]:
-        """Ordered by size, then address."""
+        """Return the free blocks ordered by size, then address."""
         return [block for _, _, block in self._free]
 
-    def put(self, block: MemoryBlock) -> None:
-        """A block is free; its neighbours are not, see `merge`."""
+    def add(self, block: MemoryBlock) -> None:
+        """Add a free block, which must be merged with its free neighbours first."""
         insort(self._free, (block.size, block.address, block))
 
-    def take(self, block: MemoryBlock) -> None:
-        """A free block is so no longer."""
+    def remove(self, block: MemoryBlock) -> None:
+        """Remove a free block."""
         del self._free[bisect_left(self._free, (block.size, block.address))]
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """
-        The smallest free block of at least `size` bytes, of equal ones the lowest.
+        Return the smallest free block of at least `size` bytes, at the lowest address if there are several.
 
-        A block that can still grow counts as large as it can get: an expandable segment's last comes after all others.
+        A block that can still grow counts with the size that it can reach: the last one of an expandable segment is used last.
         """
         free = self._free
         i = bisect_left(free, (size,))
         if i == len(free):
             return None
         if self.unmapped:
-            while i + 1 < len(free) and _grown(free[i + 1][2]) < _grown(free[i][2]):
+            while i + 1 < len(free) and _size_when_grown(free[i + 1][2]) < _size_when_grown(free[i][2]):
                 i += 1
         return free[i][2]
 
     def merge(self, block: MemoryBlock) -> None:
-        """A block that is not allocated takes in its neighbours that are not either; it is itself in no list yet."""
+        """Merge a block that is not allocated and in no list with such neighbours, which are taken from their lists."""
         before, after = block.before, block.after
         if before is not None and not before.allocated and before.mapped == block.mapped:
-            self._forget(before)
+            self._take_from_its_list(before)
             block.address = before.address
             block.size += before.size
             block.before = before.before
             if block.before is not None:
                 block.before.after = block
         if after is not None and not after.allocated and after.mapped == block.mapped:
-            self._forget(after)
+            self._take_from_its_list(after)
             block.size += after.size
             block.after = after.after
             if block.after is not None:
                 block.after.before = block
 
-    def _forget(self, block: MemoryBlock) -> None:
+    def _take_from_its_list(self, block: MemoryBlock) -> None:
         if block.mapped:
-            self.take(block)
+            self.remove(block)
         else:
             self.unmapped.remove((block.address, block))
 
 
-def _grown(block: MemoryBlock) -> int:
+def _size_when_grown(block: MemoryBlock) -> int:
     after = block.after
     return block.size if after is None or after.mapped else block.size + after.size
 
 
 class DeviceMemory:
-    """Memory that the driver hands out: what is reserved of it, in bytes."""
+    """Counts the bytes reserved from the driver."""
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
@@ -127,7 +125,7 @@ class DeviceMemory:
         self._end = 0
 
     def reserve(self, nbytes: int) -> bool:
-        """Whether there was so much left."""
+        """Reserve memory if that much is left, and return whether it was."""
         if self.capacity is not None and self.reserved + nbytes > self.capacity:
             return False
         self.reserved += nbytes
@@ -135,35 +133,35 @@ class DeviceMemory:
         return True
 
     def release(self, nbytes: int) -> None:
-        """So much is reserved no longer."""
+        """Give memory back to the driver."""
         self.reserved -= nbytes
 
     def addresses(self, nbytes: int, unit: int) -> int:
-        """Where a range begins that nothing had before, at a multiple of `unit`; it lies above all earlier ones."""
+        """Return the beginning of a new address range at a multiple of `unit`, above all earlier ones."""
         begin = round_up(self._end, unit)
         self._end = begin + nbytes
         return begin
 
 
 class Segments(Protocol):
-    """How a pool comes by memory."""
+    """How pools get memory from the device and give it back."""
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """A block of at least `size` bytes that is in no list; None if the device has not so much left."""
+        """Return a new block of at least `size` bytes that is in no list, or None if the device has too little left."""
 
     def release(self, pool: BlockPool) -> None:
-        """Gives back to the device what is free and can be given back."""
+        """Give the free memory of a pool back to the device as far as possible."""
 
 
 class FixedSegments:
-    """Segments that keep their size (`cudaMalloc`): given back when they are free as a whole."""
+    """Segments of fixed size (`cudaMalloc`), which can be given back once they are free as a whole."""
 
     def __init__(self, device: DeviceMemory, large_segment: int) -> None:
         self._device = device
         self._large_segment = large_segment
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """A whole new segment."""
+        """Return a whole new segment, or None if the device has too little left."""
         nbytes = SMALL_SEGMENT if pool.small else self._large_segment
         if size >= OWN_SEGMENT:
             nbytes = round_up(size, OWN_SEGMENT_UNIT)
@@ -172,12 +170,12 @@ class FixedSegments:
         return MemoryBlock(pool, self._device.addresses(nbytes, SMALL_SEGMENT), nbytes)
 
     def release(self, pool: BlockPool) -> None:
-        """Every segment that is free as a whole."""
+        """Give back every segment of a pool that is free as a whole."""
         for block in pool.free_blocks():
             if not block.is_split:
                 self.release_block(block)
 
     def release_block(self, block: MemoryBlock) -> None:
-        """One that is free and a whole segment."""
-        block.pool.take(block)
+        """Give back a free block that is a whole segment."""
+        block.pool.remove(block)
         self._device.release(block.size)

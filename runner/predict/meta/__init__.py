@@ -1,1 +1,1 @@
-"""Stand-ins for the device, each with its reason."""
+"""Everything that makes the meta device behave like a CPU or a GPU, each with its reason."""

@@ -1,4 +1,8 @@
-"""The operators of the device where meta's own would keep other tensors for backward, which falsifies memory without a sign."""
+"""
+The device's kernels of attention and RMSNorm.
+
+On meta these operators would keep other tensors for backward than on the device, and the memory would be wrong without a sign.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +17,31 @@ from torch.distributed.tensor import DTensor
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
-TOUCHED = "touched(Tensor[] read, Tensor(a!)[] written) -> ()"
+TOUCH = "touch(Tensor[] read, Tensor(a!)[] written) -> ()"
 
 
 @contextmanager
-def installed(device_type: str, *, compiles: bool) -> Iterator[None]:
+def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
     """
     Have attention and RMSNorm run on meta as on the device.
 
     Args:
         device_type: `cpu` or `cuda`.
-        compiles: code is compiled, too, which is traced on the CPU; there the compiler takes RMSNorm apart.
+        compiles: code is compiled as well. It is traced on the CPU, where the compiler decomposes RMSNorm.
     """
     with ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
         stack.callback(own._destroy)
-        own.define(TOUCHED)  # type: ignore[no-untyped-call]
-        own.impl("touched", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
+        own.define(TOUCH)  # type: ignore[no-untyped-call]
+        own.impl("touch", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
         attention = _attention_on_cuda if device_type == "cuda" else _attention_on_cpu
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
-        if device_type == "cuda" and compiles:
-            library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
         if device_type == "cuda":
             library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")  # type: ignore[no-untyped-call]
+            if compiles:
+                library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
         yield
 
 
@@ -52,7 +56,7 @@ def _attention_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The kernel that torch chooses: flash for half precision, memory-efficient for fp32, else the written-out product."""
+    """Run the kernel that torch would choose: flash for half precision, memory-efficient for fp32, else plain math."""
     grouped = query.shape[-3] != key.shape[-3]
     if attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
         flash = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
@@ -63,10 +67,10 @@ def _attention_on_cuda(
             query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
         )
         return efficient[0]  # type: ignore[no-any-return]
-    written_out = aten._scaled_dot_product_attention_math(
+    math = aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    return written_out[0]  # type: ignore[no-any-return]
+    return math[0]  # type: ignore[no-any-return]
 
 
 def _attention_on_cpu(
@@ -87,11 +91,11 @@ def _attention_on_cpu(
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """One kernel, which keeps its input, the weight and a row's reciprocal norm."""
+    """One kernel, which keeps its input, the weight and each row's reciprocal norm."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():  # they count as made for backward
+        with torch.enable_grad():  # so that the ledger counts them as kept for backward
             result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         _touch((x, weight), (result, rstd))
         ctx.mark_non_differentiable(rstd)
@@ -101,22 +105,22 @@ class _FusedRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None]:
         x, weight, rstd = ctx.saved_tensors
-        of_x = torch.empty_like(x)
-        of_weight = torch.empty_like(weight) if weight is not None else None
-        _touch((gradient, x, weight, rstd), (of_x, of_weight))
-        return of_x, of_weight, None
+        x_gradient = torch.empty_like(x)
+        weight_gradient = torch.empty_like(weight) if weight is not None else None
+        _touch((gradient, x, weight, rstd), (x_gradient, weight_gradient))
+        return x_gradient, weight_gradient, None
 
 
 def _rms_norm_on_cuda(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _FusedRMSNorm.apply(input, weight, eps)  # type: ignore[no-untyped-call]
-    return found
+    results: tuple[Tensor, Tensor] = _FusedRMSNorm.apply(input, weight, eps)  # type: ignore[no-untyped-call]
+    return results
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """An operator that reads and writes, for the log."""
-    torch.ops.meshrunner_plan.touched(_local(read), _local(written))
+    """Run an operator that only reads and writes, so that the trace has the kernel's memory traffic."""
+    torch.ops.meshrunner_plan.touch(_local(read), _local(written))
 
 
 def _local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:

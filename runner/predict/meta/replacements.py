@@ -1,4 +1,4 @@
-"""Something of torch is replaced for a while."""
+"""Temporary replacement of parts of torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from meshrunner.recipes.errors import ConfigError
 
 
 class Replacements(ExitStack):
-    """Context manager at whose end everything is as before."""
+    """Context manager that restores every replaced attribute when it ends."""
 
     def replace(self, owner: Any, name: str, value: Any) -> Any:
         """
-        Replace an attribute; returns what it was.
+        Replace an attribute and return its value before.
 
         Raises:
-            ConfigError: there is none of that name: another torch.
+            ConfigError: this release of torch has no such attribute.
         """
         held = vars(owner)
         if name not in held:
             import torch
 
             where = getattr(owner, "__name__", owner)
-            raise ConfigError(f"plan: torch {torch.__version__} has no {where}.{name}, which a rehearsal stands in for")
+            raise ConfigError(
+                f"plan: torch {torch.__version__} has no {where}.{name}, which tracing without a device replaces"
+            )
         before = held[name]
         setattr(owner, name, value)
         self.callback(setattr, owner, name, before)

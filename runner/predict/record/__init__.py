@@ -1,1 +1,1 @@
-"""The trace of a step as data: its events, the operators' costs, and the recorder that writes it."""
+"""The events of a traced run, the costs of its operators, and the recorder that writes them down."""

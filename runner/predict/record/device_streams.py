@@ -1,10 +1,11 @@
-"""Streams and events of the device that a rehearsal stands in for: they do nothing and are logged."""
+"""Streams and events of the device that meta stands in for. They do nothing but write to the trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
@@ -18,34 +19,26 @@ from meshrunner.runner.predict.record.trace_events import (
     TraceEvent,
 )
 
-NO_WRITER: Callable[[TraceEvent], None] = lambda entry: None  # noqa: E731
-
 
 class TracedDevice:
-    """The device: its streams, of which one is current."""
+    """A device with its streams, one of which is current."""
 
     def __init__(self) -> None:
-        self.write = NO_WRITER
-        """Takes what is logged."""
-        self._numbers = count(COMPUTE + 1)
-        self.events = count()
-        compute = TracedStream.__new__(TracedStream)
-        compute.device, compute.number = self, COMPUTE
-        self.current = [compute]
-
-    def next_stream(self) -> int:
-        return next(self._numbers)
+        self.write: Callable[[TraceEvent], None] = lambda event: None
+        """Receives the events; a recorder sets it."""
+        self.stream_numbers = count(COMPUTE)
+        self.event_numbers = count()
+        self.current = [TracedStream(self)]
+        """Nested current streams, the innermost last."""
 
 
 class TracedStream:
-    """As `torch.cuda.Stream`."""
+    """A stand-in for `torch.cuda.Stream`."""
 
     device_index: ClassVar[int] = 0
-    device: TracedDevice
-    """Set on the subclass of a rehearsal."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.number = self.device.next_stream()
+    def __init__(self, device: TracedDevice, *_: Any, **__: Any) -> None:
+        self.device, self.number = device, next(device.stream_numbers)
 
     def wait_stream(self, other: TracedStream) -> None:
         self.device.write(StreamWaitedForStream(self.number, other.number))
@@ -55,13 +48,8 @@ class TracedStream:
             self.device.write(StreamWaitedForEvent(self.number, event.number))
 
     def record_event(self, event: TracedEvent | None = None) -> TracedEvent:
-        event = event or self.device_event()
+        event = event or TracedEvent(self.device)
         event.record(self)
-        return event
-
-    def device_event(self) -> TracedEvent:
-        event = TracedEvent.__new__(TracedEvent)
-        event.device, event.number = self.device, None
         return event
 
     def synchronize(self) -> None:
@@ -69,16 +57,15 @@ class TracedStream:
 
 
 class TracedEvent:
-    """As `torch.cuda.Event`."""
+    """A stand-in for `torch.cuda.Event`."""
 
-    device: TracedDevice
-    """Set on the subclass of a rehearsal."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, device: TracedDevice, *_: Any, **__: Any) -> None:
+        self.device = device
         self.number: int | None = None
+        """None until it is recorded."""
 
     def record(self, stream: TracedStream | None = None) -> None:
-        self.number = next(self.device.events)
+        self.number = next(self.device.event_numbers)
         self.device.write(EventRecorded(self.number, (stream or self.device.current[-1]).number))
 
     def wait(self, stream: TracedStream | None = None) -> None:
@@ -92,37 +79,27 @@ class TracedEvent:
             self.device.write(HostWaited(self.number))
 
 
-class StreamContext:
-    """As `torch.cuda.stream`: a stream is current."""
-
-    def __init__(self, device: TracedDevice, stream: TracedStream | None) -> None:
-        self.device, self.stream = device, stream
-
-    def __enter__(self) -> None:
-        if self.stream is not None:
-            self.device.current.append(self.stream)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.stream is not None:
-            self.device.current.pop()
-
-
 class DeviceModule:
-    """As the module `torch.cuda`, as far as FSDP asks for it."""
+    """A stand-in for the module `torch.cuda`, with the functions that FSDP calls."""
 
     def __init__(self, device: TracedDevice, current_device: Any = 0) -> None:
         """
         Args:
-            current_device: what `current_device()` returns; FSDP1 compares it with a torch.device.
+            current_device: result of `current_device()`; FSDP1 compares it with a torch.device.
         """
         self._device, self._current_device = device, current_device
-        self.Stream = type("Stream", (TracedStream,), {"device": device})
-        self.Event = type("Event", (TracedEvent,), {"device": device})
+        self.Stream, self.Event = partial(TracedStream, device), partial(TracedEvent, device)
 
-    def stream(self, stream: TracedStream | None) -> StreamContext:
-        return StreamContext(self._device, stream)
+    @contextmanager
+    def stream(self, stream: TracedStream | None) -> Iterator[None]:
+        if stream is None:
+            yield
+            return
+        self._device.current.append(stream)
+        try:
+            yield
+        finally:
+            self._device.current.pop()
 
     def current_stream(self, _: Any = None) -> TracedStream:
         return self._device.current[-1]
@@ -140,7 +117,7 @@ class DeviceModule:
         return True
 
     def set_device(self, _: Any) -> None:
-        """There is one."""
+        """Do nothing: there is only one device."""
 
     def synchronize(self, _: Any = None) -> None:
         self._device.write(HostWaited(None))

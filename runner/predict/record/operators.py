@@ -1,4 +1,4 @@
-"""What an operator costs: the work of its arithmetic and the bytes it moves, from the shapes of its arguments and results."""
+"""The cost of an operator, from the shapes of its arguments and results: FLOPs, and bytes moved in device memory."""
 
 from __future__ import annotations
 
@@ -8,34 +8,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from meshrunner.runner.ledger.memory_ledger import tensors_in
+from meshrunner.runner.ledger.tensors import tensors_in
 
-FREE = {
-    *(
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "_unsafe_view",
-        "set_",
-        "resize_",
-        "record_stream",
-    ),
-    *("detach", "lift_fresh", "split_with_sizes", "_reshape_alias", "_local_scalar_dense"),
+WITHOUT_WORK = {
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "set_", "resize_"),
+    *("record_stream", "detach", "lift_fresh", "split_with_sizes", "_reshape_alias", "_local_scalar_dense"),
 }
-"""Of aten: they compute nothing."""
-PRODUCTS = {
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "_scaled_mm",
-    "_grouped_mm",
-    "convolution",
-    "convolution_backward",
-    "grouped_mm",
-    "grouped_mm_weights",
+"""Operators of aten that compute nothing."""
+MATMULS = {
+    *("mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward"),
+    *("grouped_mm", "grouped_mm_weights"),
 }
 COLLECTIVES = {
     "_allgather_base_": "all_gather",
@@ -59,38 +41,38 @@ COLLECTIVES = {
     "broadcast_": "broadcast",
     "broadcast": "broadcast",
 }
-"""Operator of torch -> collective of the log."""
+"""torch's operator -> `Collective.name`."""
 
 
 class Traits(NamedTuple):
-    """What is the same of all calls of an operator."""
+    """Properties shared by all calls of an operator."""
 
     name: str
     kind: str | None
-    """Of `Operator`, or `collective`; None: it costs nothing."""
+    """`Operator.kind`, or `collective`; None: it costs nothing."""
     written: tuple[int, ...]
-    """Arguments, by position, that it writes besides its results."""
+    """Positions of the arguments that it writes."""
     flops: Any
-    """torch's formula; None: it has none."""
+    """torch's FLOP formula, if there is one."""
 
 
 @cache
 def traits(func: Any) -> Traits:
-    """What an operator is, from its schema."""
+    """Return an operator's traits from its schema."""
     schema = func._schema
     space, _, short = schema.name.partition("::")
     written = tuple(
         i
         for i, argument in enumerate(schema.arguments)
-        # A fused optimizer may unscale gradients in place; ours does not ask for that.
+        # A fused optimizer can unscale gradients in place. No recipe asks for that.
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads"
     )
     flops = flop_registry.get(func._overloadpacket)
     if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
         return Traits(schema.name, "collective" if short in COLLECTIVES else None, written, None)
-    if space == "prim" or func.is_view or (space == "aten" and short in FREE):
+    if space == "prim" or func.is_view or (space == "aten" and short in WITHOUT_WORK):
         return Traits(schema.name, None, written, None)
-    if short in PRODUCTS:
+    if short in MATMULS:
         return Traits(schema.name, "matmul", written, flops)
     if "scaled_dot_product" in short:
         return Traits(schema.name, "attention_backward" if "backward" in short else "attention", written, flops)
@@ -102,47 +84,41 @@ class Cost(NamedTuple):
 
     flops: int
     nbytes: int
+    """Bytes read and written."""
     dtype: str
+    """dtype of the largest input, such as `bfloat16`."""
 
 
-def cost(what: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> Cost:
-    """
-    The work of one call.
-
-    Args:
-        inputs: the tensors among args and kwargs.
-    """
+def cost(operator: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> Cost:
+    """Return the cost of a call; `inputs` are the tensors among its arguments."""
     results = list(tensors_in((result,)))
-    short = what.name.partition("::")[2]
-    moved = sum(map(nbytes, inputs))
-    for position in what.written:
-        moved += sum(map(nbytes, tensors_in(args[position : position + 1])))
-    if what.written:
-        moved += sum(map(nbytes, tensors_in((kwargs.get("out"),))))
-    else:
-        moved += sum(map(nbytes, results))
+    short = operator.name.partition("::")[2]
     if short in ("embedding", "index_select", "gather"):
-        moved = 2 * sum(map(nbytes, results))  # not the whole table
-    largest = max(inputs or results, key=nbytes, default=None)
+        moved = 2 * nbytes_of(results)  # they read only the rows they return, not the whole table
+    else:
+        moved = nbytes_of(inputs)
+        moved += sum(nbytes_of(args[position : position + 1]) for position in operator.written)
+        moved += nbytes_of((kwargs.get("out"),)) if operator.written else nbytes_of(results)
+    largest = max(inputs or results, key=lambda tensor: tensor.nbytes, default=None)
     dtype = str(largest.dtype).removeprefix("torch.") if largest is not None else ""
-    return Cost(_flops(what, args, kwargs, result), moved, dtype)
+    return Cost(_flops(operator, args, kwargs, result), moved, dtype)
 
 
-def _flops(what: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-    if what.name in ("meshrunner::grouped_mm", "meshrunner::grouped_mm_weights"):
-        x, other = args[0], args[1]  # every row of x goes through one matrix, [rows, in] x [in, out]
+def nbytes_of(values: Any) -> int:
+    """Return the bytes of all tensors among some values."""
+    return sum(tensor.nbytes for tensor in tensors_in(values))
+
+
+def _flops(operator: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> int:
+    if operator.name in ("meshrunner::grouped_mm", "meshrunner::grouped_mm_weights"):
+        x, other = args[0], args[1]  # each row of x [rows, in] is multiplied by one matrix [in, out]
         return int(2 * x.shape[0] * x.shape[1] * other.shape[-1])
-    if what.flops is None:
+    if operator.flops is None:
         return 0
-    found = int(what.flops(*args, **kwargs, out_val=result))
-    return found // 2 if what.kind != "matmul" and _is_causal(what, args, kwargs) else found
+    flops = int(operator.flops(*args, **kwargs, out_val=result))
+    return flops // 2 if operator.kind != "matmul" and _is_causal(args, kwargs) else flops
 
 
-def _is_causal(what: Traits, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether half of an attention's scores are masked and so are not computed."""
+def _is_causal(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether half of an attention's scores are masked and so not computed."""
     return kwargs.get("is_causal") is True or any(value is True for value in args)
-
-
-def nbytes(tensor: Tensor) -> int:
-    """What its elements take."""
-    return tensor.numel() * tensor.element_size()

@@ -1,100 +1,92 @@
-"""What a rehearsal writes down in the order of the host: memory that comes and goes, operators, collectives, and who waits."""
+"""The events of a trace in the order the host issues them: memory, operators, collectives, and synchronisation."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshrunner.runner.ledger.memory_ledger import Allocation
+from meshrunner.runner.ledger.allocations import Allocation
 from meshrunner.runner.ledger.phases import Phase
 
 COMPUTE = 0
-"""The stream that the device computes on unless another is named."""
+"""Number of the default stream, on which the device computes."""
 
 
 class Allocated(NamedTuple):
-    """Memory is allocated, on `life.stream`."""
+    """Memory is allocated on `allocation.stream`."""
 
     allocation: Allocation
 
 
 class Freed(NamedTuple):
-    """The host frees it; other streams may still use it, see `Used`."""
+    """The host frees memory. Other streams may still use it, see `UsedByStream`."""
 
     allocation: Allocation
 
 
 class UsedByStream(NamedTuple):
-    """Another stream than its own uses a life's memory (`record_stream`): freed, it is kept until that stream has passed."""
+    """Another stream uses the memory (`record_stream`): once freed, it is kept until that stream has passed this point."""
 
     allocation: Allocation
     stream: int
 
 
 class Operator(NamedTuple):
-    """An operator that the host has issued to a stream."""
+    """The host issues an operator to a stream."""
 
     name: str
-    """As in its schema: `aten::mm`."""
+    """Schema name, such as `aten::mm`."""
     kind: str
     """matmul, attention, attention_backward or memory."""
     stream: int
     phase: Phase
     flops: int
     dtype: str
-    """Of its largest input: `bfloat16`."""
+    """dtype of the largest input, such as `bfloat16`."""
     nbytes: int
-    """Read and written in device memory."""
+    """Bytes read and written in device memory."""
 
 
 class Collective(NamedTuple):
-    """A collective that the host has issued."""
+    """The host issues a collective to a stream."""
 
     name: str
     """all_gather, reduce_scatter, all_reduce, all_to_all or broadcast."""
     stream: int
     phase: Phase
     ranks: tuple[int, ...]
-    """The group's, in the numbering of the world."""
+    """Global ranks of the group."""
     nbytes: int
-    """Of the whole: of an all-gather's output, of a reduction's input, of what a rank sends in an all-to-all."""
+    """Size of the largest buffer: an all-gather's output, a reduction's input, a rank's input to an all-to-all."""
 
 
 class EventRecorded(NamedTuple):
-    """An event is recorded on a stream."""
+    """A CUDA event is recorded on a stream."""
 
     event: int
     stream: int
 
 
 class StreamWaitedForEvent(NamedTuple):
-    """A stream waits for an event."""
+    """A stream waits for a CUDA event."""
 
     stream: int
     event: int
 
 
 class StreamWaitedForStream(NamedTuple):
-    """A stream waits for all that another was given so far."""
+    """A stream waits for all work issued so far to another stream."""
 
     stream: int
     other: int
 
 
 class HostWaited(NamedTuple):
-    """The host waits for an event; for everything, if it is None."""
+    """The host waits for a CUDA event, or for the whole device if it is None."""
 
     event: int | None
 
 
-TraceEvent = (
-    Allocated
-    | Freed
-    | UsedByStream
-    | Operator
-    | Collective
-    | EventRecorded
-    | StreamWaitedForEvent
-    | StreamWaitedForStream
-    | HostWaited
-)
+MemoryEvent = Allocated | Freed | UsedByStream
+Synchronisation = EventRecorded | StreamWaitedForEvent | StreamWaitedForStream | HostWaited
+TraceEvent = MemoryEvent | Operator | Collective | Synchronisation
 EventLog = list[TraceEvent]

@@ -1,1 +1,1 @@
-"""The recipe on the meta device, recorded as a trace."""
+"""Runs the recipe on the meta device and records a trace."""

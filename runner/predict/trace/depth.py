@@ -1,8 +1,8 @@
 """
-Memory and time at full depth from two shallow rehearsals.
+Extrapolates memory to the full depth of a model from the traces of two shallow ones.
 
-Blocks are alike, so whatever a step holds at a block is linear in the depth, as seen from either end of the model: for each
-position the two depths give the line. (For a whole phase it is not: where in backward the peak lies changes with the depth.)
+Blocks are alike, so the memory held at a block is linear in the depth, for each position counted from either end of the model.
+It is not linear for a whole phase: the position of the peak in backward changes with the depth.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import NamedTuple
 
 from meshrunner.recipes.parallelism.wrap_policy import Rules
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.runner.ledger.memory_ledger import MemoryLedger, PeakMemory
+from meshrunner.runner.ledger.allocations import PeakMemory
 from meshrunner.runner.ledger.phases import START, Phase
 from meshrunner.runner.predict.trace.tracer import Trace
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
-"""Kinds of `wrap` whose plan names no single block, but for patterns of rules."""
+"""Kinds of `wrap` that treat all blocks alike, unless the patterns of `rules` name some."""
 SINGLE = re.compile(r"[\d?[]")
-"""In patterns that may mean single blocks: `layers.1.*`, `layers.?`, `layers.[ab]`."""
+"""Characters of a pattern that can match single blocks: `layers.1.*`, `layers.?`, `layers.[ab]`."""
 
 
 class Depths(NamedTuple):
-    """Of two rehearsals that tell what a third would."""
+    """Two shallow depths from which the full depth is extrapolated."""
 
     shallow: int
     deeper: int
     full: int
     front: int
-    """First blocks whose peaks are looked at; in between, the ends bound them."""
+    """Number of first blocks to compare. The blocks in between never hold more than both ends."""
     reach: int
-    """Last blocks whose peaks are looked at."""
+    """Number of last blocks to compare."""
 
-    def line(self, shallow: int, deeper: int) -> int:
-        """The value at full depth of what has these values."""
+    def at_full_depth(self, shallow: int, deeper: int) -> int:
+        """Extrapolate a value linearly from the two depths."""
         return deeper + (self.full - self.deeper) * (deeper - shallow) // (self.deeper - self.shallow)
 
 
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
-    """Two depths that tell all of `blocks`; None: only the full depth does."""
+    """Return two depths that determine the memory of all `blocks`, or None if only the full depth does."""
     model = recipe.model
     if blocks_may_differ(recipe) or _blocks_are_joined(recipe) or model.at_depth(blocks) is None:
         return None
@@ -49,7 +49,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     period = next((p for p in range(1, LONGEST_PERIOD + 1) if recomputes[p:] == recomputes[:-p]), None)
     if period is None:
         return None
-    # What is gathered ahead is at the ends of the model not yet, or no longer, there.
+    # Blocks gathered ahead of time are missing near the ends of the model.
     reach = max(2, recipe.parallelism.units_ahead + 1) * period
     front = model.first_blocks + reach
     shallow = front + reach - 1
@@ -58,7 +58,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
 
 
 def blocks_may_differ(recipe: Recipe) -> bool:
-    """Whether single blocks may be frozen, wrapped or distributed in a way of their own."""
+    """Whether single blocks may be frozen, wrapped or distributed differently from the others."""
     patterns = list(recipe.model.freeze)
     if isinstance(recipe.wrap, Rules):
         patterns += [rule.match for rule in recipe.wrap.rules]
@@ -68,60 +68,71 @@ def blocks_may_differ(recipe: Recipe) -> bool:
 
 
 def _blocks_are_joined(recipe: Recipe) -> bool:
-    """Whether what spans blocks is no multiple of them: one graph, DDP's buckets, the padding of FSDP1's flat parameter."""
+    """Whether something spans blocks and is no multiple of them: a graph, DDP's buckets, the padding of a flat parameter."""
     layout = recipe.parallelism.kind
     joined = layout == "ddp" or (layout == "fsdp1" and recipe.wrap.kind in ("size", "root_only"))
     return joined or recipe.compile.kind not in ("eager", "per_block")
 
 
-class Deep(NamedTuple):
-    """What the two rehearsals say of the full depth."""
+def trace_shallow(depths: Depths, recipe: Recipe, trace_one: Callable[[Recipe], Trace]) -> tuple[Trace, Trace]:
+    """Trace the recipe at both shallow depths."""
+
+    def at(blocks: int) -> Trace:
+        model = recipe.model.at_depth(blocks)
+        assert model is not None
+        return trace_one(recipe.model_copy(update={"model": model}))
+
+    return at(depths.shallow), at(depths.deeper)
+
+
+class DeepMemory(NamedTuple):
+    """Memory at full depth."""
 
     start: int
     """Most bytes before the first step."""
     peak: PeakMemory
-    """Of a step."""
+    """Peak of a step."""
 
 
-def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> Deep:
-    """Memory at full depth, to the byte."""
-    of_shallow, of_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
+def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> DeepMemory:
+    """Return the memory at full depth, exact to the byte."""
+    in_shallow, in_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
     totals = {
-        position: depths.line(of_shallow[position][1], total)
-        for position, (_, total) in of_deeper.items()
-        if position in of_shallow
+        position: depths.at_full_depth(in_shallow[position][1], total)
+        for position, (_, total) in in_deeper.items()
+        if position in in_shallow
     }
     highest = max(totals, key=totals.__getitem__)
-    phases = of_shallow[highest][0], of_deeper[highest][0]
-    parts = [_peak_in(each.ledger, phase).by_category for each, phase in zip((shallow, deeper), phases, strict=True)]
-    by_category = {name: depths.line(parts[0][name], parts[1][name]) for name in parts[0]}
+    phases = in_shallow[highest][0], in_deeper[highest][0]
+    parts = [_peak_in(each, phase).by_category for each, phase in zip((shallow, deeper), phases, strict=True)]
+    by_category = {name: depths.at_full_depth(parts[0][name], parts[1][name]) for name in parts[0]}
     part, block = highest
     number = None if block is None else block % depths.full
-    return Deep(
-        depths.line(start_peak(shallow), start_peak(deeper)),
+    return DeepMemory(
+        depths.at_full_depth(start_peak(shallow), start_peak(deeper)),
         PeakMemory(totals[highest], by_category, Phase(deeper.last_step, part, number)),
     )
 
 
-def start_peak(rehearsal: Trace) -> int:
-    """Most bytes before the first step, when whole parameters are drawn."""
-    return rehearsal.ledger.peak_of(lambda phase: phase.part == START).total
+def start_peak(trace: Trace) -> int:
+    """Return the most bytes held before the first step, while whole parameters are initialised."""
+    return trace.ledger.peak_of(lambda phase: phase.part == START).total
 
 
-def step_peak(rehearsal: Trace) -> PeakMemory:
-    """Of a step that is like all that follow."""
-    return rehearsal.ledger.peak_of(lambda phase: phase.step == rehearsal.last_step)
+def step_peak(trace: Trace) -> PeakMemory:
+    """Return the peak of a step that is like all later ones."""
+    return trace.ledger.peak_of(lambda phase: phase.step == trace.last_step)
 
 
-def _peak_in(ledger: MemoryLedger, phase: Phase) -> PeakMemory:
-    return ledger.peak_of(lambda each: each == phase)
+def _peak_in(trace: Trace, phase: Phase) -> PeakMemory:
+    return trace.ledger.peak_of(lambda each: each == phase)
 
 
-def _positions(rehearsal: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """(part of the last step, block from the nearer end: -1 is the last) -> that phase and its peak."""
+def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
+    """Return (part of the last step, block counted from the nearer end, -1 being the last) -> that phase and its peak."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
-    for phase, total in rehearsal.ledger.peaks().items():
-        if phase.step != rehearsal.last_step:
+    for phase, total in trace.ledger.peaks().items():
+        if phase.step != trace.last_step:
             continue
         if phase.block is None:
             found[phase.part, None] = phase, total
@@ -131,14 +142,3 @@ def _positions(rehearsal: Trace, depth: int, depths: Depths) -> dict[tuple[str, 
         if depth - phase.block <= depths.reach:
             found[phase.part, phase.block - depth] = phase, total
     return found
-
-
-def trace_shallow(depths: Depths, recipe: Recipe, trace_recipe: Callable[[Recipe], Trace]) -> tuple[Trace, Trace]:
-    """The two rehearsals."""
-
-    def at(blocks: int) -> Trace:
-        model = recipe.model.at_depth(blocks)
-        assert model is not None
-        return trace_recipe(recipe.model_copy(update={"model": model}))
-
-    return at(depths.shallow), at(depths.deeper)

@@ -1,4 +1,4 @@
-"""Why a recipe could not be rehearsed, as a sentence."""
+"""Explains in a sentence why a recipe could not be traced."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import re
 from meshrunner.runner.console import one_line
 from meshrunner.runner.own_code import innermost
 
-WITHOUT_MEMORY = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
+NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
 """
-What torch says where an operator has no kernel for tensors on meta, or a value of one is asked for. The compiler's messages end
-with an address that has `meta-pytorch` in it, whatever they are about.
+Pattern of torch's errors about operators without a kernel for meta, and about values of meta tensors. The compiler ends every
+message with an address that contains `meta-pytorch`.
 """
 
 
 def cause(error: Exception) -> Exception:
-    """What really happened, where the compiler wraps it."""
+    """Return the original error where the compiler wraps one."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, Exception) else error
 
 
 def needs_memory(error: Exception) -> bool:
-    """Whether something cannot be done with tensors that have shapes alone, and would have worked on a device."""
-    return bool(WITHOUT_MEMORY.search(str(error)))
+    """Whether the error is about tensors that have shapes but no values, and would not occur on a device."""
+    return bool(NEEDS_VALUES.search(str(error)))
 
 
 def why(error: Exception) -> str:
-    """What happened, and the innermost line of the user's own files that it came through, if there is one."""
+    """Return what went wrong, with the innermost line of the user's own files if the error passed through them."""
     error = cause(error)
     first = one_line(next(iter(str(error).splitlines()), ""))
     kind, line = type(error).__name__, innermost(error)
     where = f" ({line})" if line else ""
     if needs_memory(error):
-        said = first.partition(". ")[0].rstrip(".")
-        return f"an operator or the model itself needs values, and a rehearsal has shapes alone: {kind}: {said}{where}"
+        message = first.partition(". ")[0].rstrip(".")
+        return f"an operator or the model itself needs values, but a trace has only shapes: {kind}: {message}{where}"
     return f"{kind}: {first}{where}" if first else f"{kind}{where}"

@@ -1,4 +1,4 @@
-"""The recipe itself, run on meta as one rank of a fake process group: nothing is computed, everything is written down."""
+"""Runs the recipe itself on meta, as one rank of a fake process group. Nothing is computed, everything is recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Else it is imported from within the first operator that it takes part in, and the import's frames keep that one's tensors.
+# Imported early: imported by the first operator that needs it, its frames would keep that operator's tensors alive.
 import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,38 +24,39 @@ from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.ledger.phases import START, Phases
+from meshrunner.runner.predict.meta.fsdp import META
 from meshrunner.runner.predict.meta.replacements import Replacements
-from meshrunner.runner.predict.meta.stand_ins import META, in_place_of
+from meshrunner.runner.predict.meta.stand_ins import meta_as
 from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
 from meshrunner.runner.predict.record.trace_events import EventLog
 from meshrunner.runner.process.garbage import collector_held_off
 
 STEPS = 2
-"""The first makes the optimizer's state; the second is like all that follow."""
+"""The first step creates the optimizer's state. The second is like all later ones."""
 MICRO_BATCHES = 4
 """
-Of a step, at most: the first finds no gradients, the last hands them over to be reduced, the third is like all that are left
-out: it follows one of its kind, and so does what follows it.
+Most micro batches to trace in a step. The first finds no gradients, and the last has them reduced. The third is like all that are
+skipped: it follows one of its kind, and so does the micro batch after it.
 """
-CUDA_ROUNDS_TO = 512
-"""Bytes of the smallest block of the caching allocator, which all are multiples of."""
+CUDA_ROUNDING = 512
+"""Bytes of the caching allocator's smallest block. Every block is a multiple of it."""
 
 
 class Trace(NamedTuple):
-    """What was written down."""
+    """A traced run."""
 
     ledger: MemoryLedger
     events: EventLog
-    """Up to the end of the last step; the account goes on, and sees the model die."""
+    """Events up to the end of the last step. The ledger continues, and sees the model freed."""
     last_step: int
-    """Number of the step that is like all that follow."""
+    """Number of the step that is like all later ones."""
     tokens: int
-    """Of a step, of one data-parallel rank."""
+    """Tokens per step of one data-parallel rank."""
     skipped_micro_batches: int
-    """Micro batches of a step that were not rehearsed, though their tokens were in memory."""
+    """Micro batches per step that were not traced, although their tokens were in memory."""
     parameters: int
-    """Of the full model."""
+    """Parameters of the full model."""
 
 
 def trace_recipe(
@@ -65,30 +66,30 @@ def trace_recipe(
     Assemble a recipe and take two optimizer steps.
 
     Args:
-        recipe: what is `auto` about it resolved for the device type.
+        recipe: with every `auto` resolved for the device type.
+        workers: processes per node.
         device_type: `cpu` or `cuda`.
-        rank: the rank that is rehearsed.
-        operators: whether the log has more than memory.
+        rank: the rank to trace.
+        operators: whether to record operators and collectives as well as memory.
 
     Raises:
         ConfigError: the recipe does not fit the devices.
     """
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
-    rounding = CUDA_ROUNDS_TO if device_type == "cuda" else 1
-    on_host = device_type == "cpu"
-    recorder = Recorder(device, phases, on_host=on_host, rounding=rounding, operators=operators)
+    rounding = CUDA_ROUNDING if device_type == "cuda" else 1
+    recorder = Recorder(device, phases, on_host=device_type == "cpu", rounding=rounding, operators=operators)
     degrees = recipe.parallelism.degrees(nodes, workers)
     with (
-        _alone(),
+        _without_garbage_collection(),
         _quiet(),
         _fake_group(rank, nodes * workers),
-        in_place_of(device_type, recorder, compiles=compiles),
+        meta_as(device_type, recorder, compiles=compiles),
         phases,
         ExitStack() as recording,
     ):
-        mesh = build_mesh("cpu", degrees)  # meta is no device of a mesh
-        with _beginning(lambda: recording.enter_context(recorder)):
+        mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
+        with _before_first_weight(lambda: recording.enter_context(recorder)):
             model, trained, parameters = pretrain.assemble(recipe, mesh, META)
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
@@ -97,8 +98,8 @@ def trace_recipe(
             batches = _batches(micro, recipe.micro_batch, recipe.seq_len)
             pretrain.update(recipe, model, trained, optimizer, batches[:MICRO_BATCHES], recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len
-        left_out = max(0, micro - MICRO_BATCHES)
-        return Trace(recorder, recorder.events[:], phases.step, tokens, left_out, parameters)
+        skipped = max(0, micro - MICRO_BATCHES)
+        return Trace(recorder, recorder.events[:], phases.step, tokens, skipped, parameters)
 
 
 def _batches(micro: int, micro_batch: int, seq_len: int) -> list[tuple[Tensor, Tensor]]:
@@ -108,20 +109,20 @@ def _batches(micro: int, micro_batch: int, seq_len: int) -> list[tuple[Tensor, T
 
 
 @contextmanager
-def _beginning(begin: Callable[[], Any]) -> Iterator[None]:
+def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
     """
-    Call `begin` before the first tensor is made that would have memory.
+    Call `start` once, before the model gets memory.
 
-    The network is on meta anyway, and until it is materialised it has no memory on the device either.
+    In a run, too, the network is first built on meta, and has no memory on the device until it is materialised.
     """
-    begun: list[bool] = []
+    started: list[bool] = []
 
     def once() -> None:
-        if not begun:
-            begun.append(True)
-            begin()
+        if not started:
+            started.append(True)
+            start()
 
-    class Observed(Initialiser):
+    class TracedInitialiser(Initialiser):
         def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
             once()
             super().materialise(model, offload=offload)
@@ -129,18 +130,18 @@ def _beginning(begin: Callable[[], Any]) -> Iterator[None]:
         def param_init_fn(self) -> Callable[[nn.Module], None]:
             initialise = super().param_init_fn()
 
-            def observed(module: nn.Module) -> None:
+            def traced(module: nn.Module) -> None:
                 once()
                 initialise(module)
 
-            return observed
+            return traced
 
         def whole(self, name: str, shape: torch.Size) -> Tensor:
             once()
             return super().whole(name, shape)
 
-    with Replacements() as own:
-        own.replace(pretrain, "Initialiser", Observed)
+    with Replacements() as in_recipe:
+        in_recipe.replace(pretrain, "Initialiser", TracedInitialiser)
         yield
 
 
@@ -155,7 +156,7 @@ def _fake_group(rank: int, world: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch warns of is that a device is called meta, or for whoever trains; what it logs as an error it raises, too."""
+    """Silence warnings about meta or about training, and torch's logging of errors that it also raises."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -167,8 +168,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """As in training, the garbage collector is held off: what lives in a circle of references lives on."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Hold the garbage collector off, as in training: tensors in reference cycles live on."""
     gc.collect()
     with collector_held_off():
         yield

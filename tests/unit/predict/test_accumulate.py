@@ -8,7 +8,7 @@ import pytest
 
 from meshrunner.runner.config.devices import described
 from meshrunner.runner.predict.predict import predict
-from meshrunner.runner.predict.trace import tracer as trace_recipe
+from meshrunner.runner.predict.trace import tracer
 from tests.composed import SMALL, experiment
 
 MANY = ("hardware=h100_80gb", "launch.workers=4", "micro_batch=2", "global_batch=72")
@@ -44,7 +44,7 @@ def predicted(layout: str, *, active_only: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nine_micro_batches_are_foreseen_by_four(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = predicted(layout)
-    monkeypatch.setattr(trace_recipe, "MICRO_BATCHES", 9)
+    monkeypatch.setattr(tracer, "MICRO_BATCHES", 9)
     every = predicted(layout)
     for key in few:
         if key.startswith("memory/"):
@@ -58,7 +58,7 @@ def test_nine_micro_batches_are_foreseen_by_four(layout: str, monkeypatch: pytes
 def test_shallow_models_of_few_micro_batches_foresee_deep_ones_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     deep = "parallelism=fsdp2 model.n_layers=12"
     few = predicted(deep, active_only=True)
-    monkeypatch.setattr(trace_recipe, "MICRO_BATCHES", 9)
+    monkeypatch.setattr(tracer, "MICRO_BATCHES", 9)
     every = predicted(deep, active_only=True)
     assert few["memory/peak_active_gib"] == every["memory/peak_active_gib"]
     assert few["perf/wps"] == pytest.approx(every["perf/wps"], rel=1e-3)

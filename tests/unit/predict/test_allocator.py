@@ -1,4 +1,4 @@
-"""The model of the CUDA caching allocator: each rule by hand, and what must hold whatever is asked for."""
+"""The model of the CUDA caching allocator: each rule by hand, and invariants under random requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings
 from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from meshrunner.runner.predict.allocator.segments import MIB, BlockPool, MemoryBlock
 
-KIB = 1024
 DEFAULT = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 EACH = (
@@ -19,7 +18,7 @@ EACH = (
     EXPANDABLE,
     AllocatorSettings(max_split_size=32 * MIB),
     AllocatorSettings(expandable_segments=True, max_split_size=32 * MIB),
-    AllocatorSettings(roundup_power2_divisions=(4,) * 16),
+    AllocatorSettings(roundup_power2_divisions=4),
 )
 
 
@@ -34,7 +33,7 @@ def allocator(settings: AllocatorSettings = DEFAULT, capacity: int | None = None
         (512, 0, 512),
         (513, 0, 1024),
         (MIB + 1, 0, MIB + 512),
-        (1200, 4, 1536),  # up to 512 bytes a division only multiples of 512 count
+        (1200, 4, 1536),  # below 512 bytes per division, sizes are multiples of 512
         (2100, 4, 2560),
         (5 * MIB + 1, 4, 6 * MIB),
         (5 * MIB, 4, 5 * MIB),
@@ -44,7 +43,7 @@ def allocator(settings: AllocatorSettings = DEFAULT, capacity: int | None = None
     ],
 )
 def test_sizes_are_rounded(nbytes: int, divisions: int, size: int) -> None:
-    made = allocator(AllocatorSettings(roundup_power2_divisions=(divisions,) * 16))
+    made = allocator(AllocatorSettings(roundup_power2_divisions=divisions))
     made.allocate(nbytes, 0)
     assert made.active == size
 
@@ -58,18 +57,14 @@ def test_settings_are_read_as_torch_reads_them() -> None:
     assert found == AllocatorSettings(
         expandable_segments=True,
         max_split_size=64 * MIB,
-        roundup_power2_divisions=(1,) * 9 + (2, 4) + (8,) * 5,
-        ignored=("garbage_collection_threshold:0.8", "backend:cudaMallocAsync"),
+        ignored=(
+            "garbage_collection_threshold:0.8",
+            "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+            "backend:cudaMallocAsync",
+        ),
     )
     found = AllocatorSettings.parse("roundup_power2_divisions:4,max_non_split_rounding_mb:30,large_segment_size_mb:24")
-    assert found == AllocatorSettings(False, None, 30 * MIB, 24 * MIB, (4,) * 16)
-    found = AllocatorSettings.parse("roundup_power2_divisions:[64:8,256:4]")
-    assert found.roundup_power2_divisions == (8,) * 7 + (0, 4) + (0,) * 7
-
-
-def test_an_interval_of_sizes_has_its_own_divisions() -> None:
-    settings = AllocatorSettings.parse("roundup_power2_divisions:[1:2,2:4,>:8]")
-    assert [settings.rounded(each * MIB + 1) // KIB for each in (1, 2, 4)] == [1536, 2560, 4608]
+    assert found == AllocatorSettings(False, None, 24 * MIB, 4, ("max_non_split_rounding_mb:30",))
 
 
 @pytest.mark.parametrize(
@@ -81,12 +76,9 @@ def test_an_interval_of_sizes_has_its_own_divisions() -> None:
         "max_split_size_mb:39,large_segment_size_mb:40",
         "large_segment_size_mb:10",
         "roundup_power2_divisions:3",
-        "roundup_power2_divisions:[64:3]",
-        "roundup_power2_divisions:[48:2]",
-        "roundup_power2_divisions:[64]",
     ],
 )
-def test_settings_that_torch_refuses(text: str) -> None:
+def test_settings_that_torch_refuses_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match=text.split(":")[0]):
         AllocatorSettings.parse(text)
 
@@ -106,7 +98,7 @@ def test_settings_that_torch_refuses(text: str) -> None:
         (EXPANDABLE, 20 * MIB + 1, 40),
     ],
 )
-def test_segments(settings: AllocatorSettings, nbytes: int, mib: int) -> None:
+def test_size_of_a_new_segment(settings: AllocatorSettings, nbytes: int, mib: int) -> None:
     made = allocator(settings)
     made.allocate(nbytes, 0)
     assert made.reserved == made.peak_reserved == mib * MIB
@@ -124,7 +116,7 @@ def test_streams_and_pools_share_nothing(settings: AllocatorSettings) -> None:
     assert made.reserved == 42 * MIB
 
 
-def test_best_fit_and_of_equal_ones_the_lowest() -> None:
+def test_best_fit_takes_the_lowest_of_equal_blocks() -> None:
     made = allocator()
     blocks = [made.allocate(mib * MIB, 0) for mib in (14, 12, 10, 12)]  # each a segment
     for block in blocks:
@@ -135,8 +127,8 @@ def test_best_fit_and_of_equal_ones_the_lowest() -> None:
     assert made.reserved == 48 * MIB
 
 
-def test_what_is_split_off() -> None:
-    """Of a small block from 512 bytes on, of a large one more than 1 MiB."""
+def test_remainder_is_split_off() -> None:
+    """A small block is split from 512 bytes on, a large one if more than 1 MiB is left over."""
     made = allocator()
     made.allocate(MIB, 0)
     assert made.allocate(MIB - 512, 0).size == MIB - 512
@@ -149,7 +141,7 @@ def test_what_is_split_off() -> None:
     assert allocator(EXPANDABLE).allocate(20 * MIB - 512, 0).size == 20 * MIB - 512
 
 
-def test_neighbours_become_one() -> None:
+def test_free_neighbours_merge() -> None:
     made = allocator()
     first, second, third, _ = (made.allocate(5 * MIB, 0) for _ in range(4))
     made.free(first)
@@ -161,21 +153,21 @@ def test_neighbours_become_one() -> None:
     assert made.reserved == 40 * MIB
 
 
-def test_oversize_blocks() -> None:
-    """From max_split_size on they are kept whole, for requests of nearly their size."""
+def test_oversize_blocks_are_never_split() -> None:
+    """Blocks of at least max_split_size only serve requests of nearly their size."""
     made = allocator(AllocatorSettings(max_split_size=32 * MIB))
     large = made.allocate(60 * MIB, 0)
     made.free(large)
     assert made.allocate(31 * MIB, 0).address != large.address
     assert made.reserved == 92 * MIB
-    assert made.allocate(40 * MIB, 0).address != large.address, "it has 20 MiB more than asked for"
+    assert made.allocate(40 * MIB, 0).address != large.address, "the block is 20 MiB too large"
     assert made.reserved == 132 * MIB
     assert made.allocate(40 * MIB + 512, 0).address == large.address
     assert made.reserved == 132 * MIB
-    assert made.active == (32 + 40 + 60) * MIB, "none of which was split"
+    assert made.active == (32 + 40 + 60) * MIB, "no block was split"
 
 
-def test_at_the_capacity_the_cache_is_given_up() -> None:
+def test_cache_is_flushed_at_the_capacity() -> None:
     made = allocator(capacity=64 * MIB)
     whole, partly, rest = (made.allocate(mib * MIB, 0) for mib in (30, 5, 12))
     assert (made.reserved, made.retries) == (50 * MIB, 0)
@@ -186,7 +178,7 @@ def test_at_the_capacity_the_cache_is_given_up() -> None:
     assert made.peak_reserved == 60 * MIB
     with pytest.raises(OutOfMemory) as error:
         made.allocate(25 * MIB, 0)
-    assert (error.value.asked, error.value.active, error.value.reserved) == (25 * MIB, 45 * MIB, 60 * MIB)
+    assert (error.value.requested, error.value.active, error.value.reserved) == (25 * MIB, 45 * MIB, 60 * MIB)
     assert made.retries == 2
     made.free(partly)
     made.allocate(24 * MIB, 0)
@@ -194,7 +186,7 @@ def test_at_the_capacity_the_cache_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
-def test_what_waits_for_the_device_is_freed_before_the_cache_is_given_up(settings: AllocatorSettings) -> None:
+def test_blocks_that_wait_for_the_device_are_freed_before_the_cache_is_flushed(settings: AllocatorSettings) -> None:
     made = allocator(settings, capacity=60 * MIB)
     waiting = [made.allocate(40 * MIB, 0)]
     made.synchronize = lambda: made.free(waiting.pop())
@@ -208,8 +200,8 @@ def test_what_waits_for_the_device_is_freed_before_the_cache_is_given_up(setting
 @pytest.mark.parametrize(
     ("mib", "reserved"), [(31, 50 + 80 + 32), (45, 40 + 50 + 80), (55, 40 + 50 + 56), (100, 40 + 100)]
 )
-def test_oversize_blocks_are_given_up_first(mib: int, reserved: int) -> None:
-    """One that is large enough, or the largest ones; without waiting for the device."""
+def test_oversize_blocks_are_released_first(mib: int, reserved: int) -> None:
+    """Either one that is large enough is released or the largest ones, without waiting for the device."""
     made = allocator(AllocatorSettings(max_split_size=32 * MIB), capacity=200 * MIB)
     for block in [made.allocate(each * MIB, 0) for each in (40, 50, 80)]:
         made.free(block)
@@ -219,7 +211,7 @@ def test_oversize_blocks_are_given_up_first(mib: int, reserved: int) -> None:
 
 
 def test_expandable_segments_grow() -> None:
-    """The last block of a segment and new pages serve together what would need a segment of its own otherwise."""
+    """The last block of a segment and new pages together serve a request that would otherwise need its own segment."""
     made = allocator(EXPANDABLE)
     first, second = made.allocate(30 * MIB, 0), made.allocate(30 * MIB, 0)
     assert made.reserved == 60 * MIB
@@ -232,7 +224,7 @@ def test_expandable_segments_grow() -> None:
 
 
 def test_expandable_segments_shrink_at_the_capacity() -> None:
-    """By the pages that are free as a whole; a later request fills such gaps first."""
+    """Pages that are free as a whole are unmapped. A later request fills such gaps first."""
     made = allocator(EXPANDABLE, capacity=120 * MIB)
     first, second, third = (made.allocate(mib * MIB, 0) for mib in (10, 50, 60))
     made.free(second)  # from 10 to 60 MiB: of its pages those from 20 on
@@ -254,14 +246,14 @@ def pools(live: list[MemoryBlock]) -> set[BlockPool]:
 
 
 def all_mapped(known: set[BlockPool], live: list[MemoryBlock]) -> int:
-    """Bytes of all blocks of these pools that are in use or free."""
+    """Return the bytes of all blocks of these pools, in use or free."""
     return sum(block.size for block in live) + sum(block.size for pool in known for block in pool.free_blocks())
 
 
 @pytest.mark.parametrize("settings", EACH)
 @pytest.mark.parametrize("capacity", [None, 700 * MIB, 400 * MIB])
-def test_random_requests(settings: AllocatorSettings, capacity: int | None) -> None:
-    """No two blocks overlap, what is counted is there, the capacity holds, and in the end all can be given back."""
+def test_invariants_hold_under_random_requests(settings: AllocatorSettings, capacity: int | None) -> None:
+    """Blocks do not overlap, the counts are right, the capacity holds, and in the end everything can be released."""
     random = Random(0)
     made = allocator(settings, capacity)
     live: list[MemoryBlock] = []
@@ -293,10 +285,10 @@ def test_random_requests(settings: AllocatorSettings, capacity: int | None) -> N
     made.empty_cache()
     assert (made.active, made.reserved) == (0, 0)
     assert all_mapped(known, []) == 0
-    assert not any(pool.unmapped for pool in known), "nothing is left of the expandable segments"
+    assert not any(pool.unmapped for pool in known), "the expandable segments are gone"
 
 
-def test_peaks_begin_anew_with_what_there_is() -> None:
+def test_reset_peaks_starts_from_the_current_state() -> None:
     made = allocator()
     made.free(made.allocate(30 * MIB, 0))
     kept = made.allocate(12 * MIB, 1)

@@ -1,4 +1,4 @@
-"""Compiled code in a rehearsal: what is fused has no memory, what is saved follows the options, equal blocks are traced once."""
+"""Tracing compiled code: fused results have no memory, saved tensors follow the options, equal blocks compile once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HYBRID = "model=hybrid_tiny launch.workers=2 parallelism=ddp"
 
 
 def on_meta(function: Any, *shapes: tuple[int, ...]) -> tuple[fx.GraphModule, list[Tensor], Recorder]:
-    """The graph of a function, its arguments, and what is to watch it."""
+    """Return the graph of a function, its arguments, and a recorder."""
     arguments = [torch.empty(shape, device=META) for shape in shapes]
     graph = make_fx(function, tracing_mode="fake")(*arguments)
     recorder = Recorder(TracedDevice(), Phases(), on_host=False, rounding=1, operators=True)
@@ -38,16 +38,16 @@ def run(graph: fx.GraphModule, arguments: list[Tensor], recorder: Recorder) -> l
     return [each for each in recorder.events if isinstance(each, Operator)]
 
 
-def test_a_chain_is_one_kernel_and_one_result() -> None:
+def test_chain_of_operators_is_one_kernel_with_one_result() -> None:
     graph, arguments, recorder = on_meta(lambda x: x.sin().cos().exp(), (4, 5))
     operators = run(graph, arguments, recorder)
-    births = [each.allocation.nbytes for each in recorder.events if isinstance(each, Allocated)]
-    assert births == [80]
+    allocated = [each.allocation.nbytes for each in recorder.events if isinstance(each, Allocated)]
+    assert allocated == [80]
     assert [(each.kind, each.nbytes) for each in operators] == [("memory", 160)]
     assert any(isinstance(each, Freed) for each in recorder.events)
 
 
-def test_a_product_is_a_product_and_has_its_arguments_in_memory() -> None:
+def test_matmul_is_not_fused_and_has_its_arguments_in_memory() -> None:
     graph, arguments, recorder = on_meta(lambda x, y: (x.sin() @ y).exp().cos(), (4, 5), (5, 6))
     operators = run(graph, arguments, recorder)
     assert [each.kind for each in operators] == ["memory", "matmul", "memory"]
@@ -56,7 +56,7 @@ def test_a_product_is_a_product_and_has_its_arguments_in_memory() -> None:
     assert [each.allocation.nbytes for each in recorder.events if isinstance(each, Allocated)] == [80, 96, 96]
 
 
-def test_what_is_read_twice_is_computed_twice_unless_much_is_read_for_it() -> None:
+def test_result_with_two_users_is_recomputed_unless_it_reads_many_tensors() -> None:
     def few(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         both = a + b
         return both.sin(), both.cos()
@@ -65,19 +65,19 @@ def test_what_is_read_twice_is_computed_twice_unless_much_is_read_for_it() -> No
         both = a + b + c + d + e
         return both.sin(), both.cos()
 
-    assert len(memory_of(on_meta(few, *[(3,)] * 2)[0].graph).read) == 2
-    assert len(memory_of(on_meta(many, *[(3,)] * 5)[0].graph).read) == 3
+    assert len(memory_of(on_meta(few, *[(3,)] * 2)[0].graph).kernels) == 2
+    assert len(memory_of(on_meta(many, *[(3,)] * 5)[0].graph).kernels) == 3
 
 
-def test_a_view_is_read_as_far_as_it_goes() -> None:
+def test_only_the_viewed_part_is_read() -> None:
     graph = on_meta(lambda x: x[:2].sin(), (8, 5))[0]
-    (read,) = memory_of(graph.graph).read.values()
+    (read,) = memory_of(graph.graph).kernels.values()
     assert list(read.values()) == [40]
     assert [nbytes(each) for each in read] == [160]
 
 
-def test_complex_numbers_are_left_to_torch() -> None:
-    """Their operators have memory of their own, and so has what they read."""
+def test_operators_on_complex_numbers_are_not_fused() -> None:
+    """Their results and their inputs have memory."""
 
     def turned(x: Tensor) -> Tensor:
         return torch.view_as_real(torch.view_as_complex(x.exp()) ** 2).sin()
@@ -89,22 +89,22 @@ def test_complex_numbers_are_left_to_torch() -> None:
 
 
 class Found(NamedTuple):
-    """Of a rehearsal."""
+    """Figures of a trace."""
 
     saved: int
-    """Bytes of activations alive when the first backward begins, of the last step."""
+    """Bytes of activations alive when the last step's first backward begins."""
     without_gradient: int
     """Parameters that no gradient reached."""
     graphs: int
     """Graphs that were compiled."""
     dtypes: set[str]
-    """Of matrix products in the blocks."""
+    """dtypes of matmuls in the blocks."""
     blocks: set[int | None]
-    """That backward has phases of."""
+    """Blocks with a phase in backward."""
 
 
-def rehearsed(overrides: list[str]) -> list[Found]:
-    """Some rehearsals; `pretrain` and the compiler are watched."""
+def traced(overrides: list[str]) -> list[Found]:
+    """Trace some recipes, and count the graphs and the parameters without a gradient."""
     from meshrunner.recipes import pretrain
     from meshrunner.runner.predict.meta.compile import backend as compiled
     from meshrunner.runner.predict.trace.tracer import trace_recipe
@@ -116,12 +116,12 @@ def rehearsed(overrides: list[str]) -> list[Found]:
         counted["without"] += sum(each.parameter.grad is None for each in trained)
         clip(trained, *args)
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def counted_call(*args: Any, **kwargs: Any) -> Any:
         counted["graphs"] += 1
         return call(*args, **kwargs)
 
     pretrain.clip_by_norm = clipped
-    compiled._Backend.__call__ = traced  # type: ignore[method-assign]
+    compiled._Backend.__call__ = counted_call  # type: ignore[method-assign]
     found = []
     for line in overrides:
         counted.update(without=0, graphs=0)
@@ -143,22 +143,22 @@ def rehearsed(overrides: list[str]) -> list[Found]:
 
 
 def in_a_process(*overrides: str) -> list[Found]:
-    """As `rehearsed`, without a trace of the compiler in this process."""
+    """Call `traced` in another process, so that the compiler leaves nothing behind in this one."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(rehearsed, (list(overrides),))
+        return pool.apply(traced, (list(overrides),))
 
 
-def test_compiled_blocks() -> None:
+def test_compiled_blocks_save_less_and_get_all_gradients() -> None:
     layout = "launch.workers=2 micro_batch=2 global_batch=4 model.n_layers=2 parallelism"
     eager, compiled, selective, products, little, ddp, hybrid = in_a_process(
         f"{layout}=fsdp2 activation_checkpoint=none",
         f"{layout}=fsdp2 activation_checkpoint=none {COMPILED}",
         f"{layout}=fsdp2 activation_checkpoint=selective_op {COMPILED}",
-        # Attention is recomputed, with the random numbers that it had.
+        # Attention is recomputed with the same random numbers.
         f"{layout}=fsdp2 activation_checkpoint=selective_op activation_checkpoint.save=[{{op:aten.mm,every:2}}] {COMPILED}",
         f"{layout}=fsdp2 activation_checkpoint=memory_budget activation_checkpoint.budget=0 {COMPILED}",
         f"{layout}=ddp activation_checkpoint=full {COMPILED}",
-        # Turns autocast off inside, and converts to the dtype of what autocast has made.
+        # It turns autocast off inside, and converts to the dtype of results of autocast.
         f"{HYBRID} {COMPILED}",
     )
     assert eager.saved > compiled.saved > selective.saved > products.saved > little.saved > 0
@@ -173,14 +173,14 @@ def test_compiled_blocks() -> None:
 
 
 def saved_by(graph: fx.GraphModule) -> Counter[tuple[str, tuple[int, ...]]]:
-    """dtypes and shapes of what a forward graph returns, so what it saves, too."""
+    """Return the dtypes and shapes of a forward graph's outputs, which include the saved tensors."""
     (node,) = (each for each in graph.graph.nodes if each.op == "output")
     values = [each.meta["val"] for each in node.args[0] if isinstance(each, fx.Node)]
     return Counter((str(each.dtype), tuple(each.shape)) for each in values if isinstance(each, Tensor))
 
 
-def saved_in_training_and_in_rehearsal(model: str) -> tuple[list[Any], list[Any]]:
-    """Of every class of block, under autocast on a CPU: as torch's own parts of inductor's front end have it, and as planned."""
+def saved_in_training_and_in_trace(model: str) -> tuple[list[Any], list[Any]]:
+    """Return the tensors each block saves under autocast on a CPU: by torch's parts of inductor's front end, and in a trace."""
     from functools import partial
 
     from torch._dynamo.backends.common import aot_autograd
@@ -194,7 +194,7 @@ def saved_in_training_and_in_rehearsal(model: str) -> tuple[list[Any], list[Any]
     one = ("hardware=cpu", "launch.workers=1", "parallelism=single", "precision=bf16", "data=random", model)
     recipe = experiment(*one).on("cpu")
     trained: list[Any] = []
-    rehearsed: list[Any] = []
+    in_trace: list[Any] = []
 
     def forward(graph: fx.GraphModule, _: Any) -> fx.GraphModule:
         trained.append(saved_by(graph))
@@ -219,26 +219,26 @@ def saved_in_training_and_in_rehearsal(model: str) -> tuple[list[Any], list[Any]
 
     def watched(self: Any, graph: fx.GraphModule, inputs: Any, *, forward: bool) -> Any:
         if forward:
-            rehearsed.append(saved_by(graph))
+            in_trace.append(saved_by(graph))
         return interpreted(self, graph, inputs, forward=forward)
 
     compiled._Backend._interpreted = watched  # type: ignore[method-assign]
     recipe = experiment(*one, COMPILED).on("cpu")
     trace_recipe(recipe, nodes=1, workers=1, device_type="cpu")
-    return trained, rehearsed
+    return trained, in_trace
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["model=llama_tiny", "model=hybrid_tiny"])
-def test_blocks_save_what_they_save_in_training(model: str) -> None:
+def test_traced_blocks_save_the_same_tensors_as_in_training(model: str) -> None:
     """
-    Conversions by autocast included. The partitioner decides otherwise here and there, where a choice hardly matters: of blocks
-    with experts, and Mamba-2's.
+    This includes conversions by autocast. In blocks with experts and in Mamba-2 blocks the partitioner makes some other choices
+    that hardly matter.
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        trained, rehearsed = pool.apply(saved_in_training_and_in_rehearsal, (model,))
-    exact = [each for each in trained if each in rehearsed]
-    assert trained and len(trained) <= len(rehearsed)  # the loss is one more
+        trained, in_trace = pool.apply(saved_in_training_and_in_trace, (model,))
+    exact = [each for each in trained if each in in_trace]
+    assert trained and len(trained) <= len(in_trace)  # the loss is one more
     assert len(exact) == (len(trained) if "llama" in model else 2)
 
     def nbytes(saved: Any) -> int:
@@ -247,5 +247,5 @@ def test_blocks_save_what_they_save_in_training(model: str) -> None:
             for (dtype, shape), count in saved.items()
         )
 
-    for mine, theirs in zip(rehearsed, trained, strict=False):
+    for mine, theirs in zip(in_trace, trained, strict=False):
         assert nbytes(mine) == pytest.approx(nbytes(theirs), rel=0.1)

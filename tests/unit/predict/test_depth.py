@@ -1,4 +1,4 @@
-"""Memory at full depth from two shallow rehearsals, against the rehearsal at full depth: equal to the byte."""
+"""Memory at full depth from two shallow traces equals that of the trace at full depth, to the byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEEP = (
     "data=random model.n_layers=12 model.dim=64 model.n_heads=4 model.n_kv_heads=4 model.ffn_dim=128 model.vocab_size=512 "
     "seq_len=32 micro_batch=2"
 )
-TINY_BATCH = "seq_len=16 micro_batch=1 model.n_layers=40"  # the peak is where most gradients are there
+TINY_BATCH = "seq_len=16 micro_batch=1 model.n_layers=40"  # the peak is where most gradients exist
 FULL = "activation_checkpoint=full"
 CASES = {
     "fsdp2": "parallelism=fsdp2",
@@ -32,20 +32,20 @@ CASES = {
 
 @pytest.mark.slow_cases("accumulation", "frozen", "prefetch", "rules", "tied")
 @pytest.mark.parametrize("case", CASES)
-def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
+def test_shallow_models_predict_the_memory_of_a_deep_one(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")
     workers = recipe.launch.workers
     assert isinstance(workers, int)
-    rehearsal = partial(trace_recipe, nodes=1, workers=workers, device_type="cuda", operators=False)
+    trace_one = partial(trace_recipe, nodes=1, workers=workers, device_type="cuda", operators=False)
     blocks = recipe.model.n_layers  # type: ignore[attr-defined]
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
-    deep, full = extrapolate(depths, *trace_shallow(depths, recipe, rehearsal)), rehearsal(recipe)
+    deep, full = extrapolate(depths, *trace_shallow(depths, recipe, trace_one)), trace_one(recipe)
     expected = step_peak(full)
     assert deep.peak.total == expected.total and deep.peak.by_category == expected.by_category
     assert str(deep.peak.phase) == str(expected.phase)
     assert deep.start == start_peak(full)
-    if case == "end of backward":  # what a line through whole phases would miss
+    if case == "end of backward":  # extrapolating whole phases would miss it
         assert expected.phase is not None and expected.phase.part == "backward" and expected.phase.block in (0, 1)
 
 
@@ -64,7 +64,7 @@ def test_shallow_models_tell_what_a_deep_one_holds(case: str) -> None:
     ],
     ids=lambda each: each[-1],
 )
-def test_what_only_the_full_depth_tells(overrides: list[str]) -> None:
+def test_no_shallow_depths_where_only_the_full_depth_is_exact(overrides: list[str]) -> None:
     recipe = experiment(*overrides)
     blocks = len(recipe.model.on_meta(recipe.seq_len).block_names())
     assert shallow_depths(recipe, blocks) is None

@@ -13,7 +13,7 @@ from meshrunner.runner.predict.trace.faults import needs_memory, why
 from meshrunner.runner.predict.verdict import NOT_PLANNED
 
 SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
-SHAPES = "it cannot be traced: an operator or the model itself needs values, and a rehearsal has shapes alone: "
+SHAPES = "it cannot be traced: an operator or the model itself needs values, but a trace has only shapes: "
 HERE = Path(__file__).parents[2]
 
 

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from meshrunner.runner.ledger.memory_ledger import Allocation
+from meshrunner.runner.ledger.allocations import Allocation
 from meshrunner.runner.ledger.phases import START, Phase
 from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings
 from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.ledger.allocations import Allocation
 from meshrunner.runner.ledger.categories import CATEGORIES
-from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import PARTS, START, Phase
 from meshrunner.runner.predict.record.trace_events import Allocated, Freed
 from meshrunner.runner.predict.replay.allocations import MemoryChange

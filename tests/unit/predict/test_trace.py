@@ -1,4 +1,4 @@
-"""The rehearsal: what it writes down, and that nothing that stands in for the device can be left out."""
+"""Tracing: the events that are recorded, and that no stand-in for the device can be left out."""
 
 from __future__ import annotations
 
@@ -14,46 +14,45 @@ import torch
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.base import Degrees
-from meshrunner.runner.predict.meta import kernels
-from meshrunner.runner.predict.meta import stand_ins as device
+from meshrunner.runner.predict.meta import kernels, stand_ins
 from meshrunner.runner.predict.meta.replacements import Replacements
-from meshrunner.runner.predict.record import recorder as record
+from meshrunner.runner.predict.record import recorder
 from meshrunner.runner.predict.record.trace_events import COMPUTE, Collective, Operator, UsedByStream
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from tests.composed import SMALL, experiment
 
 
-def rehearsed(*overrides: str, device_type: str = "cuda", workers: int = 2) -> Trace:
+def traced(*overrides: str, device_type: str = "cuda", workers: int = 2) -> Trace:
     recipe = experiment(*SMALL, "global_batch=2", "model.n_layers=2", *overrides).on(device_type)
     return trace_recipe(recipe, nodes=1, workers=workers, device_type=device_type)
 
 
-def found(rehearsal: Trace) -> tuple[Any, ...]:
-    """What a rehearsal says of memory and time."""
-    peak = rehearsal.ledger.peak_of(lambda phase: phase.step == rehearsal.last_step)
+def found(trace: Trace) -> tuple[Any, ...]:
+    """Return the peak of a trace, and how often it has each event."""
+    peak = trace.ledger.peak_of(lambda phase: phase.step == trace.last_step)
     kinds: dict[Any, int] = {}
-    for entry in rehearsal.events:
-        key = (entry.name, entry.stream) if isinstance(entry, Operator | Collective) else type(entry).__name__
+    for event in trace.events:
+        key = (event.name, event.stream) if isinstance(event, Operator | Collective) else type(event).__name__
         kinds[key] = kinds.get(key, 0) + 1
     return peak, kinds
 
 
 def found_or_error(*overrides: str) -> Any:
     try:
-        return found(rehearsed(*overrides))
+        return found(traced(*overrides))
     except Exception as error:
         return type(error)
 
 
 NEEDED_BY = {
-    device._fsdp2_streams: ("parallelism=fsdp2",),
-    device._fsdp2_takes_meta: ("parallelism=fsdp2",),
-    device._fsdp1_streams: ("parallelism=fsdp1",),
-    device._optimizers: ("parallelism=fsdp2",),
-    device.ddp_reduces: ("parallelism=ddp",),
-    device._shadows: ("parallelism=tp", "seq_len=38"),
-    device._grouped_attention: ("parallelism=fsdp2", "precision=fp32"),
-    device._float8_gathers: ("precision=float8", "precision.all_gather=true", "model.ffn_dim=96", "seq_len=32"),
+    stand_ins.fsdp2_streams: ("parallelism=fsdp2",),
+    stand_ins.fsdp2_device: ("parallelism=fsdp2",),
+    stand_ins.fsdp1_streams: ("parallelism=fsdp1",),
+    stand_ins.optimizer_devices: ("parallelism=fsdp2",),
+    stand_ins.ddp_reducer: ("parallelism=ddp",),
+    stand_ins.sharding_propagation: ("parallelism=tp", "seq_len=38"),
+    stand_ins.grouped_attention: ("parallelism=fsdp2", "precision=fp32"),
+    stand_ins.float8_gathers: ("precision=float8", "precision.all_gather=true", "model.ffn_dim=96", "seq_len=32"),
 }
 
 
@@ -61,24 +60,24 @@ NEEDED_BY = {
 def test_no_stand_in_can_be_left_out(stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = NEEDED_BY[stand_in]
     with monkeypatch.context() as without:  # first: DTensor remembers the shapes of a process
-        without.setattr(device, "STAND_INS", tuple(each for each in device.STAND_INS if each is not stand_in))
+        without.setattr(stand_ins, "STAND_INS", tuple(each for each in stand_ins.STAND_INS if each is not stand_in))
         incomplete = found_or_error(*overrides)
     complete = found_or_error(*overrides)
     assert isinstance(complete, tuple) and incomplete != complete
 
 
 def test_every_stand_in_is_tested() -> None:
-    assert set(NEEDED_BY) == set(device.STAND_INS)
+    assert set(NEEDED_BY) == set(stand_ins.STAND_INS)
 
 
-@pytest.mark.parametrize("name", ["_attention_on_cuda", "_rms_norm_on_cuda", "autocast", "same"])
+@pytest.mark.parametrize("name", ["_attention_on_cuda", "_rms_norm_on_cuda", "autocast", "returned argument"])
 def test_no_kernel_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ("parallelism=ddp", "precision=bf16") if name == "autocast" else ("parallelism=tp",)
-    complete = found(rehearsed(*overrides))
+    complete = found(traced(*overrides))
     if name == "autocast":
-        monkeypatch.setattr(device, "rehearsed_autocast", lambda *_: nullcontext())
-    elif name == "same":
-        monkeypatch.setattr(record, "SAME", set())
+        monkeypatch.setattr(stand_ins, "autocast_on_meta", lambda *_: nullcontext())
+    elif name == "returned argument":
+        monkeypatch.setattr(recorder, "RETURN_THEIR_ARGUMENT", set())
     elif name == "_rms_norm_on_cuda":
         impl = torch.library.Library.impl
         monkeypatch.setattr(
@@ -87,29 +86,31 @@ def test_no_kernel_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -
             lambda library, name, *how: None if name == "_fused_rms_norm" else impl(library, name, *how),
         )
     else:
-        installed = kernels.installed
-        monkeypatch.setattr(kernels, "installed", lambda device_type, compiles: installed("cpu", compiles=compiles))
+        device_kernels = kernels.device_kernels
+        monkeypatch.setattr(
+            kernels, "device_kernels", lambda device_type, compiles: device_kernels("cpu", compiles=compiles)
+        )
     assert found_or_error(*overrides) != complete
 
 
-def test_another_torch_is_an_error_that_names_what_is_missing() -> None:
+def test_torch_without_a_replaced_attribute_is_an_error_that_names_it() -> None:
     class Owner:
         present = 1
 
     with Replacements() as own:
         assert own.replace(Owner, "present", 2) == 1 and Owner.present == 2
-        with pytest.raises(ConfigError, match=r"has no Owner\.gone, which a rehearsal stands in for"):
+        with pytest.raises(ConfigError, match=r"has no Owner\.gone, which tracing without a device replaces"):
             own.replace(Owner, "gone", 3)
     assert Owner.present == 1
 
 
-def test_the_first_rehearsal_of_a_process_is_like_all_others() -> None:
-    """torch imports much of itself when an operator is first called, and an import's frames once kept tensors alive."""
+def test_first_trace_of_a_process_is_like_all_others() -> None:
+    """torch imports parts of itself when an operator is first called, and an import's frames can keep tensors alive."""
     code = (
         "from tests.unit.predict.test_trace import *\n"
         "tied = 'model.tie_embeddings=true', 'global_batch=1'\n"
         "for layout in ('single', 'fsdp1'):\n"
-        "    first, later = (found(rehearsed(f'parallelism={layout}', *tied, workers=1)) for _ in range(2))\n"
+        "    first, later = (found(traced(f'parallelism={layout}', *tied, workers=1)) for _ in range(2))\n"
         "    assert first == later, (layout, first, later)\n"
     )
     command = [sys.executable, "-c", code]
@@ -117,49 +118,49 @@ def test_the_first_rehearsal_of_a_process_is_like_all_others() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_communication_overlaps_and_fsdp1_keeps_what_other_streams_use() -> None:
+def test_communication_overlaps_and_fsdp1_keeps_memory_that_other_streams_use() -> None:
     for layout in ("fsdp1", "fsdp2"):
-        rehearsal = rehearsed(f"parallelism={layout}")
-        gathers = [each for each in rehearsal.events if isinstance(each, Collective) and each.name == "all_gather"]
+        trace = traced(f"parallelism={layout}")
+        gathers = [each for each in trace.events if isinstance(each, Collective) and each.name == "all_gather"]
         assert gathers and all(each.stream != COMPUTE for each in gathers), layout
-        assert any(isinstance(each, UsedByStream) for each in rehearsal.events) == (layout == "fsdp1")
+        assert any(isinstance(each, UsedByStream) for each in trace.events) == (layout == "fsdp1")
 
 
-def test_operators_have_their_work() -> None:
-    """The FLOPs of all matrix products are those of the formula, but for attention."""
+def test_matmul_flops_match_the_formula() -> None:
+    """All matmuls together have the FLOPs of the formula without attention."""
     single = "parallelism=single", "global_batch=1"
-    recipe, rehearsal = experiment(*SMALL, "model.n_layers=2", *single), rehearsed(*single, workers=1)
-    last = [each for each in rehearsal.events if isinstance(each, Operator) and each.phase.step == rehearsal.last_step]
+    recipe, trace = experiment(*SMALL, "model.n_layers=2", *single), traced(*single, workers=1)
+    last = [each for each in trace.events if isinstance(each, Operator) and each.phase.step == trace.last_step]
     flops = recipe.model.flops_per_token(recipe.seq_len)
     products = sum(each.flops for each in last if each.kind == "matmul")
-    assert products == (flops.total - flops.attention) * rehearsal.tokens - _not_products(recipe) * rehearsal.tokens
+    assert products == (flops.total - flops.attention) * trace.tokens - _flops_of_norms(recipe) * trace.tokens
     assert {each.kind for each in last} == {"matmul", "attention", "attention_backward", "memory"}
 
 
-def _not_products(recipe: Any) -> int:
-    """6 FLOPs are counted for every weight; those of the norms are not multiplied by a matrix."""
+def _flops_of_norms(recipe: Any) -> int:
+    """Return the FLOPs per token that the formula counts for the norms' weights, which are in no matmul."""
     return 6 * recipe.model.dim * (2 * recipe.model.n_layers + 1)
 
 
-def test_the_process_is_as_before() -> None:
+def test_tracing_leaves_the_process_unchanged() -> None:
     import torch.distributed as dist
 
     before = torch.UntypedStorage.resize_, torch.autocast, torch.nn.parallel.DistributedDataParallel.__init__
-    rehearsed("parallelism=ddp")
+    traced("parallelism=ddp")
     assert before == (torch.UntypedStorage.resize_, torch.autocast, torch.nn.parallel.DistributedDataParallel.__init__)
     assert not dist.is_initialized()
     assert torch.rms_norm(torch.ones(2, 4), (4,)).shape == (2, 4)
 
 
-def test_ddp_reduces_the_buckets_that_it_would_while_backward_goes_on(tmp_path: Path) -> None:
-    """Those of a replica on a CPU after its first step, when they have been put together anew."""
+def test_ddp_reduces_its_rebuilt_buckets_while_backward_continues(tmp_path: Path) -> None:
+    """The buckets equal those of a replica on a CPU after its first step, when DDP has rebuilt them."""
     import torch.distributed as dist
 
     from meshrunner.recipes import pretrain
     from meshrunner.recipes.parallelism.mesh import build_mesh
 
     overrides = ("parallelism=ddp", "parallelism.bucket_cap_mb=0.03")
-    log = rehearsed(*overrides).events
+    log = traced(*overrides).events
     reduced = [each for each in log if isinstance(each, Collective) and each.name == "all_reduce"]
     last = [each for each in reduced if each.phase.step == 1]
     recipe = experiment(*SMALL, "model.n_layers=2", *overrides, "launch.workers=1").on("cpu")

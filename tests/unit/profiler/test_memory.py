@@ -1,4 +1,4 @@
-"""What profiler=memory does in a rank, step by step, without a run around it."""
+"""profiler=memory on one rank, step by step, without a run around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def session(folder: Path, *overrides: str, rank: int = 0, device_type: str = "cp
 
 
 def step(session: Session, number: int, kib: int) -> list[float] | None:
-    """A step that makes a tensor; so does what is done after it and belongs to no step."""
+    """Run a step that creates a tensor. A larger one is created after the step, and must not count."""
     session.step_begins()
     made = torch.zeros(kib * 256)
     session.pause()
@@ -35,7 +35,7 @@ def step(session: Session, number: int, kib: int) -> list[float] | None:
     return session.step_done(number)
 
 
-def test_the_peak_is_that_of_the_windows_steps(tmp_path: Path) -> None:
+def test_peak_covers_only_the_steps_of_the_window(tmp_path: Path) -> None:
     one = session(tmp_path)
     one.started(CPU, 0)
     assert step(one, 1, kib=64) is None
@@ -47,15 +47,15 @@ def test_the_peak_is_that_of_the_windows_steps(tmp_path: Path) -> None:
     assert record["steps"] == [2, 2] and not record["out_of_memory"]
     nothing = [float("nan")] * len(figures)
     found = one.summary([nothing, figures, [figure / 2 for figure in figures]])
-    assert found["memory/peak_live_gib"] * GIB == 16 * 1024, "of the rank where it is highest"
+    assert found["memory/peak_live_gib"] * GIB == 16 * 1024, "the rank with the highest peak"
     assert found["memory/live_parameters_gib"] == 0
 
 
-def test_out_of_memory_inside_the_window(tmp_path: Path) -> None:
+def test_out_of_memory_inside_the_window_writes_the_profile(tmp_path: Path) -> None:
     one = session(tmp_path)
     one.started(CPU, 0)
     one.out_of_memory()
-    assert not (tmp_path / "trace").exists(), "nothing was accounted for"
+    assert not (tmp_path / "trace").exists(), "the window has not begun"
     step(one, 1, kib=4)
     one.step_begins()
     kept = torch.zeros(8 * 256)
@@ -64,7 +64,7 @@ def test_out_of_memory_inside_the_window(tmp_path: Path) -> None:
     assert record["out_of_memory"] and record["peak_live_bytes"] == kept.nbytes
 
 
-def test_a_compiled_model_has_no_figure(tmp_path: Path) -> None:
+def test_compiled_model_has_no_figure(tmp_path: Path) -> None:
     chosen = experiment(*ONE, "compile=per_block")
     assert "will be null" in chosen.profiler.remarks(chosen.profiled, "cpu", 0)[0]
     assert not chosen.profiler.remarks(chosen.profiled, "cuda", 0)
@@ -80,14 +80,16 @@ def test_a_compiled_model_has_no_figure(tmp_path: Path) -> None:
 
 @pytest.fixture
 def history(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of the CUDA allocator, which need not be there."""
+    """Calls to the CUDA allocator, which need not be there."""
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **how: calls.append(str(how)))
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(Path(path).name))
     return calls
 
 
-def test_on_cuda_history_runs_from_the_start_to_the_end_of_the_window(tmp_path: Path, history: list[str]) -> None:
+def test_on_cuda_history_is_recorded_from_the_start_to_the_end_of_the_window(
+    tmp_path: Path, history: list[str]
+) -> None:
     one = session(tmp_path, "profiler.max_entries=7", device_type="cuda")
     assert history == ["{'max_entries': 7}"]
     one.started(CPU, 0)
@@ -99,7 +101,7 @@ def test_on_cuda_history_runs_from_the_start_to_the_end_of_the_window(tmp_path: 
     assert history[3:] == ["memory_rank0_oom.pickle"]
 
 
-def test_on_cuda_out_of_memory_before_the_model_stands(tmp_path: Path, history: list[str]) -> None:
+def test_on_cuda_out_of_memory_before_the_model_is_built_writes_the_history(tmp_path: Path, history: list[str]) -> None:
     session(tmp_path, device_type="cuda").out_of_memory()
     session(tmp_path, device_type="cuda", rank=1).out_of_memory()
     assert history[1:] == ["memory_rank0.pickle"], "rank 1 was not chosen"

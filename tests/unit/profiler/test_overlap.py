@@ -1,4 +1,4 @@
-"""Interval arithmetic over hand-made events: what is compute, exposed communication and idle."""
+"""Shares of compute, exposed communication and idle time, from hand-made events."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def step(number: int, begin: float, end: float) -> Event:
 
 
 def kernel(name: str, begin: float, end: float, stream: int, launched: float) -> list[Event]:
-    """A kernel and the call that launched it, which the correlation ties together."""
+    """Return a kernel and the call that launched it, which share a correlation id."""
     identity = int(begin * 1000 + stream)
     call = event("cudaLaunchKernel", launched, launched + 0.1, cat="cuda_runtime", correlation=identity)
     return [call, event(name, begin, end, stream, cat="kernel", correlation=identity)]
 
 
-def test_intervals() -> None:
+def test_interval_arithmetic() -> None:
     assert union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
     assert subtract([(0, 10), (20, 30)], [(-1, 1), (2, 3), (9, 21), (29, 40)]) == [(1, 2), (3, 9), (21, 29)]
     assert subtract([(0, 1)], []) == [(0, 1)] and subtract([], [(0, 1)]) == []
@@ -35,7 +35,7 @@ def test_intervals() -> None:
     assert intersect([(0, 4), (6, 9)], [(3, 7)]) == [(3, 4), (6, 7)]
 
 
-def test_a_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:
+def test_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:
     events = [
         step(1, 0, 100),
         event("aten::mm", 10, 40),
@@ -45,8 +45,8 @@ def test_a_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:
     assert shares(events) == (55, 15, 30)
 
 
-def test_what_encloses_a_wait_is_not_compute() -> None:
-    """A hook of FSDP's waits inside a node of autograd's graph."""
+def test_events_that_enclose_a_wait_are_not_compute() -> None:
+    """FSDP waits in a hook inside a node of autograd's graph."""
     events = [
         step(1, 0, 10),
         event(BACKWARD, 0, 10),
@@ -61,7 +61,7 @@ def test_what_encloses_a_wait_is_not_compute() -> None:
 
 @pytest.mark.parametrize("name", ["c10d::_allgather_base_", "_c10d_functional::wait_tensor", "record_param_comms"])
 def test_operators_inside_a_collective_are_communication(name: str) -> None:
-    """Of a collective's own thread: an operator that runs elsewhere meanwhile is compute."""
+    """They are on the collective's own thread. An operator on another thread is compute."""
     events = [step(1, 0, 10), event(name, 0, 5), event("aten::copy_", 1, 4)]
     assert shares(events) == (0, 50, 50)
     assert shares([*events, event("aten::mm", 2, 4, thread=7)]) == (20, 30, 50)
@@ -72,13 +72,13 @@ def test_compiled_code_and_own_operators_are_compute() -> None:
     assert shares([step(1, 0, 10), graph, event("mine::kernel", 4, 6)]) == (60, 0, 40)
 
 
-def test_what_lies_between_the_steps_does_not_count() -> None:
+def test_time_between_steps_does_not_count() -> None:
     events = [step(1, 0, 10), event("aten::mm", 5, 25), step(2, 20, 30), event("gloo:x", 12, 18, GLOO)]
     assert shares(events) == (50, 0, 50)
 
 
-def test_kernels_by_stream() -> None:
-    """Two streams: the gather is hidden behind the product for 20 of its 40; the host's operators do not count."""
+def test_kernels_overlap_across_streams() -> None:
+    """On two streams, a gather is hidden behind a matmul for 20 of its 40. Operators of the host do not count."""
     events = [
         step(1, 0, 100),
         event("aten::mm", 0, 100),
@@ -89,8 +89,8 @@ def test_kernels_by_stream() -> None:
     assert shares(events) == (45, 20, 35)
 
 
-def test_a_step_on_the_device_ends_with_what_was_launched_in_it() -> None:
-    """The host runs ahead: it has issued step 1 by 10 and step 2 by 20, the device needs 30 for each."""
+def test_step_on_the_device_ends_with_the_work_launched_in_it() -> None:
+    """The host runs ahead: it has issued step 1 by 10 and step 2 by 20. The device needs 30 for each."""
     events = [
         step(1, 0, 10),
         step(2, 10, 20),
@@ -102,7 +102,7 @@ def test_a_step_on_the_device_ends_with_what_was_launched_in_it() -> None:
     assert found == pytest.approx((100 * 50 / 62, 100 * 10 / 62, 100 * 2 / 62))
 
 
-def test_reading_out_between_two_steps_on_the_device_does_not_count() -> None:
+def test_gap_between_two_steps_on_the_device_does_not_count() -> None:
     events = [
         step(1, 0, 10),
         *kernel("gemm", 0, 20, stream=7, launched=1),
@@ -112,6 +112,6 @@ def test_reading_out_between_two_steps_on_the_device_does_not_count() -> None:
     assert shares(events) == pytest.approx((100 * 55 / 60, 0, 100 * 5 / 60))
 
 
-def test_without_a_step_nothing_is_known() -> None:
+def test_trace_without_a_step_has_no_shares() -> None:
     assert shares([event("aten::mm", 0, 1)]) is None
     assert shares([*kernel("gemm", 0, 1, 7, 0)]) is None

@@ -1,4 +1,4 @@
-"""The window of the profiled steps: where it lies, what does not fit, and what counts as measured."""
+"""The window of profiled steps: its position, settings that do not fit, and the steps that count as measured."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from meshrunner.runner.rundir.summary import summarise
 from tests.composed import experiment
 
 
-class Recorder(WindowSession):
-    """Writes down what it is asked to do."""
+class RecordingSession(WindowSession):
+    """Records the calls it receives."""
 
     figures = ("one",)
 
@@ -49,8 +49,8 @@ class Recorder(WindowSession):
         return [1.0]
 
 
-class Warmed(Recorder):
-    """One with a warm-up."""
+class WarmedSession(RecordingSession):
+    """A session with a warm-up."""
 
     warms_up = True
 
@@ -67,17 +67,19 @@ class Warmed(Recorder):
         ((), 10, 15, 17),
     ],
 )
-def test_the_window(overrides: tuple[str, ...], done: int, first: int, last: int, tmp_path: Path) -> None:
+def test_window_covers_the_configured_steps(
+    overrides: tuple[str, ...], done: int, first: int, last: int, tmp_path: Path
+) -> None:
     steps = [call for step in range(first, last + 1) for call in (f"step {step}", "pause")]
     expected = [f"begin {first}", *steps, f"[1.0] after {last}"]
-    assert Recorder(0, *overrides, done=done, folder=tmp_path).calls == expected
+    assert RecordingSession(0, *overrides, done=done, folder=tmp_path).calls == expected
     warm_up = [f"warm up {first - 1}", f"step {first - 1}", "pause"] if first > 1 else []
-    assert Warmed(0, *overrides, done=done, folder=tmp_path).calls == warm_up + expected
+    assert WarmedSession(0, *overrides, done=done, folder=tmp_path).calls == warm_up + expected
 
 
-def test_the_meter_is_told_after_which_steps_profiling_turns(tmp_path: Path) -> None:
+def test_turns_after_names_the_steps_where_profiling_begins_and_ends(tmp_path: Path) -> None:
     chosen = experiment("profiler=trace")
-    for session, expected in ((Recorder, [4, 7]), (Warmed, [3, 4, 7])):
+    for session, expected in ((RecordingSession, [4, 7]), (WarmedSession, [3, 4, 7])):
         turning = session(0, folder=tmp_path)
         assert not any(turning.turns_after(step) for step in range(1, 31)), "it is over"
         turning.started(torch.device("cpu"), 0)
@@ -85,20 +87,20 @@ def test_the_meter_is_told_after_which_steps_profiling_turns(tmp_path: Path) -> 
         assert [step for step in range(1, chosen.steps + 1) if turning.turns_after(step)] == expected
 
 
-def test_another_rank_has_the_same_window_and_no_figures(tmp_path: Path) -> None:
-    calls = Recorder(1, folder=tmp_path).calls
+def test_unprofiled_rank_has_the_same_window_and_no_figures(tmp_path: Path) -> None:
+    calls = RecordingSession(1, folder=tmp_path).calls
     assert calls == ["step 5", "pause", "step 6", "pause", "step 7", "pause", f"{[math.nan]} after 7"], (
         "its rows are slowed, too"
     )
-    assert Recorder(1, "profiler.ranks=all", folder=tmp_path).calls[-1] == "[1.0] after 7"
+    assert RecordingSession(1, "profiler.ranks=all", folder=tmp_path).calls[-1] == "[1.0] after 7"
 
 
-def test_a_resumed_run_without_room_for_the_window_says_so() -> None:
+def test_resumed_run_without_room_for_the_window_warns() -> None:
     chosen = experiment("profiler=trace")
     assert chosen.profiler.remarks(chosen.profiled, "cpu", done=23) == []
     (remark,) = chosen.profiler.remarks(chosen.profiled, "cpu", done=24)
     assert "24 done before + measure_after(3) + profiler.start(1) + profiler.steps(3) = 31" in remark
-    assert Recorder(0, done=24).calls == []
+    assert RecordingSession(0, done=24).calls == []
 
 
 @pytest.mark.parametrize("option", ["trace", "memory"])
@@ -106,10 +108,10 @@ def test_a_resumed_run_without_room_for_the_window_says_so() -> None:
     ("override", "expected"),
     [
         ("steps=6", "measure_after(3) + profiler.start(1) + profiler.steps(3) = 7 is more than steps(6)"),
-        ("profiler.ranks=[0,4,5]", "profiler.ranks: there is no rank 4, 5, the 4 ranks are 0 to 3"),
+        ("profiler.ranks=[0,4,5]", "profiler.ranks: no such rank: 4, 5; the 4 ranks are 0 to 3"),
     ],
 )
-def test_what_does_not_fit_shows_its_arithmetic(option: str, override: str, expected: str) -> None:
+def test_settings_that_do_not_fit_show_their_arithmetic(option: str, override: str, expected: str) -> None:
     fit(experiment(f"profiler={option}", "steps=7", "launch.nodes=2", "profiler.ranks=[0,3]"), 2)
     with pytest.raises(Incompatible) as caught:
         fit(experiment(f"profiler={option}", "launch.nodes=2", override), 2)
@@ -117,12 +119,12 @@ def test_what_does_not_fit_shows_its_arithmetic(option: str, override: str, expe
 
 
 @pytest.mark.parametrize("ranks", ["[]", "[-1]", "[0,0]", "some", "1", "[true]", "[1.5]"])
-def test_a_wrong_list_of_ranks(ranks: str) -> None:
-    with pytest.raises(ConfigError, match=r"profiler\.ranks: expected 'all' or a list of different ranks"):
+def test_wrong_list_of_ranks_is_refused(ranks: str) -> None:
+    with pytest.raises(ConfigError, match=r"profiler\.ranks: expected 'all' or a list of distinct ranks"):
         experiment("profiler=trace", f"profiler.ranks={ranks}")
 
 
-def test_profiled_steps_do_not_count_for_throughput() -> None:
+def test_profiled_steps_do_not_count_towards_throughput() -> None:
     rows = [StepRow({"step": step, "attempt": 1, "time": 0.0, "perf/wps": 100.0}) for step in range(1, 8)]
     for row in rows[3:6]:
         row.update({"profiled": True, "perf/wps": 1.0})
@@ -131,7 +133,7 @@ def test_profiled_steps_do_not_count_for_throughput() -> None:
     assert summarise(rows[:6], measure_after=3, started=0.0, attempt=1).figures["perf/wps_median"] is None
 
 
-def test_without_a_profiler_none_is_imported() -> None:
+def test_no_profiler_is_imported_without_one() -> None:
     program = (
         "import sys; from tests.composed import experiment; from pathlib import Path; "
         "chosen = experiment(); session = chosen.profiler.session(chosen.profiled, Path('.'), None); "

@@ -1,1 +1,1 @@
-"""Stand-ins for torch.compile: its graphs, interpreted on meta."""
+"""torch.compile on meta: its graphs are interpreted instead of turned into kernels."""

@@ -1,6 +1,8 @@
 """
-What torch.compile would do to memory and time, without generating code: dynamo, AOT autograd, inductor's decompositions and
-partitioner as they are. Their graphs are then interpreted on meta, and what inductor would fuse is neither memory nor operator.
+A backend of torch.compile that generates no code, to trace what compiled code does to memory and time.
+
+dynamo, AOT autograd, inductor's decompositions and its partitioner run as usual. The resulting graphs are interpreted on meta,
+where only the results of fused kernels get memory.
 """
 
 from __future__ import annotations
@@ -27,64 +29,65 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transfor
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.predict.meta.compile.fusion import memory_of
-from meshrunner.runner.predict.meta.compile.interpreter import Interpreter, made_on
+from meshrunner.runner.predict.meta.compile.interpreter import Interpreter, move_to
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.record.recorder import Recorder
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-def installed(torch_own: Replacements, recorder: Recorder) -> None:
-    """Have torch.compile end in graphs that are interpreted, until the replacements end."""
-    torch_own.callback(torch._dynamo.reset)  # its code belongs to this rehearsal
-    # Options of the recipe set them for the whole process.
-    torch_own.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
-    torch_own.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
-    torch_own.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
-    torch_own.enter_context(_unseen_while_compiling(recorder))
+def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
+    """Have torch.compile interpret its graphs until the replacements end."""
+    in_torch.callback(torch._dynamo.reset)  # its cached code belongs to this trace
+    # Options of the recipe set these for the whole process.
+    in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
+    in_torch.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
+    in_torch.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
+    in_torch.enter_context(_unrecorded_compilation(recorder))
     backends: dict[str, _Backend | str] = {
         "inductor": _Backend(recorder, partitions=True, fuses=True),
         "aot_eager": _Backend(recorder, partitions=False, fuses=False),
         "aot_eager_decomp_partition": _Backend(recorder, partitions=True, fuses=False),
         "eager": "eager",
     }
-    compile_before = torch.compile
+    torch_compile = torch.compile
 
-    def compiled(function: Callable[..., Any], *, backend: str, mode: str | None = None, **arguments: Any) -> Any:
+    def traced_compile(function: Callable[..., Any], *, backend: str, mode: str | None = None, **arguments: Any) -> Any:
         if backend not in backends:
             raise ConfigError(
-                f"plan: what compile.backend={backend} does to memory is not known; use inductor or aot_eager"
+                f"plan: cannot predict the memory of compile.backend={backend}; use inductor or aot_eager"
             )
-        own = backends[backend]
-        found: Callable[..., Any] = compile_before(function, backend=own, **arguments)
-        return _traced_under_autocast(found)
+        compiled: Callable[..., Any] = torch_compile(function, backend=backends[backend], **arguments)
+        return _traced_under_autocast(compiled)
 
-    torch_own.replace(torch, "compile", compiled)
+    in_torch.replace(torch, "compile", traced_compile)
 
 
 @contextmanager
-def _unseen_while_compiling(recorder: Recorder) -> Iterator[None]:
-    """Fake tensors of the compiler have no memory on the device."""
+def _unrecorded_compilation(recorder: Recorder) -> Iterator[None]:
+    """Record nothing while code is compiled: the compiler's fake tensors have no memory on the device."""
 
-    def begins(_: Any) -> None:
+    def begin(_: Any) -> None:
         recorder.paused += 1
 
-    def ends(_: Any) -> None:
+    def end(_: Any) -> None:
         recorder.paused -= 1
 
-    callback_handler.register_start_callback(begins)
-    callback_handler.register_end_callback(ends)
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
     try:
         yield
     finally:
-        callback_handler.remove_start_callback(begins)
-        callback_handler.remove_end_callback(ends)
+        callback_handler.remove_start_callback(begin)
+        callback_handler.remove_end_callback(end)
 
 
 def _traced_under_autocast(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """
-    dynamo traces the mode of functions that autocast is on meta, so its graph has the casts. Where the code turns autocast off
-    the mode sees by that of the CPU, which does nothing to tensors on meta.
+    Turn the CPU's autocast on wherever autocast on meta is.
+
+    dynamo traces the function mode that does the casts, so they are part of its graph. Code that turns autocast off inside the
+    graph turns off that of the CPU, by which the mode knows. The CPU's autocast itself does nothing to tensors on meta.
     """
     cpu_autocast = torch.amp.autocast_mode.autocast
 
@@ -98,26 +101,26 @@ def _traced_under_autocast(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Backend:
-    """A backend of torch.compile. dynamo compares them: one for all blocks has equal blocks compiled once."""
+    """A backend of torch.compile. dynamo compares backends: with one for all blocks it compiles equal blocks once."""
 
     def __init__(self, recorder: Recorder, *, partitions: bool, fuses: bool) -> None:
         """
         Args:
-            partitions: whether inductor's decompositions and its partitioner, which chooses what is saved, are used.
+            partitions: whether to use inductor's decompositions and its partitioner, which chooses the saved tensors.
             fuses: whether kernels are fused.
         """
         self.recorder, self.partitions, self.fuses = recorder, partitions, fuses
-        self.__name__ = "rehearsed"
+        self.__name__ = "traced"
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         for module in graph.modules():
             if isinstance(module, fx.GraphModule):
-                made_on(CPU, module)
-        # On meta, autograd loses the gradient of some operators, such as cross entropy, without a sign.
+                move_to(CPU, module)
+        # On meta, autograd would silently lose the gradient of some operators, such as cross entropy.
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         inductor = partial(min_cut_rematerialization_partition, compiler="inductor")
         with tracing(TracingContext(fake)), torch.amp.autocast_mode.autocast("cpu", enabled=False):
-            found: Callable[..., Any] = aot_module_simplified(
+            compiled: Callable[..., Any] = aot_module_simplified(
                 graph,
                 [_on_cpu(each, fake) for each in inputs],
                 fw_compiler=partial(self._interpreted, forward=True),
@@ -127,18 +130,17 @@ class _Backend:
                 partition_fn=inductor if self.partitions else default_partition,
                 keep_inference_input_mutations=self.fuses,
             )
-        return found
+        return compiled
 
     def _interpreted(self, graph: fx.GraphModule, _: Any, *, forward: bool) -> Callable[[list[Any]], Any]:
-        made_on(META, graph)
-        memory = memory_of(graph.graph) if self.fuses else None
-        interpreter = Interpreter(graph, memory, self.recorder)
+        move_to(META, graph)
+        interpreter = Interpreter(graph, memory_of(graph.graph) if self.fuses else None, self.recorder)
 
         def run(args: list[Any]) -> Any:
             try:
                 if not forward:
                     return interpreter.boxed_run(args)
-                with self.recorder.for_backward():
+                with self.recorder.saving_for_backward():
                     return interpreter.boxed_run(args)
             finally:
                 interpreter.env.clear()
@@ -148,12 +150,12 @@ class _Backend:
 
 
 def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
-    """A fake tensor on the CPU in place of one on meta, from the inside out."""
+    """Return a fake tensor on the CPU with the shape of one on meta, or any other value unchanged."""
     if not isinstance(value, Tensor):
         return value
     if is_traceable_wrapper_subclass(value):
-        inside: Tensor = transform_subclass(value, lambda _, part: _on_cpu(part, fake))
-        return inside.requires_grad_(value.requires_grad)
+        wrapped: Tensor = transform_subclass(value, lambda _, part: _on_cpu(part, fake))
+        return wrapped.requires_grad_(value.requires_grad)
     with fake, torch.no_grad():
-        found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    return found.requires_grad_(value.requires_grad)
+        plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    return plain.requires_grad_(value.requires_grad)

@@ -1,4 +1,4 @@
-"""Runs the graphs of compiled code on meta, and writes down what their kernels do."""
+"""Runs the graphs of compiled code on meta and records their kernels."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from torch import Tensor, fx
 from torch.fx.node import Target, map_aggregate
 
 from meshrunner.runner.predict.meta.compile.fusion import GraphMemory, nbytes
-from meshrunner.runner.predict.record.recorder import Compiled, Recorder
+from meshrunner.runner.predict.record.recorder import Fusion, Recorder
 
 
 class Interpreter(fx.Interpreter):
-    """Runs a graph; every node is an operator of its own, the result of a fused kernel, or neither."""
+    """Runs a graph. Each node is an operator of its own, the result of a fused kernel, or inside a kernel."""
 
     def __init__(self, graph: fx.GraphModule, memory: GraphMemory | None, recorder: Recorder) -> None:
+        """
+        Args:
+            memory: the fused kernels; None: every node is an operator of its own.
+        """
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
-        self.fresh: set[fx.Node] = set()
-        """What kernels have read or written since the last operator that is not fused: the next ones are fused with them."""
+        self.in_cache: set[fx.Node] = set()
+        """Tensors that kernels have read or written since the last unfused operator: the next kernels are fused with those."""
 
     def boxed_run(self, args_list: list[Any]) -> Any:
-        self.fresh.clear()
+        self.in_cache.clear()
         return super().boxed_run(args_list)
 
     def run_node(self, n: fx.Node) -> Any:
         if self.memory is None or n.op != "call_function":
             return super().run_node(n)
-        if n in self.memory.extern:
-            self.fresh.clear()
+        if n in self.memory.unfused:
+            self.in_cache.clear()
             return super().run_node(n)
-        if n not in self.memory.read:
-            with self.recorder.within(Compiled.FUSED):
+        if n not in self.memory.kernels:
+            with self.recorder.fusing(Fusion.INSIDE):
                 return super().run_node(n)
-        with self.recorder.within(Compiled.RESULT):
+        with self.recorder.fusing(Fusion.RESULT):
             result = super().run_node(n)
-        self._log(n, self.memory.read[n])
+        self._record_kernel(n, self.memory.kernels[n])
         return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The state of random numbers, which is kept for what is recomputed, is on the host: 16 bytes of a GPU's generator."""
+        """Keep the random state of recomputation on the host, as for a GPU, whose state has 16 bytes."""
         if target is torch.ops.higher_order.run_and_save_rng_state:
             operator, *rest = args
             return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)
@@ -49,17 +53,17 @@ class Interpreter(fx.Interpreter):
             return operator(*rest, **kwargs)
         return super().call_function(target, args, kwargs)
 
-    def _log(self, n: fx.Node, read: dict[fx.Node, int]) -> None:
-        size = nbytes(n) + sum(each for node, each in read.items() if node not in self.fresh)
-        self.fresh.update(read)
-        self.fresh.add(n)
+    def _record_kernel(self, n: fx.Node, read: dict[fx.Node, int]) -> None:
+        size = nbytes(n) + sum(each for node, each in read.items() if node not in self.in_cache)
+        self.in_cache.update(read)
+        self.in_cache.add(n)
         value = n.meta.get("val")
         dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
-        self.recorder.kernel(f"fused::{n.name}", dtype, size)
+        self.recorder.fused_kernel(f"fused::{n.name}", dtype, size)
 
 
-def made_on(device: torch.device, graph: fx.GraphModule) -> None:
-    """Have everything that a graph makes made on a device."""
+def move_to(device: torch.device, graph: fx.GraphModule) -> None:
+    """Have a graph create all its tensors on a device, constants included."""
     for node in graph.graph.nodes:
         node.args = map_aggregate(node.args, lambda each: device if isinstance(each, torch.device) else each)
         node.kwargs = map_aggregate(node.kwargs, lambda each: device if isinstance(each, torch.device) else each)

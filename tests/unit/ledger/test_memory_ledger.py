@@ -1,4 +1,4 @@
-"""The account of memory: sizes known by hand, and the allocator's own view."""
+"""The memory ledger against sizes known by hand, and against the allocator's own statistics."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.profiler.memory import CATEGORIES
 
 KIB = 256
-"""fp32 elements of a KiB."""
+"""fp32 elements in a KiB."""
 
 
 def kib(ledger: MemoryLedger) -> dict[str, float]:
-    """The peak in KiB, without categories that hold nothing."""
+    """Return the peak in KiB by category, without empty categories."""
     peak = ledger.peak
     assert sum(peak.by_category.values()) == peak.total and set(peak.by_category) == set(CATEGORIES)
     return {name: size / 1024 for name, size in peak.by_category.items() if size}
 
 
-def test_births_and_deaths() -> None:
+def test_peak_follows_allocations_and_releases() -> None:
     with torch.no_grad(), MemoryLedger() as ledger:
         a = torch.zeros(4 * KIB)
         b = a + 1
-        view = b[KIB:].view(3, KIB)  # of b's storage
+        view = b[KIB:].view(3, KIB)  # shares b's storage
         del a, b
         c = torch.zeros(3 * KIB)  # while view holds all of b
         del view, c
@@ -34,7 +34,7 @@ def test_births_and_deaths() -> None:
     assert kib(ledger) == {"temporary": 8}, "a and b; then b and c are 7"
 
 
-def test_what_is_older_counts_from_its_first_use_and_parameters_from_the_beginning() -> None:
+def test_older_memory_counts_from_its_first_use_and_parameters_from_the_beginning() -> None:
     old, weight = torch.zeros(2 * KIB), nn.Parameter(torch.zeros(5 * KIB))
     with torch.no_grad(), MemoryLedger() as ledger:
         torch.zeros(8 * KIB)
@@ -46,8 +46,8 @@ def test_what_is_older_counts_from_its_first_use_and_parameters_from_the_beginni
     assert ledger.peak.total == 0
 
 
-def test_a_storage_that_is_resized() -> None:
-    """FSDP frees and allocates parameters so."""
+def test_resized_storage_is_a_new_allocation() -> None:
+    """FSDP frees and allocates parameters by resizing."""
     before = UntypedStorage.resize_
     with torch.no_grad(), MemoryLedger() as ledger:
         a = torch.zeros(4 * KIB)
@@ -58,8 +58,8 @@ def test_a_storage_that_is_resized() -> None:
     del b
 
 
-def test_categories() -> None:
-    """Linear without bias: 1 KiB of weight. What is large is made when the category to be seen is there."""
+def test_categories_follow_the_use_of_memory() -> None:
+    """A linear layer without bias has 1 KiB of weight. A large tensor puts the peak where the category is alive."""
     model = nn.Linear(16, 16, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.ones(64, 16)  # 4 KiB
@@ -83,7 +83,7 @@ def test_categories() -> None:
 
 
 class Net(nn.Module):
-    """Blocks whose inner activations are 4 times as wide as what goes from block to block."""
+    """Blocks whose inner activations are 4 times as wide as their outputs."""
 
     def __init__(self, recompute: bool) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Net(nn.Module):
 
 
 def a_step(recompute: bool) -> tuple[MemoryLedger, int]:
-    """The account of a step, and the allocator's peak of the same step."""
+    """Return the ledger of a step, and the allocator's peak in the same step."""
     torch.manual_seed(0)
     model, x = Net(recompute), torch.randn(1024, 32)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -107,7 +107,7 @@ def a_step(recompute: bool) -> tuple[MemoryLedger, int]:
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # makes the optimizer's state
+    step()  # creates the optimizer's state
     with MemoryLedger() as ledger:
         step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -123,15 +123,15 @@ def a_step(recompute: bool) -> tuple[MemoryLedger, int]:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_allocator_agrees(recompute: bool) -> None:
+def test_peak_agrees_with_the_allocator(recompute: bool) -> None:
     ledger, allocated = a_step(recompute)
     assert ledger.peak.total == pytest.approx(allocated, rel=0.02)
 
 
-def test_recomputing_saves_activations() -> None:
+def test_recomputation_saves_activations() -> None:
     """
-    A block keeps 2 x 512 KiB inside, and its input of 128 KiB, of which the first is the batch. At the peak, in backward of the
-    last block, its output is gone. Recomputed, one block's inside is there at a time.
+    Each block keeps 2 x 512 KiB inside, and its input of 128 KiB; the first input is the batch. At the peak, in backward of the
+    last block, its output is freed. With recomputation only one block at a time holds its inner activations.
     """
     (kept, _), (recomputed, _) = a_step(False), a_step(True)
     assert kib(kept)["activations"] == pytest.approx(4 * 2 * 512 + 3 * 128, rel=0.001)

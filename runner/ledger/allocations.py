@@ -1,0 +1,109 @@
+"""Allocations over time, and the peaks of memory that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.ledger.phases import Phase
+
+PERSISTENT = ("parameters", "gradients", "optimizer")
+"""Categories whose memory, if older than the ledger, counts from the ledger's beginning."""
+UNKNOWN = ("activations", "temporary")
+"""Categories that follow from the moment of allocation alone. A later use may show a more precise one."""
+
+
+@dataclass(eq=False, slots=True)
+class Allocation:
+    """The memory of a storage for as long as it keeps its size."""
+
+    nbytes: int
+    category: str
+    """One of CATEGORIES, for the whole lifetime. It may be refined while the memory is in use."""
+    phase: Phase
+    """Phase in which it was allocated."""
+    allocated_at: int
+    """Moment of the allocation; for memory older than the ledger, of its first use."""
+    stream: int
+    """Device stream on which it was allocated."""
+    preexisting: bool = False
+    """Whether it is older than the ledger."""
+    freed_at: int | None = None
+    """Moment of the release; None while it is held."""
+    operator: str = ""
+    """Schema name of the operator that returned it, such as `aten::mm`; empty if none did."""
+    is_block_output: bool = False
+    """Whether it is an output of one of the network's blocks."""
+
+    def lives_after(self, moment: int) -> bool:
+        """Whether the memory is still held after a moment."""
+        return self.freed_at is None or self.freed_at > moment
+
+
+class PeakMemory(NamedTuple):
+    """Bytes of memory at their maximum."""
+
+    total: int
+    by_category: dict[str, int]
+    phase: Phase | None
+    """None: nothing was allocated."""
+
+
+class AllocationHistory:
+    """Every allocation so far, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocations: list[Allocation] = []
+        self.now = 0
+        """The present moment: the number of allocations and releases so far."""
+
+    @property
+    def peak(self) -> PeakMemory:
+        """The peak so far."""
+        return self.peak_of(lambda _: True)
+
+    def peak_of(self, counts: Callable[[Phase], bool]) -> PeakMemory:
+        """Return the peak within the phases for which `counts` is true."""
+        most, when = 0, None
+        for allocation, total in self._totals():
+            if total > most and counts(allocation.phase):
+                most, when = total, allocation
+        if when is None:
+            return PeakMemory(0, dict.fromkeys(CATEGORIES, 0), None)
+        return PeakMemory(most, self.by_category(_begin(when)), when.phase)
+
+    def peaks(self) -> dict[Phase, int]:
+        """Return the highest total of every phase that allocates."""
+        found: dict[Phase, int] = {}
+        for allocation, total in self._totals():
+            if total > found.get(allocation.phase, -1):
+                found[allocation.phase] = total
+        return found
+
+    def by_category(self, moment: int) -> dict[str, int]:
+        """Return the bytes of each category at a moment."""
+        found = dict.fromkeys(CATEGORIES, 0)
+        for allocation in self.allocations:
+            if _begin(allocation) <= moment and allocation.lives_after(moment):
+                found[allocation.category] += allocation.nbytes
+        return found
+
+    def _totals(self) -> Iterator[tuple[Allocation, int]]:
+        """Yield every allocation with the bytes that are held right after it."""
+        change = [0] * (self.now + 1)
+        for allocation in self.allocations:
+            change[_begin(allocation)] += allocation.nbytes
+            if allocation.freed_at is not None:
+                change[allocation.freed_at] -= allocation.nbytes
+        totals = list(accumulate(change))
+        for allocation in self.allocations:
+            yield allocation, totals[_begin(allocation)]
+
+
+def _begin(allocation: Allocation) -> int:
+    """Return the moment from which an allocation counts."""
+    return 0 if allocation.preexisting and allocation.category in PERSISTENT else allocation.allocated_at
