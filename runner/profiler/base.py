@@ -55,7 +55,7 @@ class Session:
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
         """Return keys of summary.json from the figures of all ranks [ranks, figures]. Called on rank 0 after the window."""
-        raise NotImplementedError
+        return {}
 
     def out_of_memory(self) -> None:
         """Write the profile so far, because memory ran out and the run ends."""

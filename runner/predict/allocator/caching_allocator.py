@@ -13,7 +13,6 @@ from meshrunner.runner.predict.allocator.segments import (
     DeviceMemory,
     FixedSegments,
     MemoryBlock,
-    Segments,
 )
 
 SMALL = MIB
@@ -54,8 +53,8 @@ class CachingAllocator:
         self._settings = settings
         self._max_split_size = sys.maxsize if settings.max_split_size is None else settings.max_split_size
         self._device = DeviceMemory(capacity)
-        self._fixed = None if settings.expandable_segments else FixedSegments(self._device, settings.large_segment_size)
-        self._segments: Segments = self._fixed or ExpandableSegments(self._device, settings.large_segment_size)
+        segments = ExpandableSegments if settings.expandable_segments else FixedSegments
+        self._segments = segments(self._device, settings.large_segment_size)
         self._pools: dict[tuple[int, bool], BlockPool] = {}
 
     @property
@@ -133,7 +132,7 @@ class CachingAllocator:
 
     def _release_oversize(self, pool: BlockPool, size: int) -> bool:
         """Give back the smallest oversize block that is large enough, else the largest ones; return whether that suffices."""
-        if self._fixed is None or self._settings.max_split_size is None:
+        if self._settings.max_split_size is None or not isinstance(self._segments, FixedSegments):
             return False
         wanted = max(size, self._max_split_size)
         released = 0
@@ -141,6 +140,6 @@ class CachingAllocator:
         enough = next((block for block in oversize if block.size >= wanted), None)
         for block in (enough,) if enough is not None else reversed(oversize):
             if released < wanted:
-                self._fixed.release_block(block)
+                self._segments.release_block(block)
                 released += block.size
         return released >= wanted

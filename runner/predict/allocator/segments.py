@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Protocol
 
 MIB = 2**20
 SMALL_SEGMENT = 2 * MIB
@@ -141,16 +140,6 @@ class DeviceMemory:
         begin = round_up(self._end, unit)
         self._end = begin + nbytes
         return begin
-
-
-class Segments(Protocol):
-    """How pools get memory from the device and give it back."""
-
-    def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Return a new block of at least `size` bytes that is in no list, or None if the device has too little left."""
-
-    def release(self, pool: BlockPool) -> None:
-        """Give the free memory of a pool back to the device as far as possible."""
 
 
 class FixedSegments:

@@ -34,11 +34,25 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 class _Autocast(TorchFunctionMode):
     """Like torch.autocast, it casts a parameter once and keeps the result until the context ends."""
 
-    def __init__(self, dtype: torch.dtype, *, on_cuda: bool) -> None:
+    def __init__(self, dtype: torch.dtype, active: list[_Autocast], *, on_cuda: bool) -> None:
+        """
+        Args:
+            active: the modes entered so far, the innermost last; the mode is in it while it is entered.
+        """
         super().__init__()
-        self.dtype, self.suspended = dtype, False
+        self.dtype, self.active, self.suspended = dtype, active, False
         self.fp32 = FP32_ON_CUDA if on_cuda else FP32_ON_CPU
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __enter__(self) -> _Autocast:
+        self.active.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.active.remove(self)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.casts.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -64,9 +78,17 @@ class _Autocast(TorchFunctionMode):
             self.casts[id(value)] = value, value.to(dtype)
         return self.casts[id(value)][1]
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self.casts.clear()
+
+@contextmanager
+def _suspended(active: list[_Autocast]) -> Iterator[None]:
+    states = [(each, each.suspended) for each in active]
+    for each in active:
+        each.suspended = True
+    try:
+        yield
+    finally:
+        for each, state in states:
+            each.suspended = state
 
 
 @contextmanager
@@ -75,33 +97,14 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 
-    class Tracked(_Autocast):
-        def __enter__(self) -> _Autocast:
-            active.append(self)
-            super().__enter__()  # type: ignore[no-untyped-call]
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            active.remove(self)
-            super().__exit__(*error)
-
-    @contextmanager
-    def suspended() -> Iterator[None]:
-        states = [(each, each.suspended) for each in active]
-        for each in active:
-            each.suspended = True
-        try:
-            yield
-        finally:
-            for each, state in states:
-                each.suspended = state
-
     def autocast(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
         if device != "meta":
             return device_autocast(device, dtype, enabled=enabled, **kwargs)
         if torch.compiler.is_compiling():  # code is traced on the CPU
             return device_autocast("cpu", dtype, enabled=enabled)
-        return Tracked(dtype or torch.bfloat16, on_cuda=device_type == "cuda") if enabled else suspended()
+        if not enabled:
+            return _suspended(active)
+        return _Autocast(dtype or torch.bfloat16, active, on_cuda=device_type == "cuda")
 
     # Checkpointing stores the arguments of its forward's autocast, and recomputes under `torch.amp.autocast` with them.
     def autocast_of_forward(

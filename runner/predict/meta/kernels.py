@@ -6,7 +6,7 @@ On meta these operators would keep other tensors for backward than on the device
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
         stack.callback(own._destroy)
         own.define(TOUCH)  # type: ignore[no-untyped-call]
         own.impl("touch", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
-        attention = _attention_on_cuda if device_type == "cuda" else _attention_on_cpu
+        attention = _attention_on(device_type)
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
         if device_type == "cuda":
             library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")  # type: ignore[no-untyped-call]
@@ -45,49 +45,40 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
         yield
 
 
-def _attention_on_cuda(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Run the kernel that torch would choose: flash for half precision, memory-efficient for fp32, else plain math."""
-    grouped = query.shape[-3] != key.shape[-3]
-    if attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
-        flash = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
-        return flash[0]  # type: ignore[no-any-return]
-    if query.dtype in (*HALF, torch.float32) and not grouped:
-        needs_gradient = torch.is_grad_enabled()
-        efficient = aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
-        )
-        return efficient[0]  # type: ignore[no-any-return]
-    math = aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return math[0]  # type: ignore[no-any-return]
+def _attention_on(device_type: str) -> Callable[..., Tensor]:
+    """Return attention by the kernel that torch would choose on the device."""
 
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        grouped = query.shape[-3] != key.shape[-3]
+        qkv, settings = (query, key, value), (dropout_p, is_causal)
+        if device_type == "cpu":
+            results = aten._scaled_dot_product_flash_attention_for_cpu(
+                *qkv, *settings, attn_mask=attn_mask, scale=scale
+            )
+        elif attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
+            results = aten._scaled_dot_product_flash_attention(*qkv, *settings, False, scale=scale)
+        elif query.dtype in (*HALF, torch.float32) and not grouped:
+            needs_gradient = torch.is_grad_enabled()
+            results = aten._scaled_dot_product_efficient_attention(
+                *qkv, attn_mask, needs_gradient, *settings, scale=scale
+            )
+        else:
+            results = aten._scaled_dot_product_attention_math(
+                *qkv, attn_mask, *settings, scale=scale, enable_gqa=enable_gqa
+            )
+        return results[0]  # type: ignore[no-any-return]
 
-def _attention_on_cpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    flash = aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-    )
-    return flash[0]  # type: ignore[no-any-return]
+    return attention
 
 
 class _FusedRMSNorm(torch.autograd.Function):

@@ -19,29 +19,9 @@ MATMULS = {
     *("mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward"),
     *("grouped_mm", "grouped_mm_weights"),
 }
-COLLECTIVES = {
-    "_allgather_base_": "all_gather",
-    "allgather_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "alltoall_base_": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "broadcast_": "broadcast",
-    "broadcast": "broadcast",
-}
-"""torch's operator -> `Collective.name`."""
+COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
+"""Values of `Collective.name`. torch's operators begin with them, but for underscores: `_allgather_base_`."""
 
 
 class Traits(NamedTuple):
@@ -68,8 +48,8 @@ def traits(func: Any) -> Traits:
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads"
     )
     flops = flop_registry.get(func._overloadpacket)
-    if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
-        return Traits(schema.name, "collective" if short in COLLECTIVES else None, written, None)
+    if space in COLLECTIVE_SPACES:
+        return Traits(schema.name, "collective" if collective(short) else None, written, None)
     if space == "prim" or func.is_view or (space == "aten" and short in WITHOUT_WORK):
         return Traits(schema.name, None, written, None)
     if short in MATMULS:
@@ -77,6 +57,12 @@ def traits(func: Any) -> Traits:
     if "scaled_dot_product" in short:
         return Traits(schema.name, "attention_backward" if "backward" in short else "attention", written, flops)
     return Traits(schema.name, "memory", written, None)
+
+
+def collective(operator: str) -> str | None:
+    """Return which of COLLECTIVES an operator of torch is: `all_gather` for `_allgather_base_`; None if it is none of them."""
+    squeezed = operator.replace("_", "")
+    return next((name for name in COLLECTIVES if squeezed.startswith(name.replace("_", ""))), None)
 
 
 class Cost(NamedTuple):

@@ -17,7 +17,7 @@ from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.ledger.phases import START, Phases
 from meshrunner.runner.ledger.tensors import plain_tensors, tensors_in
 from meshrunner.runner.predict.record.device_streams import TracedDevice
-from meshrunner.runner.predict.record.operators import COLLECTIVES, Traits, cost, nbytes_of, traits
+from meshrunner.runner.predict.record.operators import collective, cost, nbytes_of, traits
 from meshrunner.runner.predict.record.trace_events import (
     Allocated,
     Collective,
@@ -121,7 +121,9 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
                 if (allocation := self.allocation_of(part)) is not None:
                     allocation.is_block_output = True
 
-    def _log_collective(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+    def _log_collective(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        name = collective(func._schema.name.partition("::")[2])
+        assert name is not None
         given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
         # The arguments of a coalesced collective are lists of tensors.
         nbytes = max((nbytes_of((each,)) for each in (*given.values(), result)), default=0)
@@ -145,9 +147,9 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
         if not self.operators or self.fusion is not Fusion.NONE:
             return
-        operator: Traits = traits(func)
+        operator = traits(func)
         if operator.kind == "collective":
-            self._log_collective(func, COLLECTIVES[operator.name.partition("::")[2]], args, kwargs, result)
+            self._log_collective(func, args, kwargs, result)
         elif operator.kind is not None and (inputs or operator.kind == "memory"):
             flops, nbytes, dtype = cost(operator, args, kwargs, inputs, result)
             self._write(Operator(operator.name, operator.kind, self._stream(), self.phases.now, flops, dtype, nbytes))

@@ -143,4 +143,7 @@ def test_no_profiler_is_imported_without_one() -> None:
         "found = {'meshrunner.runner.' + name for name in names} & set(sys.modules); "
         "assert not found, found"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert ended.returncode == 0, ended.stderr
