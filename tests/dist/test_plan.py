@@ -1,4 +1,4 @@
-"""A rehearsal against real ranks on a CPU: the peak of memory is equal to the byte, and so are its parts."""
+"""The predicted peak of memory equals that of real ranks on a CPU to the byte, in total and by category."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ CASES: dict[int, list[str]] = {
 }
 
 
-class Found(NamedTuple):
+class StepPeak(NamedTuple):
     """Bytes at the peak of a step."""
 
     total: int
@@ -84,11 +84,11 @@ class Found(NamedTuple):
     phase: str
 
 
-def _found(peak: PeakMemory) -> Found:
-    # A buffer that has a place in a pool is a storage without memory of its own: a real run shows the pool as temporary.
+def _step_peak(peak: PeakMemory) -> StepPeak:
+    # A buffer inside a pool is a storage without memory of its own: a real run shows the whole pool as temporary.
     parts = dict(peak.by_category)
     parts["temporary"] += parts.pop("communication")
-    return Found(peak.total, parts, str(peak.phase))
+    return StepPeak(peak.total, parts, str(peak.phase))
 
 
 def _recipe(case: str) -> Experiment:
@@ -98,12 +98,12 @@ def _recipe(case: str) -> Experiment:
     return experiment(*small, "global_batch=null", *given)
 
 
-def measured(cases: list[str]) -> list[Found]:
-    """The peaks of this rank."""
+def measured(cases: list[str]) -> list[StepPeak]:
+    """Return the peak of each case on this rank."""
     return [_measured(case) for case in cases]
 
 
-def _measured(case: str) -> Found:
+def _measured(case: str) -> StepPeak:
     recipe = _recipe(case)
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     mesh, cpu = build_mesh("cpu", degrees), torch.device("cpu")
@@ -114,36 +114,36 @@ def _measured(case: str) -> Found:
     for step in range(4):
         rows = torch.randint(recipe.model.vocab_size, (micro * recipe.micro_batch, recipe.seq_len + 1))
         batches = micro_batches(rows, recipe.micro_batch)
-        if step == 0:  # it makes the optimizer's state
+        if step == 0:  # the first step creates the optimizer's state
             update(recipe, model, trained, optimizer, batches, 1e-4)
             continue
         ledger.phases.begin_step()
         with ledger.phases, ledger:
             update(recipe, model, trained, optimizer, batches, 1e-4)
-    # A thread of gloo may let go of a buffer a moment late: of a few steps the one where none did. The account does not know
-    # all that is older than its first.
+    # A thread of gloo may free a buffer a moment late, so take the lower of two peaks. The first tracked step is left out: the
+    # ledger does not know all memory that is older than itself.
     peaks = [ledger.peak_of(lambda phase, step=step: phase.step == step) for step in (1, 2)]
     peak = min(peaks, key=lambda peak: peak.total)
-    return _found(peak)
+    return _step_peak(peak)
 
 
-def rehearsed(world: int, cases: list[str]) -> list[Found]:
-    """The peaks of rank 0, in a process of its own: torch has one default group."""
+def predicted(world: int, cases: list[str]) -> list[StepPeak]:
+    """Trace rank 0 in another process, because torch has only one default group per process."""
     pool = multiprocessing.get_context("forkserver").Pool(1)
     with pool:
-        return [Found(*each) for each in pool.apply(_rehearsed, (world, cases))]
+        return [StepPeak(*each) for each in pool.apply(_predicted, (world, cases))]
 
 
-def _rehearsed(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
+def _predicted(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
     from meshrunner.runner.predict.trace.tracer import trace_recipe
 
     found = []
     for case in cases:
         recipe = _recipe(case)
-        found_there = trace_recipe(recipe, nodes=1, workers=world, device_type="cpu", operators=False)
-        last = found_there.last_step
-        peak = found_there.ledger.peak_of(lambda phase, last=last: phase.step == last)
-        found.append(tuple(_found(peak)))
+        trace = trace_recipe(recipe, nodes=1, workers=world, device_type="cpu", operators=False)
+        last = trace.last_step
+        peak = trace.ledger.peak_of(lambda phase, last=last: phase.step == last)
+        found.append(tuple(_step_peak(peak)))
     return found
 
 
@@ -157,8 +157,8 @@ SOME = {2: CASES[2][::4], 3: CASES[3][:2]}
         *(pytest.param(world, cases, id=f"{world} ranks", marks=pytest.mark.slow) for world, cases in CASES.items()),
     ],
 )
-def test_the_peak_is_equal_to_the_byte(world: int, cases: list[str]) -> None:
-    planned, ranks = rehearsed(world, cases), on_ranks(world, measured, cases)
-    for case, plan, *each in zip(cases, planned, *ranks, strict=True):
-        worst = max(each, key=lambda found: found.total)
-        assert plan == worst, case
+def test_predicted_peak_equals_the_measured_one(world: int, cases: list[str]) -> None:
+    predictions, ranks = predicted(world, cases), on_ranks(world, measured, cases)
+    for case, prediction, *each in zip(cases, predictions, *ranks, strict=True):
+        worst = max(each, key=lambda peak: peak.total)
+        assert prediction == worst, case
