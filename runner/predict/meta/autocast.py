@@ -40,8 +40,7 @@ class _Autocast(TorchFunctionMode):
             active: the modes entered so far, the innermost last; the mode is in it while it is entered.
         """
         super().__init__()
-        self.dtype, self.active, self.suspended = dtype, active, False
-        self.fp32 = FP32_ON_CUDA if on_cuda else FP32_ON_CPU
+        self.dtype, self.active, self.on_cuda, self.suspended = dtype, active, on_cuda, False
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __enter__(self) -> _Autocast:
@@ -58,7 +57,8 @@ class _Autocast(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.suspended or (torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")):
             return func(*args, **kwargs)
-        dtype = self.dtype if func in LOWER else torch.float32 if func in self.fp32 else None
+        fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU  # as an attribute, dynamo could not guard on it
+        dtype = self.dtype if func in LOWER else torch.float32 if func in fp32 else None
         if dtype is None:
             return func(*args, **kwargs)
         return func(*self._cast_all(args, dtype), **{key: self._cast(value, dtype) for key, value in kwargs.items()})
