@@ -11,7 +11,7 @@ from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.network import Network
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.ledger.memory_ledger import UNKNOWN, Allocation
+from meshrunner.runner.ledger.allocations import UNKNOWN, Allocation
 from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from meshrunner.runner.predict.workload import not_planned

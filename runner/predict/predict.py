@@ -14,7 +14,7 @@ from meshrunner.runner.config.allocator import in_effect, that_counts
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
-from meshrunner.runner.ledger.memory_ledger import PeakMemory
+from meshrunner.runner.ledger.allocations import PeakMemory
 from meshrunner.runner.own_code import fault
 from meshrunner.runner.predict.activations import largest_block_bytes
 from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings

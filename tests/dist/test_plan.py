@@ -13,7 +13,8 @@ from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import assemble, update
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.ledger.memory_ledger import MemoryLedger, PeakMemory
+from meshrunner.runner.ledger.allocations import PeakMemory
+from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
+from meshrunner.runner.ledger.allocations import Allocation
 from meshrunner.runner.ledger.categories import CATEGORIES
-from meshrunner.runner.ledger.memory_ledger import Allocation
 from meshrunner.runner.ledger.phases import START, Phase
 from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from meshrunner.runner.predict.allocator.segments import MemoryBlock
@@ -119,7 +119,7 @@ def replay(
             try:
                 memory.allocate(event.allocation)
             except OutOfMemory as error:
-                return memory.result(event.allocation.phase, error.asked)
+                return memory.result(event.allocation.phase, error.requested)
         elif isinstance(event, Freed):
             memory.free(event.allocation)
         elif isinstance(event, UsedByStream):

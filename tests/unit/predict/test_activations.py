@@ -14,7 +14,7 @@ from meshrunner.recipes.activation_checkpoint.selective_op import SelectiveOp
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.devices import described, described_type
-from meshrunner.runner.ledger.memory_ledger import UNKNOWN
+from meshrunner.runner.ledger.allocations import UNKNOWN
 from meshrunner.runner.predict import activations
 from meshrunner.runner.predict.activations import (
     BlockKind,
@@ -195,9 +195,7 @@ class Looks(Llama):
             "is not known: tracing all 65 blocks would take too long",
         ),
         Said((FULL, "model.kind=own_kept:Deep"), "full, 6 of 6 blocks; each keeps 0.00 MiB for backward"),
-        Said(
-            (FULL, "model.kind=own_kept:Looks"), "values, and a rehearsal has shapes alone: RuntimeError: Tensor.item()"
-        ),
+        Said((FULL, "model.kind=own_kept:Looks"), "values, but a trace has only shapes: RuntimeError: Tensor.item()"),
         Said(("activation_checkpoint=none",), "recompute: none, 0 of 6 blocks\n"),
     ],
     ids=lambda said: " ".join(said.overrides),
