@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -51,9 +50,7 @@ def _command(run: Run) -> str | None:
 
 @cache  # once for all runs in the folder
 def _sweep_command(folder: Path) -> list[str]:
-    with suppress(OSError):
-        return PlacedSweep.read(folder / SWEEP).command
-    return []
+    return PlacedSweep.peek(folder / SWEEP).command
 
 
 FACTS: dict[str, Callable[[Run], str | None]] = {

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir.damage import EVENTS_BYTES, find_damage, unreadable
 from meshrunner.runner.rundir.events import StepRow, read_events
-from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, EVENTS, OVERRIDES, SUMMARY, is_run, is_sweep
+from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, EVENTS, OVERRIDES, STATUS, SUMMARY, is_run, is_sweep
 from meshrunner.runner.rundir.layouts import read_layouts
 from meshrunner.runner.rundir.owner import owner_is_alive
 from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
@@ -31,8 +31,6 @@ MEASURED = "perf/wps_median"
 """The key that a summary has once its figures are written."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
 """Two numbers of config.yaml, as every version has written them."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Run:
     @cached_property
     def environment(self) -> Environment:
         """The content of environment.json."""
-        return _readable(lambda: Environment.read(self.path / ENVIRONMENT), Environment())
+        return Environment.peek(self.path / ENVIRONMENT)
 
     @cached_property
     def summary(self) -> Summary:
@@ -79,11 +77,11 @@ class Run:
         return self.summary.figures
 
     def _recorded_or_computed(self) -> Summary:
-        found, plan = _summary(self.path), _readable(lambda: predicted(self.path), Summary())
-        found = plan | found if plan else found
+        found = Summary.peek(self.path / SUMMARY)
+        found = plan | found if (plan := predicted(self.path)) else found
         if MEASURED in found.figures or not self.events:
             return found
-        status, after = _readable(lambda: read_status(self.path), Status()), self.config.get("measure_after")
+        status, after = Status.peek(self.path / STATUS), self.config.get("measure_after")
         after, started = after if isinstance(after, int) else 0, status.started or 0.0
         computed = summarise(self.events, after, started, status.attempt or 1, read_layouts(self.path))
         return found | computed | ({} if started else {"perf/time_to_first_step_s": None})
@@ -177,7 +175,7 @@ def glance(path: Path) -> Run:
         return Run(path, {}, state, reason)
     try:
         found = dict(COUNTS.findall(read_regular(path / CONFIG, YAML_BYTES)))
-        measured = MEASURED in _summary(path).figures or not (path / EVENTS).stat().st_size
+        measured = MEASURED in Summary.peek(path / SUMMARY).figures or not (path / EVENTS).stat().st_size
     except FileNotFoundError:
         measured = True
     except (OSError, ValueError):
@@ -208,15 +206,3 @@ def _state(path: Path) -> tuple[str, str]:
 def _short(text: str) -> str:
     line = one_line(text)
     return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
-
-
-def _summary(path: Path) -> Summary:
-    return _readable(lambda: Summary.read(path / SUMMARY), Summary())
-
-
-def _readable(read: Callable[[], T], otherwise: T) -> T:
-    """Return what a function reads, or `otherwise` if the file may not be read."""
-    try:
-        return read()
-    except OSError:
-        return otherwise

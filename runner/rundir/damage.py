@@ -8,28 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from meshrunner.recipes.storage.durable import KINDS, check_regular, open_regular
+from meshrunner.runner.rundir import files
 from meshrunner.runner.rundir.events import LONGEST_ROW, parse_rows
-from meshrunner.runner.rundir.files import (
-    CONFIG,
-    ENVIRONMENT,
-    ERROR,
-    EVENTS,
-    LAYOUTS,
-    LOGS,
-    OVERRIDES,
-    PLAN,
-    SLURM_JOB,
-    SLURM_SETTINGS,
-    STATUS,
-    STATUS_LOCK,
-    SUMMARY,
-    TENSORBOARD,
-    TRACES,
-    TRACKING,
-    WANDB,
-)
 from meshrunner.runner.rundir.layouts import Layouts
-from meshrunner.runner.rundir.records import Environment, Failure, LaunchSettings, Prediction, Submission, Tracking
+from meshrunner.runner.rundir.records import Environment, Failure, JsonFile, PlanRecord, Submission, Tracking
 from meshrunner.runner.rundir.run import load_config, load_overrides
 from meshrunner.runner.rundir.states import Status
 from meshrunner.runner.rundir.summary import Summary
@@ -84,7 +66,7 @@ def _check_folder(path: Path) -> None:
     mode = path.lstat().st_mode
     if not stat.S_ISDIR(mode):
         raise ValueError(f"it is {KINDS.get(stat.S_IFMT(mode), 'a file')}, not a folder")
-    if path.name == LOGS:
+    if path.name == files.LOGS:
         with os.scandir(path) as entries:
             for entry in entries:
                 if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
@@ -103,23 +85,24 @@ def _check_events(path: Path) -> None:
 
 
 FILE_CHECKS: dict[str, Callable[[Path], object]] = {
-    STATUS: Status.load,
-    STATUS_LOCK: check_regular,
-    CONFIG: check_regular,
-    OVERRIDES: check_regular,
-    SUMMARY: Summary.load,
-    EVENTS: _check_events,
-    ENVIRONMENT: Environment.load,
-    LAYOUTS: Layouts.load,
-    PLAN: Prediction.load,
-    ERROR: Failure.load,
-    TRACKING: Tracking.load,
-    SLURM_JOB: Submission.load,
-    SLURM_SETTINGS: LaunchSettings.load,
+    files.STATUS: Status.load,
+    files.STATUS_LOCK: check_regular,
+    files.CONFIG: check_regular,
+    files.OVERRIDES: check_regular,
+    files.SUMMARY: Summary.load,
+    files.EVENTS: _check_events,
+    files.ENVIRONMENT: Environment.load,
+    files.LAYOUTS: Layouts.load,
+    files.PLAN: PlanRecord.load,
+    files.ERROR: Failure.load,
+    files.TRACKING: Tracking.load,
+    files.SLURM_JOB: Submission.load,
+    files.SLURM_SETTINGS: JsonFile.load,
 }
 """File -> what raises ValueError or OSError when it is damaged."""
-FOLDER_CHECKS: dict[str, Callable[[Path], object]] = dict.fromkeys((LOGS, TRACES, TENSORBOARD, WANDB), _check_folder)
+FOLDERS = (files.LOGS, files.TRACES, files.TENSORBOARD, files.WANDB)
+FOLDER_CHECKS: dict[str, Callable[[Path], object]] = dict.fromkeys(FOLDERS, _check_folder)
 YAML_CHECKS: dict[str, Callable[[Path], object]] = {
-    CONFIG: lambda path: load_config(path.parent),
-    OVERRIDES: lambda path: load_overrides(path.parent),
+    files.CONFIG: lambda path: load_config(path.parent),
+    files.OVERRIDES: lambda path: load_overrides(path.parent),
 }

@@ -69,6 +69,14 @@ class JsonFile(BaseModel):
         except ValueError:
             return cls()
 
+    @classmethod
+    def peek(cls, path: Path) -> Self:
+        """Read a file to show it; return an empty record if that is not possible."""
+        try:
+            return cls.load(path)
+        except (OSError, ValueError):
+            return cls()
+
     def write(self, path: Path) -> None:
         """Replace a file atomically."""
         write_json(path, self.as_json())
@@ -129,7 +137,7 @@ class Environment(JsonFile):
         return str(kind) if kind else None
 
 
-class Prediction(JsonFile):
+class PlanRecord(JsonFile):
     """The content of `plan.json`: what was predicted before the run began, as `meshrunner plan --json` prints it."""
 
     verdict: Text | None = None
@@ -176,10 +184,6 @@ class Submission(JsonFile):
     submitted: Number | None = None
     """Unix time."""
     script: Text | None = None
-
-
-class LaunchSettings(JsonFile):
-    """The content of `submit.json`: the keys of `hydra/launcher=slurm` at the last submission of a run or sweep."""
 
 
 class TraceShares(JsonFile):

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, PLAN, STATUS, is_run
-from meshrunner.runner.rundir.records import Environment, Prediction
+from meshrunner.runner.rundir.records import Environment, PlanRecord
 from meshrunner.runner.rundir.states import Status, is_count
 
 
@@ -41,7 +41,7 @@ def place_run(
         (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
         Status(state="pending", reason="", attempt=0).write(run_dir / STATUS)
         if plan:
-            Prediction.model_validate(plan).write(run_dir / PLAN)
+            PlanRecord.model_validate(plan).write(run_dir / PLAN)
         # Last: config.yaml makes this a run directory.
         (run_dir / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     except OSError as error:

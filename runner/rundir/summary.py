@@ -14,7 +14,7 @@ from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import PLAN, SUMMARY
 from meshrunner.runner.rundir.layouts import EarlierLayout, Layout, read_layouts, split_by_layout
-from meshrunner.runner.rundir.records import Count, JsonFile, Number, Prediction, Text, null_as, under
+from meshrunner.runner.rundir.records import Count, JsonFile, Number, PlanRecord, Text, null_as, under
 from meshrunner.runner.rundir.states import Status
 
 
@@ -152,7 +152,7 @@ def only_of_completed(summary: Summary, state: str | None) -> Summary:
 
 def predicted(run_dir: Path) -> Summary:
     """Return what was predicted of a run, under keys that begin with `plan/`; an empty summary if nothing was."""
-    plan = Prediction.read(run_dir / PLAN)
+    plan = PlanRecord.peek(run_dir / PLAN)
     if not plan:
         return Summary()
     known = plan.model_extra or {}

@@ -38,10 +38,7 @@ class JobArray:
 
 def job_id(run_dir: Path) -> str | None:
     """Return the id of a run's newest job, `12` or `12_3`; None if the run was never submitted or the record is damaged."""
-    try:
-        return Submission.read(run_dir / SLURM_JOB).job_id
-    except OSError:
-        return None
+    return Submission.peek(run_dir / SLURM_JOB).job_id
 
 
 def submit_run(run_dir: Path, settings: Slurm) -> None:

@@ -25,7 +25,7 @@ from meshrunner.runner.config.overrides import MAX_RUNS, as_typed
 from meshrunner.runner.console import naming, warn
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir.files import PLAN, is_run
-from meshrunner.runner.rundir.records import Prediction
+from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.run import place_run, read_config
 from meshrunner.runner.rundir.states import read_state, update_status
 from meshrunner.runner.rundir.sweep import add_runs, run_names
@@ -216,7 +216,7 @@ def _place(run: PlannedRun) -> None:
     if not is_run(run.run_dir):
         place_run(run.composed.config, run.run_dir, run.composed.overrides, run.plan)
     elif run.plan:
-        Prediction.model_validate(run.plan).write(run.run_dir / PLAN)
+        PlanRecord.model_validate(run.plan).write(run.run_dir / PLAN)
     state = read_state(run.run_dir)
     if run.reason and state == "pending":
         update_status(run.run_dir, state="skipped", reason=run.reason)

@@ -16,7 +16,7 @@ from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import naming, one_line, warn
 from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Predicted, predict_all
 from meshrunner.runner.rundir.files import PLAN
-from meshrunner.runner.rundir.records import Prediction
+from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.states import RESULTS, read_state
 
 if TYPE_CHECKING:
@@ -130,10 +130,7 @@ def _recorded(job: Combination) -> dict[str, Any]:
     """Return an earlier start's plan if the device is named; `hardware=auto` may find another device this time."""
     if not isinstance(job.experiment.hardware, GPU):
         return {}
-    try:
-        return Prediction.read(job.runs[0].run_dir / PLAN).as_json()
-    except OSError:
-        return {}
+    return PlanRecord.peek(job.runs[0].run_dir / PLAN).as_json()
 
 
 def _planned(job: Combination, plan: dict[str, Any]) -> Combination:

@@ -79,11 +79,7 @@ def _assignments(variables: dict[str, Any]) -> str:
 
 def _log(run: Run) -> tuple[Path, str]:
     """Return the log of the rank that failed, or of rank 0, and its end as HTML."""
-    try:
-        rank = Failure.read(run.path / ERROR).rank
-    except OSError:
-        rank = None
-    log = rank_log(run.path, rank or 0)
+    log = rank_log(run.path, Failure.peek(run.path / ERROR).rank or 0)
     try:
         lines = last_lines(log)[-LOG_LINES:]
     except OSError:

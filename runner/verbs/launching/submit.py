@@ -13,7 +13,7 @@ from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir.damage import unreadable
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
-from meshrunner.runner.rundir.records import LaunchSettings
+from meshrunner.runner.rundir.records import JsonFile
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import EXIT_STATUS, read_state
 from meshrunner.runner.rundir.sweep import run_names, write_run_list
@@ -107,7 +107,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 def _settings(folder: Path) -> dict[str, Any]:
     """The settings of the last submission; {} where there was none. Raises ConfigError where they cannot be read."""
     try:
-        return LaunchSettings.load(folder / SLURM_SETTINGS).as_json()
+        return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:
         why = unreadable(SLURM_SETTINGS, error)
         raise ConfigError(
