@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.console import one_line, warn
-from meshrunner.runner.rundir.damage import EVENTS_BYTES, find_damage, unreadable
+from meshrunner.runner.rundir.damage import EVENTS_BYTES, Inspection, inspect, unreadable
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, EVENTS, OVERRIDES, STATUS, SUMMARY, is_run, is_sweep
 from meshrunner.runner.rundir.layouts import read_layouts
 from meshrunner.runner.rundir.owner import owner_is_alive
 from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
-from meshrunner.runner.rundir.records import Environment
+from meshrunner.runner.rundir.records import Environment, JsonFile
 from meshrunner.runner.rundir.run import Overrides, key_of, load_config, load_overrides
-from meshrunner.runner.rundir.states import Status, read_status
+from meshrunner.runner.rundir.states import Status
 from meshrunner.runner.rundir.summary import Summary, only_of_completed, predicted, summarise
 from meshrunner.runner.rundir.sweep import run_names, sweep_damage
 
@@ -31,6 +31,9 @@ MEASURED = "perf/wps_median"
 """The key that a summary has once its figures are written."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
 """Two numbers of config.yaml, as every version has written them."""
+
+R = TypeVar("R", bound=JsonFile)
+UNREAD = Inspection("nothing was read")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Run:
     """Group -> name of the chosen option."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
+    inspection: Inspection = field(default=UNREAD, repr=False)
 
     @property
     def typed(self) -> set[str]:
@@ -64,7 +68,7 @@ class Run:
     @cached_property
     def environment(self) -> Environment:
         """The content of environment.json."""
-        return Environment.peek(self.path / ENVIRONMENT)
+        return self._record(Environment, ENVIRONMENT)
 
     @cached_property
     def summary(self) -> Summary:
@@ -77,14 +81,18 @@ class Run:
         return self.summary.figures
 
     def _recorded_or_computed(self) -> Summary:
-        found = Summary.peek(self.path / SUMMARY)
+        found = self._record(Summary, SUMMARY)
         found = plan | found if (plan := predicted(self.path)) else found
         if MEASURED in found.figures or not self.events:
             return found
-        status, after = Status.peek(self.path / STATUS), self.config.get("measure_after")
+        status, after = self._record(Status, STATUS), self.config.get("measure_after")
         after, started = after if isinstance(after, int) else 0, status.started or 0.0
         computed = summarise(self.events, after, started, status.attempt or 1, read_layouts(self.path))
         return found | computed | ({} if started else {"perf/time_to_first_step_s": None})
+
+    def _record(self, kind: type[R], name: str) -> R:
+        """Return a record that was read with the run; of a damaged run, read the file if that is possible."""
+        return kind.peek(self.path / name) if self.inspection.damage else self.inspection.record(kind)
 
     def figure(self, key: str) -> float | None:
         """Return a figure of the summary; None if it is not known."""
@@ -149,9 +157,9 @@ def _leads_out(path: Path) -> bool:
 
 def read_run(path: Path) -> Run:
     """Read a run directory; whatever is wrong with it becomes its state and reason."""
-    state, reason = _state(path)
+    state, reason, inspection = _state(path)
     if not is_run(path) or _leads_out(path):
-        return Run(path, {}, state, reason)
+        return Run(path, {}, state, reason, inspection=inspection)
     config: dict[str, Any] = {}
     overrides = Overrides({}, ())  # without them the columns are named after keys, not after options
     name = CONFIG
@@ -161,7 +169,7 @@ def read_run(path: Path) -> Run:
         overrides = load_overrides(path)
     except (OSError, ValueError) as error:
         state, reason = "damaged", _short(unreadable(name, error))
-    return Run(path, config, state, reason, overrides.choices, overrides.task)
+    return Run(path, config, state, reason, overrides.choices, overrides.task, inspection)
 
 
 def glance(path: Path) -> Run:
@@ -170,37 +178,39 @@ def glance(path: Path) -> Run:
 
     Parsing YAML takes most of the time, and is only needed as long as no summary is written.
     """
-    state, reason = _state(path)
+    state, reason, inspection = _state(path)
     if state in ("damaged", "missing"):
-        return Run(path, {}, state, reason)
+        return Run(path, {}, state, reason, inspection=inspection)
     try:
         found = dict(COUNTS.findall(read_regular(path / CONFIG, YAML_BYTES)))
-        measured = MEASURED in Summary.peek(path / SUMMARY).figures or not (path / EVENTS).stat().st_size
+        measured = MEASURED in inspection.record(Summary).figures or not (path / EVENTS).stat().st_size
     except FileNotFoundError:
         measured = True
     except (OSError, ValueError):
         return read_run(path)
     if len(found) < 2 or not measured:
         return read_run(path)
-    return Run(path, {key.decode(): int(value) for key, value in found.items()}, state, reason)
+    config = {key.decode(): int(value) for key, value in found.items()}
+    return Run(path, config, state, reason, inspection=inspection)
 
 
-def _state(path: Path) -> tuple[str, str]:
-    """Return state and reason; `damaged` as far as the files other than YAML tell."""
+def _state(path: Path) -> tuple[str, str, Inspection]:
+    """Return state, reason and the records; `damaged` as far as the files other than YAML tell."""
     if _leads_out(path):
-        return "damaged", "it is a link; the runs of a sweep are folders in it"
+        return "damaged", "it is a link; the runs of a sweep are folders in it", UNREAD
     if not path.is_dir():
-        return "missing", "sweep.json names it, but there is no such directory"
+        return "missing", "sweep.json names it, but there is no such directory", UNREAD
     if not is_run(path):
-        return "damaged", "it has no config.yaml"
-    if damage := find_damage(path):
-        return "damaged", _short(damage)
-    status = read_status(path)
+        return "damaged", "it has no config.yaml", UNREAD
+    inspection = inspect(path)
+    status = inspection.record(Status)
+    if inspection.damage:
+        return "damaged", _short(inspection.damage), inspection
     if status.state is None:
-        return "damaged", "status.json is missing, or names no state"
+        return "damaged", "status.json is missing, or names no state", inspection
     if status.state == "running" and not owner_is_alive(status):
-        return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it"
-    return status.state, _short(status.reason)
+        return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it", inspection
+    return status.state, _short(status.reason), inspection
 
 
 def _short(text: str) -> str:

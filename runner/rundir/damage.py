@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from meshrunner.recipes.storage.durable import KINDS, check_regular, open_regular
 from meshrunner.runner.rundir import files
@@ -20,9 +21,29 @@ EVENTS_BYTES = 512 << 20
 """Largest events.jsonl that is read: about a million steps."""
 
 
+R = TypeVar("R", bound=JsonFile)
+
+
+class Inspection(NamedTuple):
+    """The records of a run directory up to the first that is damaged."""
+
+    damage: str
+    """Why the directory is damaged, its YAML aside; "" if it is not."""
+    found: Sequence[object] = ()
+
+    def record(self, kind: type[R]) -> R:
+        """Return the record of a file; an empty one if there is no such file."""
+        return next((each for each in self.found if type(each) is kind), None) or kind()
+
+
+def inspect(run_dir: Path) -> Inspection:
+    """Read a run directory, except for its rows and its YAML."""
+    return _inspect(run_dir, FILE_CHECKS | FOLDER_CHECKS)
+
+
 def find_obstacle(run_dir: Path) -> str:
     """Return what is in the way of a run that writes: a pipe, device, link or folder for a file, or a file for a folder."""
-    return _first_problem(run_dir, dict.fromkeys(FILE_CHECKS, check_regular) | FOLDER_CHECKS)
+    return _inspect(run_dir, dict.fromkeys(FILE_CHECKS, check_regular) | FOLDER_CHECKS).damage
 
 
 def find_damage(run_dir: Path, names: Iterable[str] = ()) -> str:
@@ -32,12 +53,12 @@ def find_damage(run_dir: Path, names: Iterable[str] = ()) -> str:
     Args:
         names: the only files to check; none: all.
     """
-    return _first_problem(run_dir, {name: FILE_CHECKS[name] for name in names} or FILE_CHECKS | FOLDER_CHECKS)
+    return _inspect(run_dir, {name: FILE_CHECKS[name] for name in names} or FILE_CHECKS | FOLDER_CHECKS).damage
 
 
 def find_yaml_damage(run_dir: Path) -> str:
     """Return what is wrong with the YAML of a run directory; "" if nothing is."""
-    return _first_problem(run_dir, YAML_CHECKS)
+    return _inspect(run_dir, YAML_CHECKS).damage
 
 
 def unreadable(name: str, error: OSError | ValueError) -> str:
@@ -45,20 +66,21 @@ def unreadable(name: str, error: OSError | ValueError) -> str:
     return f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
-def _first_problem(run_dir: Path, checks: Mapping[str, Callable[[Path], object]]) -> str:
+def _inspect(run_dir: Path, checks: Mapping[str, Callable[[Path], object]]) -> Inspection:
     try:
         present = set(os.listdir(run_dir))  # noqa: PTH208 names, for a thousand runs
     except OSError as error:
-        return unreadable(run_dir.name, error)
+        return Inspection(unreadable(run_dir.name, error))
+    found = []
     for name in checks:
         if name in present:
             try:
-                checks[name](run_dir / name)
+                found.append(checks[name](run_dir / name))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
-                return unreadable(name, error)
-    return ""
+                return Inspection(unreadable(name, error), found)
+    return Inspection("", found)
 
 
 def _check_folder(path: Path) -> None:
@@ -99,7 +121,7 @@ FILE_CHECKS: dict[str, Callable[[Path], object]] = {
     files.SLURM_JOB: Submission.load,
     files.SLURM_SETTINGS: JsonFile.load,
 }
-"""File -> what raises ValueError or OSError when it is damaged."""
+"""File -> a function that reads it, or raises ValueError or OSError if it is damaged."""
 FOLDERS = (files.LOGS, files.TRACES, files.TENSORBOARD, files.WANDB)
 FOLDER_CHECKS: dict[str, Callable[[Path], object]] = dict.fromkeys(FOLDERS, _check_folder)
 YAML_CHECKS: dict[str, Callable[[Path], object]] = {
