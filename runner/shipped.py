@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.rundir.plain_yaml import parse_yaml
+from meshrunner.runner.rundir import parse_yaml
 
 LAUNCHERS = {"local": "Runs on this machine"}
 """Launchers that are no file."""

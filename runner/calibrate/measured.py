@@ -16,7 +16,7 @@ from meshrunner.runner.config.experiment import Experiment, check, fit
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.console import one_line
 from meshrunner.runner.predict import not_planned, trace_workload, why
-from meshrunner.runner.rundir.summary import Summary
+from meshrunner.runner.rundir import Summary
 
 SPEED_OF_CPU = {
     "attention": 0.3,

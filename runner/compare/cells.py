@@ -11,7 +11,7 @@ from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import table_figures
-from meshrunner.runner.rundir.summary import Summary
+from meshrunner.runner.rundir import Summary
 
 UNTESTED = "(not tested)"
 """Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""

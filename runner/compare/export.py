@@ -12,7 +12,7 @@ from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.rows import WPS, Comparison, Row, percent_more
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
-from meshrunner.runner.rundir.summary import VERDICT
+from meshrunner.runner.rundir import VERDICT
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:

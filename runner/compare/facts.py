@@ -10,8 +10,8 @@ from pathlib import Path
 from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.rundir import PlacedSweep
 from meshrunner.runner.rundir.files import SWEEP
-from meshrunner.runner.rundir.sweep import PlacedSweep
 
 LISTED = 3
 """Values of a fact that are named if runs differ in it."""

@@ -18,7 +18,7 @@ from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Verdict, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
 from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
-from meshrunner.runner.rundir.plain_yaml import parse_yaml
+from meshrunner.runner.rundir import parse_yaml
 
 WPS = figure_of("perf/wps")
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")

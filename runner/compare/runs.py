@@ -13,17 +13,31 @@ from typing import Any, TypeVar
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.console import one_line, warn
-from meshrunner.runner.rundir.damage import EVENTS_BYTES, Inspection, inspect, unreadable
-from meshrunner.runner.rundir.events import StepRow, read_events
+from meshrunner.runner.rundir import (
+    EVENTS_BYTES,
+    YAML_BYTES,
+    Environment,
+    Inspection,
+    JsonFile,
+    Overrides,
+    Status,
+    StepRow,
+    Summary,
+    inspect,
+    key_of,
+    load_config,
+    load_overrides,
+    only_of_completed,
+    owner_is_alive,
+    predicted,
+    read_events,
+    read_layouts,
+    run_names,
+    summarise,
+    sweep_damage,
+    unreadable,
+)
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, EVENTS, OVERRIDES, STATUS, SUMMARY, is_run, is_sweep
-from meshrunner.runner.rundir.layouts import read_layouts
-from meshrunner.runner.rundir.owner import owner_is_alive
-from meshrunner.runner.rundir.plain_yaml import YAML_BYTES
-from meshrunner.runner.rundir.records import Environment, JsonFile
-from meshrunner.runner.rundir.run import Overrides, key_of, load_config, load_overrides
-from meshrunner.runner.rundir.states import Status
-from meshrunner.runner.rundir.summary import Summary, only_of_completed, predicted, summarise
-from meshrunner.runner.rundir.sweep import run_names, sweep_damage
 
 LONGEST_REASON = 2000
 """In characters; the rest is left out."""

@@ -13,8 +13,7 @@ from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.rows import Comparison, Row
 from meshrunner.runner.figures import FIGURES, PREDICTION, higher_is_better, number
-from meshrunner.runner.rundir.plain_yaml import parse_yaml
-from meshrunner.runner.rundir.states import FINAL
+from meshrunner.runner.rundir import FINAL, parse_yaml
 
 CONDITION = re.compile(r"\s*(?P<key>[^\s=<>!]+)\s*(?P<how>!=|<=|>=|=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 ORDERS: dict[str, Callable[[float, float], bool]] = {

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, R
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.console import printable
-from meshrunner.runner.rundir.run import key_of
+from meshrunner.runner.rundir import key_of
 
 MAX_DEPTH = 50
 """Brackets inside brackets. Hydra's parser runs into Python's recursion limit at about a hundred."""

@@ -9,11 +9,8 @@ from typing import NamedTuple
 from meshrunner.recipes.errors import ConfigError, NotImported
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.console import one_line, printable, warn
-from meshrunner.runner.rundir.damage import find_damage, find_yaml_damage
+from meshrunner.runner.rundir import RESULTS, find_damage, find_yaml_damage, read_config, read_state, sweep_damage
 from meshrunner.runner.rundir.files import is_run
-from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import RESULTS, read_state
-from meshrunner.runner.rundir.sweep import sweep_damage
 
 
 class Usable(NamedTuple):

@@ -17,9 +17,8 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import shown
 from meshrunner.runner.process import forkserver
+from meshrunner.runner.rundir import Summary, last_lines
 from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY
-from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.summary import Summary
 
 POLL_S = 0.05
 PRODUCER_GRACE_S = 2.0

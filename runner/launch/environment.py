@@ -17,7 +17,7 @@ from meshrunner.recipes.storage.cache_dir import cache_dir
 from meshrunner.runner.config import allocator
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.rundir.records import Environment
+from meshrunner.runner.rundir import Environment
 
 PACKAGES = (
     "meshrunner",

@@ -27,11 +27,17 @@ from meshrunner.runner.launch.workers import Attempt, launch
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import INTERRUPTS, blocked, interruptible
 from meshrunner.runner.process.worker_context import Node
+from meshrunner.runner.rundir import (
+    Location,
+    Status,
+    Summary,
+    claim,
+    heartbeat,
+    read_config,
+    update_status,
+    write_summary,
+)
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR
-from meshrunner.runner.rundir.owner import claim, heartbeat
-from meshrunner.runner.rundir.run import Location, read_config
-from meshrunner.runner.rundir.states import Status, update_status
-from meshrunner.runner.rundir.summary import Summary, write_summary
 from meshrunner.runner.trackers.handle import Trackers
 
 _executions = count()

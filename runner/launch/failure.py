@@ -9,9 +9,8 @@ from pathlib import Path
 
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.measure.out_of_memory import says_out_of_device_memory
+from meshrunner.runner.rundir import Failure, RankError, last_exception, last_stack
 from meshrunner.runner.rundir.files import ERROR, rank_error, rank_log
-from meshrunner.runner.rundir.logs import last_exception, last_stack
-from meshrunner.runner.rundir.records import Failure, RankError
 
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection (refused|closed)|remote (worker|process)|timed out waiting|"

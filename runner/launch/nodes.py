@@ -15,8 +15,8 @@ from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.process.signals import job_start_id
 from meshrunner.runner.process.worker_context import Node
+from meshrunner.runner.rundir import NodeOutcome, NodeRecord
 from meshrunner.runner.rundir.files import node_file
-from meshrunner.runner.rundir.records import NodeOutcome, NodeRecord
 
 NODE_HEARTBEAT_S = 3.0
 NODE_LOST_S = 30.0

@@ -19,9 +19,8 @@ from rich.text import Text
 from meshrunner.runner.compare.table import BETWEEN, fitted
 from meshrunner.runner.console import Slow, console, duration, one_line, say
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
-from meshrunner.runner.rundir.events import StepRow, Tail
+from meshrunner.runner.rundir import StepRow, Tail, is_count
 from meshrunner.runner.rundir.files import EVENTS
-from meshrunner.runner.rundir.states import is_count
 
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", "last WPS", "memory", "left")

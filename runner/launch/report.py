@@ -9,11 +9,8 @@ from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, one_line, say, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
 from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.rundir import Environment, Summary, TraceTable, last_lines, options_in_force, read_overrides
 from meshrunner.runner.rundir.files import ENVIRONMENT, TRACE_TABLE, TRACES, rank_log
-from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.records import Environment, TraceTable
-from meshrunner.runner.rundir.run import options_in_force, read_overrides
-from meshrunner.runner.rundir.summary import Summary
 
 SHOWN = ("model", "parallelism", "precision")
 """Groups whose choice stands in the row of a single run."""

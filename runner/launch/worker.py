@@ -21,8 +21,8 @@ from meshrunner.runner.launch.environment import apply_allocator_settings
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
 from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.rundir import Environment, RankError
 from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error, rank_log
-from meshrunner.runner.rundir.records import Environment, RankError
 
 if TYPE_CHECKING:
     import torch

@@ -32,10 +32,8 @@ from meshrunner.runner.measure.memory import memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
 from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.rundir import Location, Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY
-from meshrunner.runner.rundir.layouts import add_layout
-from meshrunner.runner.rundir.run import Location
-from meshrunner.runner.rundir.summary import Summary
 
 COLLECT_EVERY = 50
 """Steps between two runs of the garbage collector, which is disabled during training."""

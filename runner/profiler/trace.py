@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.profiler.base import ProfiledRun, Windowed, WindowSession
 from meshrunner.runner.profiler.overlap import STEP, Shares, read_trace, shares
+from meshrunner.runner.rundir import TraceTable
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
-from meshrunner.runner.rundir.records import TraceTable
 
 
 class TraceProfile(Windowed):

@@ -1,1 +1,46 @@
-"""Run and sweep directories. No other room knows the names of their files."""
+"""
+Run and sweep directories: the one room that knows their files. `files` has the files' names.
+
+A name is imported when it is first used: Tab completion and `--help` need none of the records, and start faster without pydantic.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshrunner.runner.rundir.damage import *  # noqa: F403
+    from meshrunner.runner.rundir.events import *  # noqa: F403
+    from meshrunner.runner.rundir.layouts import *  # noqa: F403
+    from meshrunner.runner.rundir.logs import *  # noqa: F403
+    from meshrunner.runner.rundir.owner import *  # noqa: F403
+    from meshrunner.runner.rundir.plain_yaml import *  # noqa: F403
+    from meshrunner.runner.rundir.records import *  # noqa: F403
+    from meshrunner.runner.rundir.run import *  # noqa: F403
+    from meshrunner.runner.rundir.states import *  # noqa: F403
+    from meshrunner.runner.rundir.summary import *  # noqa: F403
+    from meshrunner.runner.rundir.sweep import *  # noqa: F403
+
+PUBLIC = {
+    "damage": "EVENTS_BYTES Inspection find_damage find_obstacle find_yaml_damage inspect unreadable",
+    "events": "StepRow Tail last_rows read_events",
+    "layouts": "EarlierLayout Layout add_layout read_layouts",
+    "logs": "last_exception last_lines last_stack",
+    "owner": "claim condition heartbeat owner_is_alive this_process",
+    "plain_yaml": "YAML_BYTES parse_yaml",
+    "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking",
+    "run": "Location Overrides key_of load_config load_overrides options_in_force place_run read_config read_overrides",
+    "states": "CRASHED EXIT_STATUS FINAL RESULTS Owner Status Worker is_count read_state read_status update_status",
+    "summary": "VERDICT Summary measured_rows only_of_completed predicted summarise write_summary",
+    "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",
+}
+"""Module -> the names that other rooms use."""
+_MODULES = {name: module for module, names in PUBLIC.items() for name in names.split()}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -34,7 +34,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
 }
 """Statistics of `Figure.over_steps` that follow from rows."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
-FINAL = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
+FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 FIGURE_KEYS = frozenset(key for figure in figures.FIGURES for key in figure.summary_keys)
 
 
@@ -147,7 +147,7 @@ def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepR
 
 def only_of_completed(summary: Summary, state: str | None) -> Summary:
     """Return a summary without the figures that only a completed run has: the loss of a run that stopped early is not final."""
-    return summary if state == "completed" else summary | dict.fromkeys(FINAL)
+    return summary if state == "completed" else summary | dict.fromkeys(FINAL_FIGURES)
 
 
 def predicted(run_dir: Path) -> Summary:

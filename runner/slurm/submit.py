@@ -14,12 +14,18 @@ from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.placed import Usable, usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir.damage import find_obstacle
+from meshrunner.runner.rundir import (
+    RESULTS,
+    Submission,
+    condition,
+    find_obstacle,
+    owner_is_alive,
+    read_config,
+    read_state,
+    read_status,
+    update_status,
+)
 from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
-from meshrunner.runner.rundir.owner import condition, owner_is_alive
-from meshrunner.runner.rundir.records import Submission
-from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import RESULTS, read_state, read_status, update_status
 from meshrunner.runner.slurm import script
 from meshrunner.runner.slurm.client import jobs, slurm
 from meshrunner.runner.slurm.settings import Nodes, Slurm

@@ -24,11 +24,8 @@ from meshrunner.runner.config.hydra_errors import explain, missing_key
 from meshrunner.runner.config.overrides import MAX_RUNS, as_typed
 from meshrunner.runner.console import naming, warn
 from meshrunner.runner.launch.nodes import only_this_node
+from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_config, read_state, run_names, update_status
 from meshrunner.runner.rundir.files import PLAN, is_run
-from meshrunner.runner.rundir.records import PlanRecord
-from meshrunner.runner.rundir.run import place_run, read_config
-from meshrunner.runner.rundir.states import read_state, update_status
-from meshrunner.runner.rundir.sweep import add_runs, run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 from meshrunner.runner.sweep.lacking import advice

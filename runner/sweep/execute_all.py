@@ -21,11 +21,19 @@ from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.report import report
 from meshrunner.runner.process.signals import first_interrupt, interruptible
 from meshrunner.runner.process.tree import die_with_parent
+from meshrunner.runner.rundir import (
+    CRASHED,
+    FINAL,
+    RESULTS,
+    condition,
+    last_lines,
+    owner_is_alive,
+    read_config,
+    read_state,
+    read_status,
+    update_status,
+)
 from meshrunner.runner.rundir.files import LAUNCHER_LOG
-from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.owner import condition, owner_is_alive
-from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import CRASHED, FINAL, RESULTS, read_state, read_status, update_status
 from meshrunner.runner.sweep.live_page import LivePage
 from meshrunner.runner.sweep.live_table import LiveTable
 from meshrunner.runner.sweep.run_lines import RunLines

@@ -12,9 +12,8 @@ from meshrunner.runner.config.placed import first_experiment
 from meshrunner.runner.config.validation import listed
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir.damage import find_obstacle
+from meshrunner.runner.rundir import find_obstacle, run_names
 from meshrunner.runner.rundir.files import REPORT
-from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.sweep.live_page import write_report
 from meshrunner.runner.trackers.base import NoTracker
 from meshrunner.runner.trackers.handle import Trackers

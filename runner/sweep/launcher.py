@@ -23,11 +23,8 @@ from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node
+from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
-from meshrunner.runner.rundir.run import read_config
-from meshrunner.runner.rundir.states import RESULTS, read_state
-from meshrunner.runner.rundir.summary import Summary
-from meshrunner.runner.rundir.sweep import run_names
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
 from meshrunner.runner.sweep.combinations import (

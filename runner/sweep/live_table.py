@@ -16,9 +16,8 @@ from meshrunner.runner.compare.runs import read_run
 from meshrunner.runner.console import console, one_line
 from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, progress_cells, run_table
-from meshrunner.runner.rundir.events import StepRow, Tail
+from meshrunner.runner.rundir import StepRow, Tail, read_state
 from meshrunner.runner.rundir.files import EVENTS
-from meshrunner.runner.rundir.states import read_state
 from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0

@@ -15,9 +15,8 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import naming, one_line, warn
 from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Predicted, predict_all
+from meshrunner.runner.rundir import RESULTS, PlanRecord, read_state
 from meshrunner.runner.rundir.files import PLAN
-from meshrunner.runner.rundir.records import PlanRecord
-from meshrunner.runner.rundir.states import RESULTS, read_state
 
 if TYPE_CHECKING:
     from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target

@@ -9,7 +9,7 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import Slow, one_line, say
 from meshrunner.runner.figures import figure_of, speed_figure
 from meshrunner.runner.launch.progress import memory_text
-from meshrunner.runner.rundir.states import RESULTS
+from meshrunner.runner.rundir import RESULTS
 from meshrunner.runner.sweep.tally import Tally, speed_of
 
 LOSS = figure_of("train/loss")

@@ -10,7 +10,7 @@ from statistics import fmean
 from meshrunner.runner.compare.runs import Run, glance
 from meshrunner.runner.console import duration
 from meshrunner.runner.figures import speed_figure
-from meshrunner.runner.rundir.sweep import run_labels
+from meshrunner.runner.rundir import run_labels
 
 
 class Tally:

@@ -12,12 +12,8 @@ from pydantic import Field, TypeAdapter
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, Option, chosen
-from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir import StepRow, Tracking, read_config, read_overrides, read_status, sweep_title
 from meshrunner.runner.rundir.files import is_sweep, tracking
-from meshrunner.runner.rundir.records import Tracking
-from meshrunner.runner.rundir.run import read_config, read_overrides
-from meshrunner.runner.rundir.states import read_status
-from meshrunner.runner.rundir.sweep import sweep_title
 from meshrunner.runner.trackers.facts import described, in_common, tags
 
 

@@ -11,11 +11,8 @@ from meshrunner.recipes.affects import affecting
 from meshrunner.recipes.config_diff import differences, flatten
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import shipped
+from meshrunner.runner.rundir import Environment, Summary, is_count, options_in_force
 from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY
-from meshrunner.runner.rundir.records import Environment
-from meshrunner.runner.rundir.run import options_in_force
-from meshrunner.runner.rundir.states import is_count
-from meshrunner.runner.rundir.summary import Summary
 
 TAG_LENGTH = 64
 """W&B refuses longer tags."""

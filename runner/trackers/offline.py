@@ -15,9 +15,8 @@ from urllib.request import Request, urlopen
 
 from meshrunner.runner.console import one_line
 from meshrunner.runner.process.tree import descendants, kill
+from meshrunner.runner.rundir import owner_is_alive, read_status
 from meshrunner.runner.rundir.files import WANDB, is_run, is_sweep
-from meshrunner.runner.rundir.owner import owner_is_alive
-from meshrunner.runner.rundir.states import read_status
 
 ANSWER_S = 10
 """Seconds to wait for the server's first answer."""

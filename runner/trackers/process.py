@@ -17,10 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from meshrunner.runner.process import forkserver
-from meshrunner.runner.rundir.events import StepRow, Tail
+from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, read_state, read_status
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, tracker_log
-from meshrunner.runner.rundir.states import FINAL, read_state, read_status
-from meshrunner.runner.rundir.summary import Summary
 from meshrunner.runner.trackers.base import RunRecord, SweepRecord, tracker_of, update_tracking
 
 POLL_S = 0.5

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from meshrunner.runner.figures import number, table_figures
-from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.rundir.files import HPARAMS, TENSORBOARD
 from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
 from meshrunner.runner.trackers.facts import settings

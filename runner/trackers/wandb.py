@@ -15,7 +15,7 @@ from pydantic import Field
 
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.process.tree import descendants, is_alive, process_name
-from meshrunner.runner.rundir.events import StepRow
+from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.rundir.files import WANDB
 from meshrunner.runner.trackers.base import NullSink, RunRecord, Sink, SweepRecord, Tracker
 

@@ -19,8 +19,7 @@ from meshrunner.runner.compare.rows import SCALES, Comparison, Row
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import one_line
 from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number, table_figures
-from meshrunner.runner.rundir.events import StepRow
-from meshrunner.runner.rundir.summary import measured_rows
+from meshrunner.runner.rundir import StepRow, measured_rows
 
 POINTS = 600
 """Of a curve; a longer one is thinned out evenly."""

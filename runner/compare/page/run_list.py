@@ -13,9 +13,8 @@ from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
+from meshrunner.runner.rundir import Failure, last_lines
 from meshrunner.runner.rundir.files import CONFIG, ERROR, SUMMARY, rank_log
-from meshrunner.runner.rundir.logs import last_lines
-from meshrunner.runner.rundir.records import Failure
 
 UNFOLDED = 12
 """Runs whose list is open from the beginning; a longer one is opened by the number of a row."""

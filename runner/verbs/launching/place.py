@@ -6,7 +6,7 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
-from meshrunner.runner.rundir.run import place_run
+from meshrunner.runner.rundir import place_run
 from meshrunner.runner.sweep.combinations import ConfiguredTarget
 from meshrunner.runner.sweep.launcher import run_sweep
 from meshrunner.runner.sweep.preflight import predict_single_run

@@ -14,11 +14,8 @@ def resume(arguments: list[str]) -> int:
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.from_checkpoint import more_to_train
     from meshrunner.runner.console import say
-    from meshrunner.runner.rundir.damage import find_obstacle
+    from meshrunner.runner.rundir import Summary, find_obstacle, read_config, read_state
     from meshrunner.runner.rundir.files import SUMMARY, is_sweep
-    from meshrunner.runner.rundir.run import read_config
-    from meshrunner.runner.rundir.states import read_state
-    from meshrunner.runner.rundir.summary import Summary
     from meshrunner.runner.verbs.launching.run import execute_and_report
 
     hold_stop_requests()

@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.from_checkpoint import fit_continuing
     from meshrunner.runner.launch.nodes import only_this_node
-    from meshrunner.runner.rundir.run import place_run
+    from meshrunner.runner.rundir import place_run
     from meshrunner.runner.sweep.preflight import predict_single_run
 
     with naming("checking the configuration"):
@@ -65,7 +65,7 @@ def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
     """Execute a run directory and print the result; returns the exit status."""
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.report import report
-    from meshrunner.runner.rundir.states import EXIT_STATUS
+    from meshrunner.runner.rundir import EXIT_STATUS
 
     ended = execute(run_dir, force=force)
     if ended.summary:  # only on the first node

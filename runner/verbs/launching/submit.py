@@ -11,12 +11,8 @@ from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
-from meshrunner.runner.rundir.damage import unreadable
+from meshrunner.runner.rundir import EXIT_STATUS, JsonFile, place_run, read_state, run_names, unreadable, write_run_list
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
-from meshrunner.runner.rundir.records import JsonFile
-from meshrunner.runner.rundir.run import place_run
-from meshrunner.runner.rundir.states import EXIT_STATUS, read_state
-from meshrunner.runner.rundir.sweep import run_names, write_run_list
 from meshrunner.runner.slurm import script
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
@@ -38,7 +34,7 @@ def submit(arguments: list[str]) -> int:
         if len(folders) > 1 or len(given) < len(arguments):
             raise ConfigError(USAGE)
         if not Path(folders[0]).is_dir():
-            raise ConfigError(f"there is no folder {folders[0]}; {USAGE}")
+            raise ConfigError(f"no such directory: {folders[0]}; {USAGE}")
         rest = [each for each in given if each != folders[0]]
         return submit_again(Path(folders[0]).absolute(), rest + ["hydra.launcher.dry_run=true"] * dry)
     if {"hydra/launcher=local", "hydra/launcher=place"} & set(arguments):

@@ -12,11 +12,16 @@ from pathlib import Path
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.runs import glance
 from meshrunner.runner.console import one_line, warn
-from meshrunner.runner.rundir.damage import find_damage
+from meshrunner.runner.rundir import (
+    find_damage,
+    owner_is_alive,
+    read_state,
+    read_status,
+    run_names,
+    sweep_damage,
+    update_status,
+)
 from meshrunner.runner.rundir.files import CONFIG, SLURM_JOB, STATUS, STATUS_LOCK, is_run, is_sweep
-from meshrunner.runner.rundir.owner import owner_is_alive
-from meshrunner.runner.rundir.states import read_state, read_status, update_status
-from meshrunner.runner.rundir.sweep import run_names, sweep_damage
 from meshrunner.runner.slurm.client import jobs, slurm
 from meshrunner.runner.slurm.submit import job_id
 

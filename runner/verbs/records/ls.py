@@ -22,11 +22,8 @@ from meshrunner.runner.compare.select import Field, condition, last_part, meetin
 from meshrunner.runner.compare.table import BETWEEN, fitted, lines_of
 from meshrunner.runner.console import console, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of
+from meshrunner.runner.rundir import key_of, parse_yaml, read_overrides, read_status, run_names, varying_overrides
 from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
-from meshrunner.runner.rundir.plain_yaml import parse_yaml
-from meshrunner.runner.rundir.run import key_of, read_overrides
-from meshrunner.runner.rundir.states import read_status
-from meshrunner.runner.rundir.sweep import run_names, varying_overrides
 from meshrunner.runner.verbs.records.compare import Parser
 
 if TYPE_CHECKING:

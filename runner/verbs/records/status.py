@@ -15,9 +15,8 @@ from meshrunner.runner.compare.table import lines_of
 from meshrunner.runner.console import console, one_line, say, warn
 from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_cells, run_table
-from meshrunner.runner.rundir.events import StepRow, last_rows
+from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
-from meshrunner.runner.rundir.sweep import run_labels
 
 UNREADABLE = ("damaged", "missing")
 """States of runs without figures."""
