@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 
 from meshrunner.recipes.storage.durable import read_regular
+from meshrunner.runner.figures import number
 from meshrunner.runner.rundir.files import JSON_BYTES, write_json
 
 T = TypeVar("T")
@@ -20,6 +21,8 @@ Text = InstanceOf[str]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 """A step, an attempt, a process id."""
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Measured = Annotated[Annotated[float, Field(strict=True)] | None, AfterValidator(number)]
+"""A figure; None if it is not known or not finite."""
 
 
 def null_as(default: T) -> BeforeValidator:
@@ -190,9 +193,9 @@ class TraceShares(JsonFile):
     """The shares of time of one profiled rank, in percent."""
 
     rank: Count
-    compute_pct: Number | None = None
-    exposed_comm_pct: Number | None = None
-    idle_pct: Number | None = None
+    compute_pct: Measured = None
+    exposed_comm_pct: Measured = None
+    idle_pct: Measured = None
 
 
 class TraceTable(JsonFile):

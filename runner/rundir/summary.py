@@ -14,7 +14,7 @@ from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import PLAN, SUMMARY
 from meshrunner.runner.rundir.layouts import EarlierLayout, Layout, read_layouts, split_by_layout
-from meshrunner.runner.rundir.records import Count, JsonFile, Number, PlanRecord, Text, null_as, under
+from meshrunner.runner.rundir.records import Count, JsonFile, Measured, PlanRecord, Text, null_as, under
 from meshrunner.runner.rundir.states import Status
 
 
@@ -56,10 +56,10 @@ class Summary(JsonFile):
     earlier_layouts: Annotated[list[EarlierLayout], null_as([])] = []
     """The layouts of a resumed run before its last one, the only one whose steps are in the figures."""
     device: Text | None = None
-    device_memory_gib: Number | None = None
+    device_memory_gib: Measured = None
     world_size: Count | None = None
     params: Count | None = under("model/params")
-    peak_tflops: Number | None = None
+    peak_tflops: Measured = None
     """TFLOP/s that MFU is relative to."""
     peak_rate: Text | None = None
     """Dtype of the matmuls that reach them."""

@@ -47,7 +47,7 @@ def test_what_is_piped_is_not_cut(sweep: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere",), "there is no folder nowhere"),
+        (("nowhere",), "no such directory: nowhere"),
         (("sweep", "--baseline", "paralelism=fsdp1"), "Did you mean 'parallelism'?"),
         (("sweep", "--html", "nowhere/page.html"), "nowhere/page.html cannot be written"),
         ((), "usage: meshrunner compare"),

@@ -543,7 +543,7 @@ def test_memory_stays_small(folder: Path) -> None:
 
 
 DIRECTORIES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "no such folder": (Path.rmdir, ["there is no folder"]),
+    "no such folder": (Path.rmdir, ["no such directory"]),
     "no config.yaml": (lambda place: None, ["not a run directory", "no config.yaml"]),
     "broken YAML": (lambda place: (place / "config.yaml").write_text("steps: ["), ["config.yaml", "line 1"]),
     "a list": (lambda place: (place / "config.yaml").write_text("- steps\n"), ["config.yaml", "not a mapping"]),

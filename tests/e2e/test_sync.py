@@ -98,7 +98,7 @@ def test_nothing_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize("arguments", [[], ["--dry-run"], ["sweep", "--all"], ["nowhere"]])
 def test_wrong_arguments(sweep: Path, capsys: Output, arguments: list[str]) -> None:
     assert sync(*arguments) == 2
-    assert "usage: meshrunner sync" in (err := capsys.readouterr().err) or "there is no folder nowhere" in err
+    assert "usage: meshrunner sync" in (err := capsys.readouterr().err) or "no such directory: nowhere" in err
 
 
 def test_without_a_network_nothing_is_uploaded(sweep: Path, capsys: Output) -> None:

@@ -24,7 +24,7 @@ def resume(arguments: list[str]) -> int:
         raise ConfigError("usage: meshrunner resume DIR [--force]")
     run_dir = Path(folders[0]).absolute()
     if not run_dir.is_dir():
-        raise ConfigError(f"there is no folder {run_dir}")
+        raise ConfigError(f"no such directory: {run_dir}")
     if is_sweep(run_dir):
         warm()
         from meshrunner.runner.sweep.launcher import resume_sweep

@@ -36,7 +36,7 @@ def cancel(arguments: list[str]) -> int:
         raise ConfigError("usage: meshrunner cancel DIR")
     folder = Path(arguments[0]).absolute()
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}")
+        raise ConfigError(f"no such directory: {folder}")
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
     problems = sweep_damage(folder)

@@ -106,7 +106,7 @@ def ls(arguments: list[str]) -> int:
         raise ConfigError(f"--limit: expected a number of at least 0, got {given.limit}")
     folders = given.folders or [folder for name in ("runs", "sweeps") if (folder := Path(name)).is_dir()] or [Path()]
     if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise ConfigError(f"there is no folder {missing[0]}")
+        raise ConfigError(f"no such directory: {missing[0]}")
     paths = dict.fromkeys(path.absolute() for folder in folders for path in _found(folder, DEPTH))
     entries = sorted(map(_read, paths), key=lambda entry: entry.began, reverse=True)
     chosen = meeting(entries, given.where, _fields(entries, given.where)) if entries else []

@@ -27,7 +27,7 @@ def sync(arguments: list[str]) -> int:
         raise ConfigError(USAGE)
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}")
+            raise ConfigError(f"no such directory: {folder}")
     found = list(dict.fromkeys(run for folder in folders for run in find_offline_runs(folder.absolute())))
     growing = [run for run in found if run.growing]
     todo = [run for run in found if not run.uploaded and run not in growing]

@@ -55,7 +55,7 @@ def test_several_folders_and_one_run(sweep: Path) -> None:
 def test_what_cannot_be_loaded(tmp_path: Path, sweep: Path) -> None:
     with pytest.raises(ConfigError, match="at least one"):
         load()
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="no such directory"):
         load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no row has parallelism=ddp"):
         load(sweep, baseline="parallelism=ddp")

@@ -184,7 +184,7 @@ def test_a_run_that_failed_has_no_delta(tmp_path: Path) -> None:
 
 
 def test_folders_without_runs_are_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="no such directory"):
         read_runs([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match="neither a run nor a sweep"):
         read_runs([tmp_path])

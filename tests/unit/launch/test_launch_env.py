@@ -98,7 +98,7 @@ def test_what_the_workers_have_is_recorded() -> None:
     recorded = environment(NodeDevices("cuda", 1, 1), found.launch.env, worker_environment(found, "cuda"))
     assert recorded.launch_env == {"MKL_CBWR": "AVX2", "OTHER": "x"}
     assert recorded.environment["PYTORCH_ALLOC_CONF"] == EXPANDABLE
-    assert recorded.environment["MKL_CBWR"] == "AVX2" and "OTHER" not in recorded["environment"]
+    assert recorded.environment["MKL_CBWR"] == "AVX2" and "OTHER" not in recorded.environment
 
 
 def test_torch_is_handed_the_settings_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from meshrunner.runner.measure.clock import HostClock
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.worker_context import Node, WorkerContext
+from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.sweep.run_lines import RunLines
 from meshrunner.runner.sweep.tally import Tally
 from tests.composed import experiment
@@ -132,8 +133,8 @@ def test_measuring_the_peak_is_named_only_where_it_is_measured(tmp_path: Path, m
     assert said == ["measuring the peak of this CPU"]
 
 
-def row(step: int) -> dict[str, Any]:
-    return {
+def row(step: int) -> StepRow:
+    figures = {
         "step": step,
         "perf/step_time_s": 1.0,
         "train/loss": 3.0,
@@ -142,6 +143,7 @@ def row(step: int) -> dict[str, Any]:
         "perf/mfu": None,
         "memory/peak_rss_gib": 0.5,
     }
+    return StepRow(figures)
 
 
 @pytest.mark.usefixtures("impatient")

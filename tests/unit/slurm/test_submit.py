@@ -124,7 +124,7 @@ def test_a_run_of_a_sweep_has_the_settings_of_the_sweep(
     [
         (("sweep", "-m"), "usage"),
         (("sweep", "sweep"), "usage"),
-        (("nonesuch",), "there is no folder nonesuch"),
+        (("nonesuch",), "no such directory: nonesuch"),
         (("sweep", "seed=1"), "only hydra.launcher.KEY=VALUE"),
         (("sweep", "hydra.launcher.nodes=2"), r"placed with launch.nodes\(1\)"),
         (("hydra/launcher=local",), "hands runs over to SLURM"),

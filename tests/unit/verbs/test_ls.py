@@ -97,7 +97,7 @@ def test_only_those_asked_for(tree: Path, where: list[str], left: str, capsys: p
 
 def test_what_is_wrong_is_said(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in (
-        (["nowhere"], "there is no folder nowhere"),
+        (["nowhere"], "no such directory: nowhere"),
         (["--where", "stat=oom"], "there is no key 'stat'. Did you mean 'state'?"),
         (["--where", "model=llama_tinny"], "nothing has model=llama_tinny. Did you mean 'llama_tiny'?"),
         (["--limit", "-1"], "--limit: expected a number of at least 0"),
