@@ -1,4 +1,4 @@
-"""The end of a worker's log."""
+"""Read the end of a worker's log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CURRENT = "Current thread"
 FATAL = "Fatal Python error"
 """First words of faulthandler at the end of a process that crashes."""
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
-"""The message of a C++ exception that nothing caught, as its runtime writes it, without the group and rank that torch adds."""
+"""The message of an uncaught C++ exception, as the C++ runtime writes it, without the group and rank that torch adds."""
 STACK_LINES = 200
-"""Lines from the end of a log within which a stack belongs to the end of the process."""
+"""Lines from the end of a log within which a stack is that of the end of the process."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -33,17 +33,17 @@ def _tail(log: Path) -> list[str]:
 
 
 def last_stack(log: Path) -> str:
-    """The last stack that faulthandler wrote for a hung or crashed process; "" when there is none."""
+    """Return the last stack that faulthandler wrote for a hung or crashed process; "" if there is none."""
     lines = _tail(log)
     starts = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]
     return "\n".join(lines[starts[-1] :]) if starts else ""
 
 
 def last_exception(log: Path) -> str:
-    """The message of the C++ exception that aborted the process, of some lines; "" when it was not aborted by one."""
+    """Return the message of the C++ exception that aborted the process; "" if none did."""
     lines = _tail(log)
     found = [i for i, line in enumerate(lines) if TERMINATED.match(line)]
-    # A log continues that of an earlier attempt: two crashes after the message, and it is of the first.
+    # Attempts append to one log. Two crashes after the message: an earlier attempt wrote it.
     if not found or sum(line.startswith(FATAL) for line in lines[found[-1] :]) > 1:
         return ""
     message = []
@@ -55,7 +55,7 @@ def last_exception(log: Path) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The lines of a log to show to a user: the beginning of a crash's stack, else the end; long lines are cut."""
+    """Return the lines of a log to show to a user: the first of a crash's stack, else the last; long lines are cut."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

@@ -1,4 +1,4 @@
-"""Reading YAML that a run directory holds, whatever is in it: no aliases, no deep nesting, no endless numbers."""
+"""Read the YAML of a run directory, which may be truncated or not ours: no aliases, deep nesting or endless numbers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ YAML_BYTES = 1 << 20
 DEPTH = 100
 """Deepest nesting that is read."""
 EXPLAINED_LENGTH = 16_000
-"""Characters of text that is parsed once more, slowly."""
+"""Longest text, in characters, that is parsed a second time for a clearer message."""
 LONGEST_NUMBER = 400
-"""In characters: beyond the range of a float, whatever the base."""
+"""In characters; a longer number is beyond the range of a float in every base."""
 C_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 INDENTED = re.compile(rf"^[ ?:-]{{{DEPTH + 1}}}", re.MULTILINE)
 
 
 class YamlLoader(C_LOADER):  # type: ignore[misc]
-    """libyaml's, ten times faster than the one in Python; like OmegaConf's it takes 1e-3 for a number."""
+    """A loader on libyaml, ten times faster than the one in Python. Like OmegaConf's, it reads 1e-3 as a number."""
 
 
 def _number(kind: str) -> Any:
@@ -45,7 +45,7 @@ for _kind in ("int", "float"):
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ValueError that says how it is damaged, and OSError."""
+    """Return the mapping in a YAML file. Raises OSError, and ValueError that says how it is damaged."""
     value = parse_yaml(read_regular(path, YAML_BYTES).decode())
     if not isinstance(value, dict):
         raise ValueError("it is not a mapping")
@@ -53,12 +53,12 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that some YAML stands for. Raises ValueError that says what is wrong with it."""
-    # Before it is parsed: libyaml takes minutes for deep nesting, or overflows the stack.
+    """Return the value of a YAML text. Raises ValueError that says what is wrong with it."""
+    # Checked before parsing: libyaml takes minutes for deep nesting, or overflows the stack.
     if _brackets(text) > DEPTH or INDENTED.search(text):
         raise ValueError(f"it is nested more than {DEPTH} levels deep")
     try:
-        # No file of a run has aliases; a few of them can stand for gigabytes, or for a list that contains itself.
+        # We write no aliases. A few of them can expand to gigabytes, or to a list that contains itself.
         if "&" in text and "*" in text and any(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, C_LOADER)):
             raise ValueError("it has aliases")
         return yaml.load(text, YamlLoader)
@@ -67,7 +67,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _clearer(error: Exception, text: str) -> str:
-    """What the loader in Python says of a syntax error: it shows the line, and knows where a file ends."""
+    """Return the Python loader's message for a syntax error, which shows the line and recognises the end of the file."""
     if isinstance(error, yaml.YAMLError) and len(text) <= EXPLAINED_LENGTH:
         try:
             yaml.safe_load(text)
@@ -77,7 +77,7 @@ def _clearer(error: Exception, text: str) -> str:
 
 
 def _brackets(text: str) -> int:
-    """How deep brackets are nested, those in strings included."""
+    """Return how deep brackets are nested, including those in strings."""
     depth = deepest = 0
     for found in re.finditer(r"[\[\]{}]", text):
         depth = depth + 1 if found[0] in "[{" else max(depth - 1, 0)
