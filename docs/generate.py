@@ -169,8 +169,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page for the site."""
-    return with_links(markdown, page.file.src_uri)
+    """Rewrite the links of a page for the site, and drop comments, which would turn a table below them into text."""
+    return with_links(re.sub(r"<!--.*?-->\n?", "\n", markdown), page.file.src_uri)
 
 
 def with_links(markdown: str, page: str) -> str:
