@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshrunner.runner import shipped
-from meshrunner.runner.config.reference import explain
-
-try:
-    from meshrunner.runner.commands import COMMANDS
-    from meshrunner.runner.verbs.reference.terms import every_key, explanation
-except ImportError:
-    COMMANDS = None
-    from meshrunner.runner.cli import HELP, VERBS
-    from meshrunner.runner.verbs.help import every_key, explanation
-default_of = explain.default_of if hasattr(explain, "default_of") else explain._default
+from meshrunner.runner.commands import COMMANDS
+from meshrunner.runner.config.reference.explain import default_of
+from meshrunner.runner.verbs.reference.terms import every_key, explanation
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -112,8 +105,6 @@ def key_lines(key: Key) -> Iterator[str]:
 
 def verb_pages() -> dict[str, str]:
     """Return a page for every verb."""
-    if COMMANDS is None:
-        return {f"{VERB_PAGES}/{verb}.md": "\n".join(help_page(verb)) + "\n" for verb in VERBS}
     return {f"{VERB_PAGES}/{verb}.md": "\n".join(verb_page(command)) + "\n" for verb, command in COMMANDS.items()}
 
 
@@ -132,12 +123,6 @@ def verb_page(command: Command) -> Iterator[str]:
         yield from ["Examples:", "", "```", *(f"meshrunner {example}" for example in command.examples), "```", ""]
     if command.fails_if:
         yield f"Exits with 1 if {escaped(command.fails_if)}."
-
-
-def help_page(verb: str) -> Iterator[str]:
-    """Yield the lines of a verb's page, from the help text of the command line."""
-    lines = [line.strip() for line in HELP.splitlines() if line.split()[:1] == [verb]]
-    yield from [f"# meshrunner {verb}", "", "```", *lines, "```"]
 
 
 def escaped(text: str) -> str:

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 400
 """Width without a terminal, in columns: nothing is folded or cut."""
-WIDEST, NARROWEST, PAGED_WIDTH = 120, 40, 100
-"""Columns of running text: more are hard to read; and where nothing tells how many there are."""
 SILENT_S = 2.0
 """Seconds that work goes on before it is named where no terminal shows it at once."""
 WIPE = "\r\x1b[2K"
@@ -127,14 +125,6 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     return Plain(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
-
-
-def columns() -> int:
-    """Columns for running text: those of the terminal, also where the output goes to a pager."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
-    return PAGED_WIDTH
 
 
 def warn(text: str) -> None:

@@ -28,7 +28,7 @@ def also_in(config_dir: str | None) -> Iterator[None]:
     """Within it the options in a folder of the user's count, too, as with --config-dir; raises ConfigError without one."""
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
-        raise ConfigError(f"--config-dir: there is no folder {folder}")
+        raise ConfigError(f"--config-dir: no such directory: {folder}")
     before = list(_own)
     _set([*before, folder] if config_dir else before)
     try:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +39,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
+from meshrunner.runner.commands import COMMANDS
+from meshrunner.runner.commands.parser import suggestion
 from meshrunner.runner.config.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.no_effect import refuse, without_effect
 from meshrunner.runner.config.overrides import as_typed, check_number, left_to_jobs, prepared
@@ -71,17 +74,18 @@ def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
     """Parse Hydra's command line: overrides and Hydra's own flags."""
     parser = get_args_parser()
     parser.prog = f"meshrunner {verb}"
-    parser.error = _usage_error  # type: ignore[method-assign]
+    parser.error = partial(_usage_error, verb)  # type: ignore[method-assign]
     args: argparse.Namespace = parser.parse_intermixed_args(arguments)  # flags may stand between overrides
     args.parser = parser
     args.overrides = prepared(args.overrides)
     return args
 
 
-def _usage_error(message: str) -> NoReturn:
+def _usage_error(verb: str, message: str) -> NoReturn:
+    hint = suggestion(COMMANDS[verb], message)
     if "--baseline" in message:  # a flag of `compare`
         message += "; the baseline of a sweep is a key: sweep.baseline=KEY=VALUE"
-    raise ConfigError(f"{message}; `meshrunner run --help` lists flags and keys")
+    raise ConfigError(f"{message}.{hint} `meshrunner {verb} --help` lists flags and keys")
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -113,7 +117,7 @@ class Composer:
         if args.config_dir is not None:
             folder = Path(args.config_dir).absolute()
             if not folder.is_dir():
-                raise ConfigError(f"--config-dir: there is no folder {folder}")
+                raise ConfigError(f"--config-dir: no such directory: {folder}")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
         OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
         OmegaConf.register_new_resolver("pick", _pick, replace=True)

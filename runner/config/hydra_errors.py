@@ -139,7 +139,7 @@ def _nearest(name: str, siblings: list[str], node: Any) -> str:
     hint = did_you_mean_key(name, [], _keys(node))
     if hint:
         return hint
-    from meshrunner.runner.config.reference.keys import every_key  # imports every option
+    from meshrunner.runner.config.reference.catalog import every_key  # imports every option
 
     others = {key.name: key for key in every_key() if "[]" not in key.name}
     if same := [key for key in others.values() if key.leaf == name]:

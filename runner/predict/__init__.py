@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrunner.runner.predict.forecast import Forecast, MemoryForecast, SpeedForecast
 from meshrunner.runner.predict.pool import NOT_IN_TIME, Predicted, predict_all
-from meshrunner.runner.predict.search import A_WHOLE_NUMBER, MOST, LargestThatFits, largest_that_fits, predict_config
+from meshrunner.runner.predict.search import MOST, LargestThatFits, largest_that_fits, predict_config
 from meshrunner.runner.predict.trace.faults import why
 from meshrunner.runner.predict.verdict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Verdict
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from meshrunner.runner.predict.workload import Workload, not_planned, trace_workload
 
 __all__ = [
-    "A_WHOLE_NUMBER",
     "BORDERLINE",
     "DOES_NOT_FIT",
     "FITS",

@@ -97,7 +97,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "null for a group": (["model=null"], ["model", "null"]),
     "interpolation": (["steps=${stepps}"], ["steps", "stepps"]),
     "environment variable": (["steps=${oc.env:NOT_THERE}"], ["steps", "NOT_THERE"]),
-    "configuration folder": (["--config-dir=nowhere"], ["--config-dir", "there is no folder"]),
+    "configuration folder": (["--config-dir=nowhere"], ["--config-dir", "no such directory"]),
     "configuration name": (["--config-name=nowhere"], ["nowhere"]),
     "another launcher": (["hydra/launcher=basic"], ["hydra/launcher", "local"]),
     "unknown launcher": (["hydra/launcher=lokal"], ["hydra/launcher", "Did you mean 'local'?"]),
@@ -543,7 +543,7 @@ def test_memory_stays_small(folder: Path) -> None:
 
 
 DIRECTORIES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "no such folder": (Path.rmdir, ["no such directory"]),
+    "no such directory": (Path.rmdir, ["no such directory"]),
     "no config.yaml": (lambda place: None, ["not a run directory", "no config.yaml"]),
     "broken YAML": (lambda place: (place / "config.yaml").write_text("steps: ["), ["config.yaml", "line 1"]),
     "a list": (lambda place: (place / "config.yaml").write_text("- steps\n"), ["config.yaml", "not a mapping"]),

@@ -116,7 +116,7 @@ def test_a_refused_start_of_a_sweep_that_exists_changes_nothing(capsys: pytest.C
         (("--cfg=jbo",), "invalid choice"),
         (("--run", "-m"), "exclude each other"),
         (("--nonesuch\x1b[31m",), "unrecognized"),
-        (("--config-dir=nonesuch",), "there is no folder"),
+        (("--config-dir=nonesuch",), "no such directory"),
         (("--config-name=nonesuch",), "nonesuch"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What a configuration may hold: the documentation, expected values and defaults of every key, and their JSON schema."""
+"""Reference of the configuration: documentation, expected values and defaults of every key, and JSON schemas."""

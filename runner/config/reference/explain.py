@@ -1,52 +1,24 @@
-"""What `meshrunner help` and `run --help` say of keys, groups and options."""
+"""Texts of `meshrunner help` and `run --help` about keys, groups and options."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from meshrunner.runner import shipped
+from meshrunner.runner.config.reference.catalog import Key, plain, value_at
 from meshrunner.runner.config.reference.docstrings import summary
-from meshrunner.runner.config.reference.keys import Key, plain, value_at
-from meshrunner.runner.config.reference.schema import in_yaml
-from meshrunner.runner.console import columns
+from meshrunner.runner.config.reference.expected import in_yaml
+from meshrunner.runner.running_text import in_two_columns, paragraph
 
-LEFT = 36
-"""Columns before an explanation."""
 MANY = 4
-"""Keys that are explained one by one."""
-LONG, LONGEST_DEFAULT = 60, 160
+"""Most keys that are explained one by one."""
+LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
 """Characters of a value, and of the defaults of all options, in a list of keys."""
 
 
-def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
-    """Terms and their explanations, as argparse sets them."""
-    rows, width = list(rows), columns()
-    left = min(LEFT, max((len(term) for term, _ in rows), default=0) + 2, width // 2) + indent
-    lines = []
-    for term, text in rows:
-        wrapped = textwrap.wrap(text, max(width - left, 20), break_long_words=False, break_on_hyphens=False)
-        start = " " * indent + term
-        if len(start) + 2 > left or not wrapped:
-            lines.append(start)
-        else:
-            lines.append(start.ljust(left) + wrapped.pop(0))
-        lines += [" " * left + line for line in wrapped]
-    return "\n".join(lines)
-
-
-def paragraph(text: str, indent: int = 2) -> str:
-    """Text in lines."""
-    margin = " " * indent
-    return "\n".join(
-        textwrap.fill(line, columns(), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
-        for line in text.splitlines()
-    )
-
-
-def of_key(key: Key) -> str:
-    """One key: what it means, what it may be, what it is by default."""
+def explain_key(key: Key) -> str:
+    """Explain one key: its meaning, the values it takes and its default."""
     documentation = key.documentation()
     parts = []
     for text, kinds in documentation.items():
@@ -57,18 +29,18 @@ def of_key(key: Key) -> str:
     return "\n".join([key.name, *parts, in_two_columns(fact for fact in facts if fact[1])])
 
 
-def of_keys(keys: list[Key], every: list[Key]) -> str:
-    """Keys that a word stands for, and what lies below them; where they are many, a line each."""
+def explain_keys(keys: list[Key], every: list[Key]) -> str:
+    """Explain the keys that a word matches, and the keys below them; a line each if they are many."""
     if len(keys) > MANY:
         return in_two_columns(((key.name, _row(key, default_of(key))) for key in keys), 0)
     texts = []
     for key in keys:
         inner = [each for each in every if plain(each.name).startswith(f"{plain(key.name)}.")]
         if inner and "." not in key.name:  # launch, sweep
-            texts.append(of_section(key.name, next(iter(key.documentation())), inner))
+            texts.append(_explain_section(key.name, next(iter(key.documentation())), inner))
             continue
         rows = in_two_columns((each.name, _row(each)) for each in inner)
-        texts.append(f"{of_key(key)}\n\n{rows}" if inner else of_key(key))
+        texts.append(f"{explain_key(key)}\n\n{rows}" if inner else explain_key(key))
     others = [key.name for key in every if key not in keys and key.leaf == keys[0].name]
     if others:
         texts.append(f"See also {', '.join(others)}.")
@@ -76,7 +48,7 @@ def of_keys(keys: list[Key], every: list[Key]) -> str:
 
 
 def default_of(key: Key, chosen: str | None = None) -> str:
-    """The default of a key in words, in the chosen option or in all that have it."""
+    """Return the default of a key in words, for the chosen option or for all options that have it."""
     alike: dict[str, list[str]] = {}
     defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
@@ -89,9 +61,9 @@ def default_of(key: Key, chosen: str | None = None) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value of a YAML file in words."""
+    """Return a value of a YAML file in words."""
     if value == "???":
-        return "none: it has to be given"
+        return "none; you must set it"
     if picked := list(shipped.picked(value)):
         return "; ".join(f"{each} with {where}" if where else f"else {each}" for where, each in picked)
     if isinstance(value, str) and value.startswith("${") and value.endswith("}") and value.count("$") == 1:
@@ -99,8 +71,8 @@ def value_text(value: Any) -> str:
     return in_yaml(value)
 
 
-def of_group(group: str, about: str, keys: list[Key]) -> str:
-    """A group: its options, and the keys that they have."""
+def explain_group(group: str, about: str, keys: list[Key]) -> str:
+    """Explain a group: its options and their keys."""
     first = shipped.defaults().get(group)
     options = [(f"{name}{' (default)' * (name == first)}", text) for name, text in shipped.options(group).items()]
     parts = [f"{group}=OPTION", paragraph(about), "", "options", in_two_columns(options)]
@@ -109,8 +81,8 @@ def of_group(group: str, about: str, keys: list[Key]) -> str:
     return "\n".join(parts)
 
 
-def of_option(group: str, option: str, keys: list[Key]) -> str:
-    """An option: what it is, and the values that it gives to keys. Of an experiment, the file."""
+def explain_option(group: str, option: str, keys: list[Key]) -> str:
+    """Explain an option and show the values it sets. For an experiment, show the file."""
     parts = [f"{group}={option}", paragraph(shipped.about(group, option))]
     if group == shipped.EXPERIMENT:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]
@@ -129,19 +101,19 @@ def of_option(group: str, option: str, keys: list[Key]) -> str:
     return "\n".join([*parts, "", in_two_columns(rows)]) if rows else "\n".join(parts)
 
 
-def of_section(name: str, about: str, inner: list[Key]) -> str:
-    """A name that stands for nothing but the keys below it."""
+def _explain_section(name: str, about: str, inner: list[Key]) -> str:
+    """Explain a section, which is only a name for the keys below it."""
     return "\n".join(
         [name, paragraph(about), "", in_two_columns((key.name, _row(key, default_of(key))) for key in inner)]
     )
 
 
-def of_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
+def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
     """
-    A paragraph for each part of a configuration: its keys with their values, and what they mean.
+    Yield a paragraph for each part of a configuration: its keys with their values and meanings.
 
     Args:
-        chosen: group -> the option that is chosen.
+        chosen: group -> the chosen option.
     """
     every = list(keys)
     sections = {key.group for key in every if "." in key.name}
@@ -169,7 +141,7 @@ def _heading(name: str, part: list[Key], chosen: Mapping[str, Any]) -> str:
 
 
 def _assigned(key: Key, value: Any) -> str:
-    return f"{key.name} = {_cut(in_yaml(value), LONG)}"
+    return f"{key.name} = {_cut(in_yaml(value), LONGEST_VALUE)}"
 
 
 def _cut(text: str, length: int) -> str:
@@ -182,5 +154,5 @@ def _row(key: Key, default: str = "") -> str:
 
 
 def _has_inner(key: Key, value: Any, keys: list[Key]) -> bool:
-    """Whether the keys below it are listed in its place."""
+    """Return whether the keys below a key are listed instead of it."""
     return isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)

@@ -10,7 +10,7 @@ from meshrunner.runner.rundir import place_run
 from meshrunner.runner.sweep.combinations import ConfiguredTarget
 from meshrunner.runner.sweep.launcher import run_sweep
 from meshrunner.runner.sweep.preflight import predict_single_run
-from meshrunner.runner.verbs.help import answered
+from meshrunner.runner.verbs.reference.queries import answered
 
 
 def place(arguments: list[str]) -> int:

@@ -1,8 +1,6 @@
-"""`meshrunner resume`: execute a run directory, or the unfinished runs of a sweep directory."""
+"""`meshrunner resume`: continue a run, or execute the unfinished runs of a sweep."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.process.forkserver import warm
@@ -11,6 +9,7 @@ from meshrunner.runner.process.signals import hold_stop_requests
 
 def resume(arguments: list[str]) -> int:
     """Resume a directory; raises ConfigError for wrong arguments and for a run that cannot continue."""
+    from meshrunner.runner.commands.parser import existing, parse
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.from_checkpoint import more_to_train
     from meshrunner.runner.console import say
@@ -19,12 +18,8 @@ def resume(arguments: list[str]) -> int:
     from meshrunner.runner.verbs.launching.run import execute_and_report
 
     hold_stop_requests()
-    force, folders = "--force" in arguments, [argument for argument in arguments if argument != "--force"]
-    if len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError("usage: meshrunner resume DIR [--force]")
-    run_dir = Path(folders[0]).absolute()
-    if not run_dir.is_dir():
-        raise ConfigError(f"no such directory: {run_dir}")
+    given = parse("resume", arguments)
+    run_dir = existing(given.directory)
     if is_sweep(run_dir):
         warm()
         from meshrunner.runner.sweep.launcher import resume_sweep
@@ -35,7 +30,7 @@ def resume(arguments: list[str]) -> int:
     if read_state(run_dir) == "completed":
         trained = Summary.read(run_dir / SUMMARY).steps or 0
         if not more_to_train(check(read_config(run_dir)), run_dir, trained):
-            say(f"{run_dir} is completed; there is nothing to do")
+            say(f"{run_dir} is completed; nothing to do")
             return 0
     warm()
-    return execute_and_report(run_dir, force=force)
+    return execute_and_report(run_dir, force=given.force)

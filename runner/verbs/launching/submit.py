@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composed, Composer, parse
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
@@ -19,31 +20,31 @@ from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
 from meshrunner.runner.sweep.finish import finish_sweep
 from meshrunner.runner.sweep.launcher import run_sweep
 from meshrunner.runner.sweep.preflight import predict_single_run
-from meshrunner.runner.verbs.help import answered
+from meshrunner.runner.verbs.reference.queries import answered
 
-USAGE = "usage: meshrunner submit [OVERRIDES] [-m] or submit DIR [hydra.launcher.KEY=VALUE]"
+USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hydra.launcher.KEY=VALUE]"
 
 
 def submit(arguments: list[str]) -> int:
     """Submit; returns the exit status, raises ConfigError for wrong arguments and with SLURM's reason for a refusal."""
-    dry = "--dry-run" in arguments
-    arguments = [argument for argument in arguments if argument != "--dry-run"]
-    given = parse("submit", arguments).overrides
-    folders = [each for each in given if "=" not in each and not each.startswith("~")]
-    if folders:
-        if len(folders) > 1 or len(given) < len(arguments):
+    options, arguments = split("submit", arguments)
+    dry_run = ["hydra.launcher.dry_run=true"] * options.dry_run
+    overrides = parse("submit", arguments).overrides
+    directories = [each for each in overrides if "=" not in each and not each.startswith("~")]
+    if directories:
+        if len(directories) > 1 or len(overrides) < len(arguments):
             raise ConfigError(USAGE)
-        if not Path(folders[0]).is_dir():
-            raise ConfigError(f"no such directory: {folders[0]}; {USAGE}")
-        rest = [each for each in given if each != folders[0]]
-        return submit_again(Path(folders[0]).absolute(), rest + ["hydra.launcher.dry_run=true"] * dry)
+        if not Path(directories[0]).is_dir():
+            raise ConfigError(f"no such directory: {directories[0]}\n{USAGE}")
+        rest = [each for each in overrides if each != directories[0]]
+        return submit_again(Path(directories[0]).absolute(), rest + dry_run)
     if {"hydra/launcher=local", "hydra/launcher=place"} & set(arguments):
         raise ConfigError(
             "hydra/launcher: `submit` hands runs over to SLURM; `run` and `place` are commands of their own"
         )
     if not any(argument.startswith("hydra/launcher=") for argument in arguments):
         arguments = [*arguments, "hydra/launcher=slurm"]
-    composer = Composer(parse("submit", arguments + ["hydra.launcher.dry_run=true"] * dry))
+    composer = Composer(parse("submit", arguments + dry_run))
     if answered(composer):
         return 0
     composed = composer.single_run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,43 +10,21 @@ from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import replace_file
+from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.console import console, naming, one_line, say
 from meshrunner.runner.process.garbage import collector_held_off
-from meshrunner.runner.verbs.records.compare import Parser
 
 if TYPE_CHECKING:
     from meshrunner.runner.calibrate import Calibration
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="meshrunner calibrate",
-        description="Fit the constants of a device, from which `plan` predicts speeds, to runs measured on it.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="run directories and sweep directories")
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=Path,
-        help="write the device's file here; choose CONFIGS/hardware/NAME.yaml with --config-dir CONFIGS hardware=NAME",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="write the file even if the runs cannot separate the constants"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one object: the runs, their errors and the file's content"
-    )
-    return parser
-
-
 def calibrate(arguments: list[str]) -> int:
     """Fit, print each run's error and write the file; raises ConfigError for wrong arguments and too little evidence."""
-    given = _parser().parse_args(arguments)
+    given = parse("calibrate", arguments)
     with collector_held_off(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device
 
-        calibration = calibrate_device(given.folders)
+        calibration = calibrate_device(given.directories)
     fitted = calibration.fitted
     if not fitted.tells_apart and not given.force:
         raise ConfigError(

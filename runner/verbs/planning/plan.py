@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.console import console, one_line, say
 from meshrunner.runner.predict import (
-    A_WHOLE_NUMBER,
     BORDERLINE,
     MOST,
     Forecast,
@@ -25,44 +25,29 @@ from meshrunner.runner.predict import (
 )
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import collector_held_off
-from meshrunner.runner.verbs.help import answered
-
-MULTIRUN = {"-m", "--multirun"}
-JSON, ACTIVE, MAX, HTML = "--json", "--active", "--max", "--html"
-"""
---json: one object, or with -m a list; --active: without reserved memory, faster; --max KEY: the largest value that fits;
---html FILE: also a page with memory over a step, for which the model is traced at full depth, even with --active.
-"""
-VALUES = {
-    MAX: A_WHOLE_NUMBER,
-    HTML: "a file, such as --html plan.html",
-}
-"""Flags that take a value, and that value."""
+from meshrunner.runner.verbs.reference.queries import answered
 
 
 def plan(arguments: list[str]) -> int:
     """Predict one run or rank a grid; raises ConfigError as `run` does."""
-    if MULTIRUN & set(arguments):
+    if {"-m", "--multirun"} & set(arguments):
         warm()  # first: the forkserver imports torch while Hydra composes here
     with collector_held_off():  # imports create little garbage, and are a fifth faster if nothing looks for it
         return _plan(arguments)
 
 
 def _plan(arguments: list[str]) -> int:
-    rest, key = _without(arguments, MAX)
-    rest, file = _without(rest, HTML)
-    flags = {each for each in rest if each in (JSON, ACTIVE)}
-    overrides = [each for each in rest if each not in flags]
+    options, overrides = split("plan", arguments)
+    key, file, active_only = options.max, options.html, options.active
     composer = Composer(parse("plan", overrides))
     if answered(composer):
         return 0
-    active_only = ACTIVE in flags
     composed = composer.single_run()
     if composed is None:
-        for flag, value in ((MAX, key), (HTML, file)):
+        for flag, value in (("--max", key), ("--html", file)):
             if value is not None:
-                raise ConfigError(f"plan: {flag} is of one run: leave out -m")
-        _rank(composer, active_only, as_json=JSON in flags)
+                raise ConfigError(f"plan: {flag} works with a single run: omit -m")
+        _rank(composer, active_only, as_json=options.json)
         return 0
     drawn = file is not None
     search = None
@@ -72,12 +57,12 @@ def _plan(arguments: list[str]) -> int:
         search = largest_that_fits(overrides, key, active_only=active_only, with_timeline=drawn)
         forecast = search.forecast
     findings = _searched(search) if search is not None else []
-    if JSON in flags:
+    if options.json:
         print(json.dumps((search or forecast).as_json(), indent=2))
     else:
         _show(forecast, findings)
     if file is not None:
-        _write_page(Path(file), forecast, findings, arguments)
+        _write_page(file, forecast, findings, arguments)
     return 0
 
 
@@ -96,21 +81,6 @@ def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
     for row in zip(*cells.values(), strict=True):
         table.add_row(*map(one_line, row))
     console().print(table)
-
-
-def _without(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """Return the arguments without `--flag VALUE` or `--flag=VALUE`, and the value."""
-    rest: list[str] = []
-    found, given = None, iter(arguments)
-    for each in given:
-        name, equals, value = each.partition("=")
-        if name != flag:
-            rest.append(each)
-            continue
-        found = value if equals else next(given, "")
-        if not found or found.startswith("--"):
-            raise ConfigError(f"plan: {flag} needs {VALUES[flag]}")
-    return rest, found
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:

@@ -10,12 +10,13 @@ from omegaconf import OmegaConf
 from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer, parse
 from meshrunner.runner.config.devices import Described, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import console, one_line
 from meshrunner.runner.process.garbage import collector_held_off
-from meshrunner.runner.verbs.help import answered
+from meshrunner.runner.verbs.reference.queries import answered
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.runner.predict import KeptActivations
 
-CONFIG = "--config"
-"""The flag for the resolved configuration."""
 WHOLE_GRADIENTS = "whole gradients between micro batches"
 
 
@@ -36,7 +35,8 @@ def show(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
-    composer = Composer(parse("show", [argument for argument in arguments if argument != CONFIG]))
+    options, overrides = split("show", arguments)
+    composer = Composer(parse("show", overrides))
     if answered(composer):
         return 0
     composed = composer.single_run()
@@ -65,7 +65,7 @@ def _show(arguments: list[str]) -> int:
         screen.print(f"warning: {remark}", soft_wrap=False)
     screen.print()
     screen.print(_recompute(experiment, device, network), soft_wrap=False)
-    if CONFIG in arguments:
+    if options.config:
         screen.print()
         screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
     return 0

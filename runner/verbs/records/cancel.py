@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.compare.runs import glance
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir import (
@@ -32,11 +33,7 @@ def cancel(arguments: list[str]) -> int:
 
     What waited stays `pending`, what ran is `interrupted`.
     """
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise ConfigError("usage: meshrunner cancel DIR")
-    folder = Path(arguments[0]).absolute()
-    if not folder.is_dir():
-        raise ConfigError(f"no such directory: {folder}")
+    folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
     problems = sweep_damage(folder)

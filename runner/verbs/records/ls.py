@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.compare.cells import Column
 from meshrunner.runner.compare.runs import glance, read_run
 from meshrunner.runner.compare.select import Field, condition, last_part, meeting
@@ -24,14 +24,11 @@ from meshrunner.runner.console import console, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of
 from meshrunner.runner.rundir import key_of, parse_yaml, read_overrides, read_status, run_names, varying_overrides
 from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
-from meshrunner.runner.verbs.records.compare import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 WPS = figure_of("perf/wps")
-LIMIT = 20
-"""Runs and sweeps that are listed where no number is asked for."""
 DEPTH = 8
 """Folders that are looked into below each other."""
 SHORTEST_WHAT = 24
@@ -89,25 +86,14 @@ def _value(override: str) -> Any:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="meshrunner ls", description="The runs and sweeps below a folder, newest first.")
-    parser.add_argument("folders", metavar="DIR", nargs="*", type=Path, help="default: runs and sweeps, else .")
-    where = "only those with a run of which this is true: state=oom, model=llama3_8b,llama3_1b, 'wps>5000'"
-    parser.add_argument("--where", metavar="EXPR", action="append", default=[], help=where)
-    parser.add_argument("--limit", metavar="N", type=int, default=LIMIT, help=f"how many; 0: all; default: {LIMIT}")
-    parser.add_argument("--json", action="store_true", help="as a list of objects")
-    return parser
-
-
 def ls(arguments: list[str]) -> int:
     """List runs and sweeps; raises ConfigError for wrong arguments and folders that do not exist."""
-    given = _parser().parse_args(arguments)
+    given = parse("ls", arguments)
     if given.limit < 0:
         raise ConfigError(f"--limit: expected a number of at least 0, got {given.limit}")
-    folders = given.folders or [folder for name in ("runs", "sweeps") if (folder := Path(name)).is_dir()] or [Path()]
-    if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise ConfigError(f"no such directory: {missing[0]}")
-    paths = dict.fromkeys(path.absolute() for folder in folders for path in _found(folder, DEPTH))
+    usual = [path for name in ("runs", "sweeps") if (path := Path(name)).is_dir()]
+    directories = given.directories or usual or [Path()]
+    paths = dict.fromkeys(path for directory in map(existing, directories) for path in _found(directory, DEPTH))
     entries = sorted(map(_read, paths), key=lambda entry: entry.began, reverse=True)
     chosen = meeting(entries, given.where, _fields(entries, given.where)) if entries else []
     listed = chosen[: given.limit or None]
@@ -117,7 +103,7 @@ def ls(arguments: list[str]) -> int:
     elif listed:
         _print(listed)
     if not entries:
-        say(f"no runs below {', '.join(map(str, folders))}", to_stderr=True)
+        say(f"no runs below {', '.join(map(str, directories))}", to_stderr=True)
     elif not chosen:
         say(f"none of the {len(entries)} runs and sweeps meets {' and '.join(given.where)}", to_stderr=True)
     elif len(listed) < len(chosen):

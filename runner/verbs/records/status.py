@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.compare.cells import LISTED, Column
 from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.runs import Run, glance, read_runs
@@ -24,9 +25,7 @@ UNREADABLE = ("damaged", "missing")
 
 def status(arguments: list[str]) -> int:
     """Print a row for every run of the directories; returns the exit status, raises ConfigError where there is none."""
-    if not arguments or any(argument.startswith("-") for argument in arguments):
-        raise ConfigError("usage: meshrunner status DIR [DIR...]")
-    runs = read_runs([Path(argument) for argument in arguments], glance)
+    runs = read_runs(parse("status", arguments).directories, glance)
     views = _slurm_views(runs)
     if console().is_terminal:
         _print_for_terminal(runs, views)

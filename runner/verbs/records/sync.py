@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.trackers.offline import OfflineRun, find_offline_runs, server, silence, upload
-
-USAGE = "usage: meshrunner sync DIR [DIR...] [--dry-run]"
 
 
 def sync(arguments: list[str]) -> int:
@@ -22,13 +18,9 @@ def sync(arguments: list[str]) -> int:
     Raises:
         ConfigError: wrong arguments, or a directory that does not exist.
     """
-    dry_run, folders = "--dry-run" in arguments, [Path(each) for each in arguments if each != "--dry-run"]
-    if not folders or any(str(folder).startswith("-") for folder in folders):
-        raise ConfigError(USAGE)
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"no such directory: {folder}")
-    found = list(dict.fromkeys(run for folder in folders for run in find_offline_runs(folder.absolute())))
+    given = parse("sync", arguments)
+    directories = [existing(directory) for directory in given.directories]
+    found = list(dict.fromkeys(run for directory in directories for run in find_offline_runs(directory)))
     growing = [run for run in found if run.growing]
     todo = [run for run in found if not run.uploaded and run not in growing]
     for run in growing:
@@ -37,7 +29,7 @@ def sync(arguments: list[str]) -> int:
         say(f"nothing to upload: {_counted(found, growing)}")
         return 0
     with interruptible("; what was uploaded stays so, and the same command uploads the rest"):
-        return _dry_run(todo, found, growing) if dry_run else _upload(todo)
+        return _dry_run(todo, found, growing) if given.dry_run else _upload(todo)
 
 
 def _counted(found: list[OfflineRun], growing: list[OfflineRun]) -> str:

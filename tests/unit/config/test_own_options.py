@@ -145,8 +145,8 @@ def test_help_knows_a_folder_of_ones_own(flags: tuple[str, ...], capsys: pytest.
 
 
 def test_help_without_the_folder_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "needs --config-dir DIR" in said(capsys, 2, "help", "model=mine")
-    assert "there is no folder" in said(capsys, 2, "help", "--config-dir=nowhere", "lr")
+    assert "add --config-dir DIR" in said(capsys, 2, "help", "model=mine")
+    assert "no such directory" in said(capsys, 2, "help", "--config-dir=nowhere", "lr")
     assert "usage" in said(capsys, 2, "help", "lr", "--config-dir") and "usage" in said(
         capsys, 2, "help", "--config-dir=mine"
     )
@@ -160,9 +160,9 @@ def test_options_of_ones_own_count_only_inside() -> None:
     with also_in("mine"):
         assert options("model")["mine"] == "Mine, with a twist"
     assert "mine" not in options("model")
-    assert candidates(Line(["help", "--config-dir", "mine"], "model=min"), cli.VERBS) == ["model=mine"]
-    assert candidates(Line(["help", "--config-dir"], "mi"), cli.VERBS) == ["mine/"]
-    assert candidates(Line(["help"], "model=min"), cli.VERBS) == []
+    assert candidates(Line(["help", "--config-dir", "mine"], "model=min")) == ["model=mine"]
+    assert candidates(Line(["help", "--config-dir"], "mi")) == ["mine/"]
+    assert candidates(Line(["help"], "model=min")) == []
 
 
 def test_the_help_of_a_verb_lists_options_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:

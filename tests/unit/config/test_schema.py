@@ -26,9 +26,9 @@ def whole() -> Draft202012Validator:
 
 def validator(*group: str) -> Draft202012Validator:
     """Of the schema that the command prints."""
-    from meshrunner.runner.verbs import help
+    from meshrunner.runner.verbs.reference.schema import schema_of
 
-    found = json.loads(json.dumps(help._schema(*group) if group else help._schema("")))
+    found = json.loads(json.dumps(schema_of(group[0] if group else None)))
     assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     Draft202012Validator.check_schema(found)
     return Draft202012Validator(found)
@@ -165,4 +165,4 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert cli._dispatch(["schema", *arguments]) == 0
         assert flatten(json.loads(capsys.readouterr().out))
     assert cli._dispatch(["schema", "modle"]) == 2
-    assert "there is no group 'modle'. Did you mean 'model'?" in capsys.readouterr().err
+    assert "no such group: 'modle'. Did you mean 'model'?" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from meshrunner.runner.cli import MODULES, VERBS
+from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.process.forkserver import PRELOAD
 from tests.composed import CONF
 from tests.unit.config.test_experiment import GROUPS
@@ -43,9 +43,9 @@ def test_every_kind_is_a_class_of_its_group(group: str, kind: str) -> None:
     assert GROUPS[group].kinds[kind] == f"{found.__module__}:{found.__name__}", "not by way of another module"
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_is_a_function_of_its_module(verb: str) -> None:
-    assert callable(getattr(import_module(f"meshrunner.runner.verbs.{MODULES[verb]}"), verb))
+    assert callable(getattr(import_module(COMMANDS[verb].module), verb))
 
 
 def test_folders_at_the_top_are_imported_as_parts_of_the_package() -> None:

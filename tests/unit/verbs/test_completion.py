@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from hydra._internal.utils import get_args_parser
 
 from meshrunner.runner import completion
-from meshrunner.runner.cli import HELP, VERBS, _dispatch
-from meshrunner.runner.completion import FLAGS, FOLDERS, OVERRIDES, Line, candidates
-from meshrunner.runner.verbs.records import compare, ls
+from meshrunner.runner.cli import _dispatch
+from meshrunner.runner.commands import COMMANDS
+from meshrunner.runner.commands.parser import Parser
+from meshrunner.runner.commands.usage import describe
+from meshrunner.runner.completion import Line, candidates
+
+DIRECTORIES = {
+    verb: argument.number in ("any", "several")
+    for verb, command in COMMANDS.items()
+    for argument in command.arguments
+    if argument.value == "directory"
+}
+"""Verb -> whether it takes several directories."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def after(line: str) -> list[str]:
     *before, word = line.split(" ")
-    return candidates(Line(before, word), VERBS)
+    return candidates(Line(before, word))
 
 
 def folders_of(found: list[str]) -> list[str]:
@@ -40,13 +50,13 @@ def folders_of(found: list[str]) -> list[str]:
 
 
 def test_verbs() -> None:
-    assert after("") == list(VERBS)
+    assert after("") == list(COMMANDS)
     assert after("sta") == ["status"]
     assert after("--") == ["--help"]
     assert after("nonsense ") == []
 
 
-@pytest.mark.parametrize("verb", FOLDERS)
+@pytest.mark.parametrize("verb", DIRECTORIES)
 def test_folders_runs_and_sweeps_first(verb: str) -> None:
     found = [
         each for each in after(f"{verb} ") if each.endswith("/") and "=" not in each and each.partition("/")[2] == ""
@@ -54,7 +64,7 @@ def test_folders_runs_and_sweeps_first(verb: str) -> None:
     assert [each for each in found if each[0] in "xya"] == ["x_run/", "y sweep/", "a_folder/"]
     assert after(f"{verb} ./x") == ["./x_run/"]
     assert after(f"{verb} a_folder/") == ["a_folder/inner/"]
-    assert bool(folders_of(after(f"{verb} x_run "))) == (FOLDERS[verb] > 1)
+    assert bool(folders_of(after(f"{verb} x_run "))) == DIRECTORIES[verb]
     assert after(f"{verb} nowhere/") == []
 
 
@@ -69,35 +79,39 @@ def test_what_help_explains() -> None:
     assert {"optimizer", "optimizer.lr", "optimizer.betas", "objective"} <= set(after("help o"))
     assert after("help hydra.launcher.part") == ["hydra.launcher.partition"]
     assert set(after("help loss=")) == {"loss=plain", "loss=chunked"}
-    assert after("help nonsense=") == after("help lr ") == after("schema ") == []
+    assert {"status", "steps"} <= set(after("help st"))
+    assert after("help nonsense=") == after("help lr ") == after("schema model ") == []
+    assert after("schema opt") == ["optimizer"]
 
 
 def test_flags() -> None:
-    assert after("resume --") == ["--force"]
+    assert after("resume --") == ["--force", "--help"]
     assert after("submit --d") == ["--dry-run"]
     assert "-m" in after("run -") and "--config-dir" in after("run -")
-    assert after("doctor ") == after("doctor -") == after("status -") == []
+    assert after("doctor -") == after("status -") == ["-h", "--help"]
+    assert after("doctor ") == []
+    assert after("plan --max micro_batch checkp") == after("plan --json checkp") == after("plan checkp") != []
     assert after("run --cfg ") == ["job", "hydra", "all"]
     assert after("run --config-dir a_f") == ["a_folder/"]
     assert after("compare x_run --html a_f") == after("plan --html a_f") == ["a_file", "a_folder/"]
     assert after("compare x_run --baseline ") == []
 
 
-def test_flags_are_those_that_the_verbs_take() -> None:
-    for verb, parser in (("compare", compare._parser()), ("ls", ls._parser())):
-        taken = {option for action in parser._actions for option in action.option_strings}
-        assert taken - {"-h"} == set(FLAGS[verb])
-    for verb in VERBS:
-        typed = {
-            flag
-            for line in HELP.splitlines()
-            if line.startswith(f"  {verb} ")
-            for flag in re.findall(r"\[(-[-\w]+)", line)
-        }
-        assert typed <= set(FLAGS.get(verb, ())), verb
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_option_is_completed_parsed_and_explained(verb: str) -> None:
+    command = COMMANDS[verb]
+    flags = {flag for option in command.options for flag in option.flags}
+    assert set(after(f"{verb} -")) == flags
+    assert all(flag in describe(command) for flag in flags)
+    parser = Parser(command)
+    taken = {flag for action in parser._actions for flag in action.option_strings}
+    hydra = {flag for option in command.options if option.hydra for flag in option.flags}
+    assert taken | hydra | {"-h", "--help"} == flags
+    known = {flag for action in get_args_parser()._actions for flag in action.option_strings}
+    assert hydra <= known
 
 
-@pytest.mark.parametrize("verb", OVERRIDES)
+@pytest.mark.parametrize("verb", [verb for verb, command in COMMANDS.items() if command.overrides])
 def test_overrides_through_hydra(verb: str) -> None:
     assert {"parallelism=fsdp1", "parallelism=fsdp2", "parallelism=fsdp1_tp"} <= set(after(f"{verb} parallelism=fs"))
     assert after(f"{verb} steps=5 optimizer.bet") == ["optimizer.betas."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,12 @@ import yaml
 from meshrunner import __version__
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli, shipped
+from meshrunner.runner.commands import COMMANDS
+from meshrunner.runner.commands.parser import parse, split
+from meshrunner.runner.commands.usage import describe, overview
+from meshrunner.runner.config.compose import parse as parse_overrides
 from meshrunner.runner.config.reference.docstrings import documentation
-from meshrunner.runner.verbs.help import every_key, explanation
+from meshrunner.runner.verbs.reference.terms import every_key, explanation
 from tests.composed import CONF, config
 from tests.unit.config.test_every_key import HYDRA
 
@@ -88,7 +93,7 @@ def test_every_key_of_hydra_is_explained(key: str) -> None:
         ("reshard_after_forward", ["whole number at least 2, auto, always, never or except_last"]),
         ("compile.mode", ["default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs or null"]),
         ("lr_schedule.total_steps", ["that of steps"]),
-        ("data.path", ["none: it has to be given", "data=jsonl,parquet"]),
+        ("data.path", ["none; you must set it", "data=jsonl,parquet"]),
         ("steps", ["Optimizer steps.", "See also profiler.steps."]),
         ("objective", ["perf/wps_median", "train/final_loss", "memory/startup_peak_active_gib"]),
         ("wrap.rules[0].match", ["wrap.rules[].match", "class name"]),
@@ -108,7 +113,7 @@ def test_every_key_of_hydra_is_explained(key: str) -> None:
         ("hydra/launcher=slurm", ["hydra.launcher.partition = null", "Limit of a job"]),
         ("partition", ["hydra.launcher.partition", "Partition of the jobs"]),
         ("hydra.launcher.time", ["quoted text", "text or null"]),
-        ("hydra.run.dir", ["Folder of a single run", "runs/${now:"]),
+        ("hydra.run.dir", ["Directory of a single run", "runs/${now:"]),
         ("hydra.sweeper.params.seed", ["The grid of a sweep"]),
         ("hydra.job.chdir", ["Refused: workers stay"]),
         ("hydra.verbose", ["Has no effect"]),
@@ -144,28 +149,72 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, code in ((["help"], 0), (["help", "a", "b"], 2), (["help", "--x"], 2), (["schema", "a", "b"], 2)):
         assert cli._dispatch(arguments) == code
     said = capsys.readouterr()
-    assert said.out == f"{cli.HELP}\n"
-    assert said.err.count("usage: meshrunner help KEY") == 2 and "usage: meshrunner schema" in said.err
+    assert said.out == f"{overview()}\n"
+    assert said.err.count("usage: meshrunner help TERM") == 2 and "usage: meshrunner schema" in said.err
 
 
 def test_the_help_text_fits_into_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr("meshrunner.runner.console.columns", lambda: 80)
-    assert cli._dispatch(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
-    assert said.split() == cli.HELP.split()
-    assert all(line.startswith((" " * cli.HELP_COLUMN, "  ")) for line in said.splitlines()[2:20] if line)
+    monkeypatch.setattr("meshrunner.runner.running_text.columns", lambda: 120)
+    wide = {verb: describe(command) for verb, command in COMMANDS.items()} | {"": overview()}
+    monkeypatch.setattr("meshrunner.runner.running_text.columns", lambda: 80)
+    for verb, text in wide.items():
+        assert cli._dispatch(["help", verb] if verb else ["--help"]) == 0
+        said = capsys.readouterr().out
+        assert said.split() == text.split()
+        examples = COMMANDS[verb].examples if verb else ()
+        lines = [line for line in said.splitlines() if not line.endswith(examples or "nothing")]
+        assert max(map(len, lines)) <= 80
+    listed = said.partition("launching:")[2].partition("`meshrunner")[0]
+    assert all(line.startswith("  ") or line.endswith(":") for line in listed.splitlines() if line)
 
 
-def test_what_the_help_text_says_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["help", "submit"], ["status", "--help"], ["help", "-h"]):
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_explains_every_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = COMMANDS[verb]
+    for arguments in (["help", verb], [verb, "--help"], [verb, "-h"]):
         assert cli._dispatch(arguments) == 0
-        (first, *_) = capsys.readouterr().out.splitlines()
-        assert first.split()[0] in arguments
-        assert first in cli.HELP
+        said = capsys.readouterr().out
+        assert said.startswith(f"usage: meshrunner {verb}")
+        assert f"\n{command.summary[0].upper()}{command.summary[1:]}.\n" in said
+        assert "exit status:\n  0 " in said and bool(re.search("^  1 ", said, re.MULTILINE)) == bool(command.fails_if)
+    assert f"  {command.synopsis} " in overview() and command.summary in overview()
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_examples_are_valid(verb: str) -> None:
+    command = COMMANDS[verb]
+    for example in command.examples:
+        given, *arguments = shlex.split(example)
+        assert given == verb
+        if command.overrides:
+            parse_overrides(verb, split(verb, arguments)[1])
+        else:
+            parse(verb, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["stauts"], "unknown verb 'stauts'. Did you mean 'status'?"),
+        (["compare", "x", "--markdwn"], "unrecognized arguments: --markdwn. Did you mean '--markdown'?"),
+        (["place", "--multirn"], "unrecognized arguments: --multirn. Did you mean '--multirun'?"),
+        (["plan", "--jsn"], "unrecognized arguments: --jsn. Did you mean '--json'?"),
+        (["ls", "--limit", "x"], "argument --limit: expected a whole number, got 'x'."),
+        (["compare", "x", "--html"], "--html needs a value: --html FILE."),
+        (["compare", ""], "argument DIR: expected DIR, got an empty text."),
+        (["resume"], "the following arguments are required: DIR."),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._dispatch(arguments) == 2
+    said = capsys.readouterr()
+    assert says in said.err and said.out == ""
+
+
+def test_a_value_may_begin_with_a_dash() -> None:
+    assert parse("compare", ["a", "--sort", "-mfu", "b"]).sort == "-mfu"
 
 
 @pytest.mark.parametrize("verb", ["run", "show", "place", "submit"])

@@ -1,4 +1,4 @@
-"""`meshrunner doctor`: what this machine has, what is missing and why it matters."""
+"""`meshrunner doctor`: report what this machine has, what is missing and why it matters."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.cache_dir import cache_dir
+from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.config.devices import DRIVERS, cores, cpu_name
 from meshrunner.runner.console import console
 
 Finding = tuple[str, str, str]
-"""Subject, finding, and why it matters ("" where nothing is missing)."""
+"""Subject, finding, and why it matters (empty if nothing is missing)."""
 
 
 def doctor(arguments: list[str]) -> int:
     """Print what runs depend on; raises ConfigError for any argument."""
-    if arguments:
-        raise ConfigError("usage: meshrunner doctor")
+    parse("doctor", arguments)
     table = Table(box=None, pad_edge=False)
     for title in ("", "found", "what that means"):
         table.add_column(title, overflow="fold")
@@ -34,23 +34,23 @@ def doctor(arguments: list[str]) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything that a run depends on."""
+    """Yield everything that a run depends on."""
     import torch
     import torch.distributed as dist
 
     yield "Python", platform.python_version(), ""
     for package in ("torch", "hydra-core", "pydantic", "datasets", "sentencepiece", "wandb"):
         yield package, version(package), ""
-    yield "processor", f"{cpu_name()}, {cores()} cores", "" if cores() > 1 else "two workers will share one core"
+    yield "processor", f"{cpu_name()}, {cores()} cores", "" if cores() > 1 else "workers share one core"
     yield _gpus([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])
     for backend in ("gloo", "nccl", "mpi"):
         usable = dist.is_backend_available(backend)
-        why = {"nccl": "GPUs need it", "gloo": "nothing runs without it", "mpi": "not used"}[backend]
+        why = {"nccl": "GPUs need it", "gloo": "nothing runs without it", "mpi": "unused"}[backend]
         yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    yield "C++ compiler", compiler or "none", "" if compiler else "compilation on a CPU needs one"
+    yield "C++ compiler", compiler or "none", "" if compiler else "compiling for a CPU needs one"
     sbatch = shutil.which("sbatch")
-    yield "SLURM", sbatch or "no sbatch", "" if sbatch else "runs start on this machine only"
+    yield "SLURM", sbatch or "no sbatch", "" if sbatch else "runs can only start on this machine"
     yield _wandb()
     yield _cache()
 
@@ -59,8 +59,12 @@ def _gpus(names: list[str]) -> Finding:
     if names:
         return "GPUs", f"{len(names)} x {names[0]}", ""
     if any(driver.exists() for driver in DRIVERS):
-        return "GPUs", "a driver, but torch sees no GPU", "is this torch a CPU build? CUDA_VISIBLE_DEVICES empty?"
-    return "GPUs", "none", "runs use the processor, with gloo; their figures do not apply to GPUs"
+        return (
+            "GPUs",
+            "a driver, but torch sees no GPU",
+            "is this a CPU build of torch, or is CUDA_VISIBLE_DEVICES empty?",
+        )
+    return "GPUs", "none", "runs use the CPU and gloo; their figures say nothing about GPUs"
 
 
 def _wandb() -> Finding:

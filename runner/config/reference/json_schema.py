@@ -1,11 +1,9 @@
-"""The configuration as a JSON schema (draft 2020-12), for editors, and what it says of a value in words."""
+"""JSON schemas (draft 2020-12) of configurations and of the files in conf/, for editors."""
 
 from __future__ import annotations
 
-import json
-import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonRef
 
@@ -31,42 +29,36 @@ HYDRA = {
     "description": "Hydra's own settings: run.dir, sweep.dir, mode, sweeper.params (the grid of a sweep), launcher.",
 }
 DEFAULTS = {"type": "array", "description": "Hydra's defaults list: options and files that this one builds on."}
-PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
-"""Text that needs no quotes."""
-HUGE = 2**62
-"""Limits from here on concern nobody."""
-LONG = 12
-"""Names that are listed in a sentence; of more, only the number."""
 
 
 def configuration_schema() -> dict[str, Any]:
-    """The schema of a run directory's config.yaml: everything is there, and resolved."""
+    """Return the schema of a run directory's config.yaml, in which every key is present and resolved."""
     return _Generator.of(Experiment)
 
 
 def experiment_schema() -> dict[str, Any]:
-    """The schema of a file in conf/experiment: any part of a configuration."""
+    """Return the schema of a file in conf/experiment, which may hold any part of a configuration."""
     return _WrittenGenerator.of(Experiment, hydra=HYDRA)
 
 
 def option_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an option's file. section: the base class of the group; more: properties that the class does not have."""
+    """Return the schema of an option's file, given the base class of its group. more: properties that the class lacks."""
     return _WrittenGenerator.of(section, **more)
 
 
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
-    """The schema of the keys of one class; of groups in it only that they are mappings."""
+    """Return the schema of the keys of one class, in which groups are just mappings."""
     return _SectionGenerator.of(section)
 
 
 def is_group(section: type) -> bool:
-    """Whether a class is the base class of a group."""
+    """Return whether a class is the base class of a group."""
     return issubclass(section, Option) and "kinds" in vars(section)
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's, with the docstrings of fields; of a group it is the schema of the class that `kind` names."""
+    """pydantic's generator, extended by docstrings of fields. A group has the schema of the class that `kind` names."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -74,7 +66,7 @@ class _Generator(GenerateJsonSchema):
 
     @classmethod
     def of(cls, section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
-        """The schema of a section. more: further properties."""
+        """Return the schema of a section. more: further properties."""
         section.model_rebuild()
         generator = cls()
         found = generator.generate(section.__pydantic_core_schema__)
@@ -83,7 +75,7 @@ class _Generator(GenerateJsonSchema):
         return {"$schema": DIALECT, **found}
 
     def field_title_should_be_set(self, schema: CoreSchemaOrField) -> bool:
-        return False  # the key again, with a capital letter
+        return False  # a title would repeat the key with a capital letter
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
         section = schema["cls"]
@@ -97,7 +89,7 @@ class _Generator(GenerateJsonSchema):
         return found
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
-        """`if kind is ... then`, not `oneOf`: an editor then says which key is wrong, not that no option fits."""
+        """Return a schema with `if kind is ... then` rather than `oneOf`, so that editors name the wrong key."""
         options = {kind: self._reference(base.resolve(kind)) for kind in sorted(base.kinds)}
         own = {"type": "string", "pattern": OWN_CLASS, "description": "Your own class: package.module:Class."}
         kind = {"description": documentation(base)["kind"], "anyOf": [{"enum": list(options)}, own]}
@@ -119,14 +111,14 @@ class _Generator(GenerateJsonSchema):
 
 
 class _SectionGenerator(_Generator):
-    """Of one class, without the options of groups, whose modules are then not imported."""
+    """Generates the schema of one class without the options of groups, whose modules are then not imported."""
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
         return {"type": "object"}
 
 
 class _WrittenGenerator(_Generator):
-    """Of files that people write: keys may be left out or be interpolations, and a defaults list says what they build on."""
+    """Generates the schema of files that people write: keys are optional, may be interpolations, and `defaults` is allowed."""
 
     @classmethod
     def of(cls, section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +140,7 @@ class _WrittenGenerator(_Generator):
     def _choice(
         self, base: type[Option], found: JsonSchemaValue, chosen: list[Any], options: dict[str, JsonSchemaValue]
     ) -> JsonSchemaValue:
-        """Without `kind`, which the file may inherit, the keys of all kinds."""
+        """Also accept a file without `kind`, which it may inherit, with the keys of all kinds."""
         known: dict[str, list[JsonSchemaValue]] = {}
         for reference in options.values():
             option = self.get_schema_from_definitions(JsonRef(reference["$ref"])) or {}
@@ -171,82 +163,9 @@ def _or_interpolation(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def _named(schema: Any, part: dict[str, Any], name: str) -> Any:
-    """A schema with references to a definition in the place of a part."""
+    """Return a schema with every occurrence of `part` replaced by a reference to the definition `name`."""
     if schema == part:
         return {"$ref": f"#/$defs/{name}"}
     if isinstance(schema, dict):
         return {key: _named(value, part, name) for key, value in schema.items()}
     return [_named(each, part, name) for each in schema] if isinstance(schema, list) else schema
-
-
-class Words:
-    """What a schema expects of a value, in words: `number above 0`, `whole number at least 1, or auto`."""
-
-    names: ClassVar[dict[str, str]] = {
-        "null": "null",
-        "string": "text",
-        "integer": "whole number",
-        "number": "number",
-    }
-
-    def __init__(self, definitions: dict[str, Any]) -> None:
-        self.definitions = definitions
-
-    def of(self, schema: dict[str, Any], *, whole: bool = False) -> str:
-        """The words. whole: all names there are to choose from, however many."""
-        parts = list(dict.fromkeys(self._parts(schema, whole)))
-        if "text" in parts:  # a number is as good as text where both are taken
-            parts = [part for part in parts if part in ("text", "null")]
-        *others, last = sorted(parts, key="null".__eq__)
-        return f"{', '.join(others)}{', or' if ' ' in others[-1] else ' or'} {last}" if others else last
-
-    def _parts(self, schema: dict[str, Any], whole: bool) -> list[str]:
-        """One text for each kind of value."""
-        if "$ref" in schema:
-            return self._parts(self.definitions[schema["$ref"].rpartition("/")[2]], whole)
-        if "anyOf" in schema:
-            return [part for each in schema["anyOf"] for part in self._parts(each, whole)]
-        if "const" in schema or "enum" in schema:
-            known = [in_yaml(each) for each in schema.get("enum", [schema.get("const")])]
-            return known if whole or len(known) <= LONG else [f"one of {len(known)} names"]
-        kind = schema.get("type", "")
-        if kind == "boolean":
-            return ["true", "false"]
-        if kind == "array":
-            return [self._list(schema)]
-        if kind == "object":
-            return [self._mapping(schema)]
-        return [self.names.get(kind, "anything") + _limits(schema)]
-
-    def _list(self, schema: dict[str, Any]) -> str:
-        if "prefixItems" in schema:
-            return f"list of {len(schema['prefixItems'])}: {self.of(schema['prefixItems'][0])}"
-        return f"list of: {self.of(schema['items'])}" if schema.get("items") else "list"
-
-    def _mapping(self, schema: dict[str, Any]) -> str:
-        if schema.get("properties"):
-            return f"mapping of {', '.join(schema['properties'])}"
-        values = schema.get("additionalProperties")
-        return f"mapping of names to {self.of(values)}" if isinstance(values, dict) else "mapping"
-
-
-def _limits(schema: dict[str, Any]) -> str:
-    """` from 1 to 1,024`, ` above 0`."""
-    low, high = schema.get("minimum"), schema.get("maximum")
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if high is not None and high >= HUGE:
-        high = None
-    if low is not None and high is not None:
-        return f" from {low:,} to {high:,}"
-    limits = {"above": above, "at least": low, "at most": high, "below": below}
-    found = [f"{word} {limit:,}" for word, limit in limits.items() if limit is not None]
-    return f" {', '.join(found)}" if found else ""
-
-
-def in_yaml(value: Any) -> str:
-    """A value as it is written in YAML, on one line."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {in_yaml(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(in_yaml, value))}]"
-    return value if isinstance(value, str) and PLAIN.fullmatch(value) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Every key of a configuration: where it is, what it means, what it may be, and its defaults."""
+"""The catalogue of all keys of a configuration: their names, documentation, expected values and defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from meshrunner.recipes.option import Option, Section
 from meshrunner.runner import shipped
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.reference.docstrings import documentation
-from meshrunner.runner.config.reference.schema import Words, is_group, section_schema
+from meshrunner.runner.config.reference.expected import Expected
+from meshrunner.runner.config.reference.json_schema import is_group, section_schema
 
 INDEX = re.compile(r"\[\w*\]")
 MEMBER = re.compile(r"^tracker\.of\.\w+(?=\.)")
@@ -25,14 +26,14 @@ class Key(NamedTuple):
     """A key that a configuration can hold."""
 
     name: str
-    """As it is given on the command line; `wrap.rules[].match` is a key of every entry of a list."""
+    """Its name on the command line. `wrap.rules[].match` is a key of every entry of a list."""
     field: str
     owners: Mapping[str, type[Section]]
-    """Kind -> the class with the field; the kind is empty outside of groups."""
+    """Kind -> the class with the field. The kind is empty outside of groups."""
 
     @property
     def group(self) -> str:
-        """The group whose options have it; for a key of no group the first part of its name."""
+        """The group whose options have it; for a key of no group, the first part of its name."""
         return shipped.LAUNCHER if self.name.startswith("hydra.launcher") else self.name.partition(".")[0]
 
     @property
@@ -41,24 +42,24 @@ class Key(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """What it means -> the kinds in which it means that."""
+        """Return docstring -> the kinds that have it."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
         return found
 
     def expected(self, *, whole: bool = False) -> str:
-        """Its type and the values it may have, in words. whole: however many."""
+        """Return the values it may have, in words. whole: list all names, however many."""
         found = []
         for owner in dict.fromkeys(self.owners.values()):
             if self.field == "kind" and issubclass(owner, Option):
                 return f"{', '.join(owner.kinds)} or package.module:Class of your own"
             schema = section_schema(owner)
-            found.append(Words(schema.get("$defs", {})).of(schema["properties"][self.field], whole=whole))
+            found.append(Expected(schema.get("$defs", {})).words(schema["properties"][self.field], whole=whole))
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
-        """Option -> its value, where the option has it; of a key of no group one value, of the option ``."""
+        """Return option -> value, for the options that have it. A key of no group has one value, with the option ``."""
         if self.group not in shipped.groups():
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}
@@ -70,7 +71,7 @@ class Key(NamedTuple):
 
 
 def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
-    """The keys of all options, groups and sections themselves included; config: only of the options that it has chosen."""
+    """Yield the keys of all options, including groups and sections; with a config, only of the options it has chosen."""
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         yield Key(name, name, {"": Experiment})
@@ -82,7 +83,7 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
 
 
 def check_class(group: str, option: str, kind: str) -> None:
-    """Raise ConfigError where the class that an option of the user's names cannot be taken."""
+    """Raise ConfigError if the class that an option of the user's names cannot be used."""
     base = Experiment.model_fields[group].annotation
     assert isinstance(base, type) and issubclass(base, Option)
     try:
@@ -92,7 +93,7 @@ def check_class(group: str, option: str, kind: str) -> None:
 
 
 def _classes(group: type[Option], kinds: Iterable[Any]) -> dict[str, type[Section]]:
-    """Kind -> class, of those that exist."""
+    """Return kind -> class, for the classes that exist."""
     found: dict[str, type[Section]] = {}
     for kind in kinds:
         with suppress(PydanticCustomError):
@@ -101,7 +102,7 @@ def _classes(group: type[Option], kinds: Iterable[Any]) -> dict[str, type[Sectio
 
 
 def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
-    """The keys of some classes below a name, those of sections in them included."""
+    """Yield the keys of some classes below a name, including those of nested sections."""
     fields: dict[str, dict[str, type[Section]]] = {}
     for kind, owner in owners.items():
         for field in owner.model_fields:
@@ -115,8 +116,8 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
                 break
 
 
-def found(word: str, keys: list[Key]) -> list[Key]:
-    """The key of that name, or all whose names end with it: `lr` is optimizer.lr."""
+def matching(word: str, keys: list[Key]) -> list[Key]:
+    """Return the key of that name, else all whose names end with it: `lr` is optimizer.lr."""
     name = plain(word)
     return [key for key in keys if plain(key.name) == name] or [
         key for key in keys if plain(key.name).endswith(f".{name}")
@@ -124,12 +125,12 @@ def found(word: str, keys: list[Key]) -> list[Key]:
 
 
 def plain(name: str) -> str:
-    """The name of a key: `wrap.rules[0].match` is wrap.rules.match, `tracker.of.wandb.mode` is tracker.mode."""
+    """Return a key's name without indices: `wrap.rules[0].match` is wrap.rules.match, `tracker.of.wandb.mode` tracker.mode."""
     return MEMBER.sub("tracker", INDEX.sub("", name))
 
 
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """The section that a field holds, and whether it holds a list of them."""
+    """Return the section that a field holds, and whether it holds a list of them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return (annotation, False) if issubclass(annotation, Section) else (None, False)
     for part in get_args(annotation):
@@ -140,7 +141,7 @@ def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def value_at(values: Any, path: str) -> Any:
-    """The value at a path; `...` where there is none."""
+    """Return the value at a path; `...` if there is none."""
     for part in path.split(".") if path else ():
         if not isinstance(values, dict) or part not in values:
             return ...

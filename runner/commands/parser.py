@@ -1,0 +1,106 @@
+"""argparse parsers of the verbs. Wrong arguments are a ConfigError that names the nearest option and shows the usage."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import did_you_mean
+from meshrunner.runner.commands.declaration import Argument, Command, Option
+from meshrunner.runner.commands.table import COMMANDS
+from meshrunner.runner.commands.usage import usage_lines
+
+UNKNOWN = "unrecognized arguments: "
+VALUE_MISSING = re.compile(r"argument (?:\S+/)?(?P<flag>\S+): expected one argument")
+NUMBERS = {"one": None, "optional": "?", "any": "*", "several": "+"}
+
+
+def parse(verb: str, arguments: Iterable[str]) -> argparse.Namespace:
+    """Parse the arguments of a verb that takes no overrides; raises ConfigError for wrong ones."""
+    parser = Parser(COMMANDS[verb])
+    given, unknown = parser.parse_known_intermixed_args(parser.with_values(arguments))
+    if unknown:
+        parser.error(f"{UNKNOWN}{' '.join(unknown)}")
+    return given
+
+
+def split(verb: str, arguments: Iterable[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse a verb's own options and return them with the remaining arguments, which are Hydra's."""
+    parser = Parser(COMMANDS[verb])
+    return parser.parse_known_args(parser.with_values(arguments))
+
+
+def existing(directory: Path) -> Path:
+    """Return a directory's absolute path; raises ConfigError if it does not exist."""
+    if not directory.is_dir():
+        raise ConfigError(f"no such directory: {directory}")
+    return directory.absolute()
+
+
+def suggestion(command: Command, message: str) -> str:
+    """Return the option nearest to an unknown one in argparse's message as ` Did you mean ...?`, or an empty string."""
+    unknown = message.removeprefix(UNKNOWN).split() if message.startswith(UNKNOWN) else []
+    flags = [flag for option in command.options for flag in option.flags if flag.startswith("--")]
+    found = (did_you_mean(word.partition("=")[0], flags) for word in unknown if word.startswith("--"))
+    return next(filter(None, found), "")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a verb's options, and of its positional arguments unless these share their place with overrides."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(prog=f"meshrunner {command.verb}", add_help=False, allow_abbrev=False)
+        self.command = command
+        self.own = [option for option in command.own_options if not option.hydra]
+        for argument in () if command.overrides else command.arguments:
+            self.add_argument(
+                argument.name, metavar=argument.metavar, nargs=NUMBERS[argument.number], type=_converter(argument)
+            )
+        sets = {option.excludes for option in self.own if option.excludes}
+        exclusive = {name: self.add_mutually_exclusive_group() for name in sets}
+        for option in self.own:
+            target = exclusive.get(option.excludes, self)
+            if option.metavar:
+                action, default = ("append", []) if option.repeats else ("store", option.default)
+                target.add_argument(*option.flags, action=action, default=default, type=_converter(option))
+            else:
+                target.add_argument(*option.flags, action="store_true")
+
+    def with_values(self, arguments: Iterable[str]) -> list[str]:
+        """Return the arguments with a value that begins with one dash joined to its option: `--sort -mfu` as `--sort=-mfu`."""
+        flags = {flag for option in self.own if option.metavar for flag in option.flags}
+        found: list[str] = []
+        for word in arguments:
+            if found and found[-1] in flags and word.startswith("-") and not word.startswith("--"):
+                found[-1] += f"={word}"
+            else:
+                found.append(word)
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        if missing := VALUE_MISSING.fullmatch(message):
+            (option,) = (each for each in self.own if missing["flag"] in each.flags)
+            message = f"{missing['flag']} needs a value: {missing['flag']} {option.metavar}"
+        usage = "\n".join(usage_lines(self.command))
+        raise ConfigError(f"{self.prog}: {message}.{suggestion(self.command, message)}\n{usage}")
+
+
+def _converter(given: Argument | Option) -> Any:
+    """Return the function that converts a value from text."""
+
+    def convert(text: str) -> Any:
+        if not text:
+            raise argparse.ArgumentTypeError(f"expected {given.metavar}, got an empty text")
+        if given.value == "number":
+            try:
+                return int(text)
+            except ValueError:
+                raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+        return Path(text) if given.value in ("directory", "file") else text
+
+    return convert

@@ -1,0 +1,248 @@
+"""Every verb of the command line. A new verb is an entry here and a module in runner/verbs; a new option is a line here."""
+
+from __future__ import annotations
+
+from meshrunner.runner.commands.declaration import Argument, Command, Option
+
+DIRECTORY = Argument("directory", "DIR", "a run directory or a sweep directory")
+DIRECTORIES = Argument("directories", "DIR", "run directories and sweep directories", "several")
+DRY_RUN = ("--dry-run",)
+RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of memory"
+
+MULTIRUN = Option(("-m", "--multirun"), "make it a sweep: every combination of the given values", hydra=True)
+HYDRA = (
+    Option(("-r", "--run"), "make it a single run, whatever hydra.mode says", hydra=True),
+    Option(("-cd", "--config-dir"), "directory with groups and options of your own", "DIR", "directory", hydra=True),
+    Option(("-cn", "--config-name"), "file of your own instead of run.yaml", "NAME", hydra=True),
+    Option(
+        ("-c", "--cfg"),
+        "print the configuration instead: meshrunner's part, Hydra's part or both",
+        "job|hydra|all",
+        ("job", "hydra", "all"),
+        hydra=True,
+    ),
+    Option(("-p", "--package"), "with --cfg: print only this key", "KEY", hydra=True),
+    Option(("--resolve",), "with --cfg: resolve interpolations", hydra=True),
+    Option(
+        ("-i", "--info"),
+        "print how the configuration is composed instead: all, config, defaults, defaults-tree, plugins or searchpath",
+        "[WHAT]",
+        ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+        hydra=True,
+    ),
+    Option(("--hydra-help",), "show Hydra's own help", hydra=True),
+)
+"""Flags that Hydra parses."""
+
+_COMMANDS = (
+    Command(
+        "run",
+        "launching",
+        "train; with -m, run every combination of a sweep",
+        (),
+        (MULTIRUN, *HYDRA),
+        description="Compose the configuration, check it, predict whether it fits, write a run directory and train. "
+        "The run directory lies below runs/, that of a sweep below sweeps/.",
+        examples=("run", "run model=llama_tiny parallelism=fsdp1 steps=100", "run -m parallelism=fsdp1,fsdp2"),
+        fails_if=RUN_FAILED,
+        executes=True,
+    ),
+    Command(
+        "resume",
+        "launching",
+        "continue a run, or execute the unfinished runs of a sweep",
+        (DIRECTORY,),
+        (Option(("--force",), "continue although the configuration differs from the checkpoint's"),),
+        description="A run continues from its newest checkpoint, or begins again without one. A completed run trains "
+        "further if its steps were raised.",
+        examples=("resume runs/2026-11-02/10-15-00-3fa2c1", "resume sweeps/2026-11-02/10-15-00-3fa2c1"),
+        fails_if=RUN_FAILED,
+        executes=True,
+    ),
+    Command(
+        "submit",
+        "launching",
+        "submit runs to SLURM",
+        (DIRECTORY,),
+        (Option(DRY_RUN, "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
+        description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of a run "
+        "or sweep directory again; hydra.launcher.KEY=VALUE then changes a setting of the last time.",
+        examples=(
+            "submit model=llama3_8b hydra.launcher.partition=gpu",
+            "submit -m parallelism=fsdp1,fsdp2 --dry-run",
+            "submit sweeps/layouts hydra.launcher.time=2:00:00",
+        ),
+        fails_if="a run of DIR is damaged, or, with hydra.launcher.wait=true, a run failed",
+    ),
+    Command(
+        "place",
+        "launching",
+        "write run directories, start nothing",
+        (),
+        (MULTIRUN, *HYDRA),
+        description="`resume DIR` executes what was placed, here or on another machine.",
+        examples=("place -m parallelism=fsdp1,fsdp2 hydra.sweep.dir=sweeps/layouts",),
+    ),
+    Command(
+        "show",
+        "planning",
+        "print parameters, FLOPs, mesh, memory and wrap plan of a run",
+        (),
+        (Option(("--config",), "also print the resolved configuration"), *HYDRA),
+        description="Nothing is started and no GPU is needed.",
+        examples=("show model=llama3_70b hardware=h100_80gb launch.nodes=8",),
+    ),
+    Command(
+        "plan",
+        "planning",
+        "predict whether runs fit and how fast they are, without a GPU",
+        (),
+        (
+            Option(("--json",), "print an object; with -m, a list of objects"),
+            Option(
+                ("--active",), "predict only the memory of tensors, which is faster: not what the allocator reserves"
+            ),
+            Option(("--max",), "find the largest value of KEY that fits; of a single run", "KEY"),
+            Option(("--html",), "also write a page that shows memory over a step; of a single run", "FILE", "file"),
+            MULTIRUN,
+            *HYDRA,
+        ),
+        description="With -m, predict every combination and rank them. Nothing is started.",
+        examples=(
+            "plan model=llama3_8b hardware=h100_80gb launch.workers=8",
+            "plan model=llama3_8b hardware=h100_80gb launch.workers=8 --max micro_batch",
+            "plan -m hardware=h100_80gb parallelism=fsdp1,fsdp2 micro_batch=1,2,4",
+        ),
+    ),
+    Command(
+        "calibrate",
+        "planning",
+        "fit the constants of a device to measured runs",
+        (DIRECTORIES,),
+        (
+            Option(
+                ("--out",),
+                "write the device's file here; --config-dir CONFIGS hardware=NAME uses CONFIGS/hardware/NAME.yaml",
+                "FILE",
+                "file",
+            ),
+            Option(("--force",), "write the file even if the runs cannot tell the constants apart"),
+            Option(("--json",), "print an object: the runs, their errors and the content of the file"),
+        ),
+        description="`plan` predicts speeds from these constants.",
+        examples=("calibrate sweeps/widths --out configs/hardware/mine.yaml",),
+    ),
+    Command(
+        "compare",
+        "records",
+        "show which settings vary between runs and what they change",
+        (DIRECTORIES,),
+        (
+            Option(("--baseline",), "compare each row with the row that differs only in KEY", "KEY=VALUE"),
+            Option(
+                ("--where",),
+                "only rows that meet this condition, such as parallelism=fsdp2,ddp, 'wps>5000' or state!=oom; may be "
+                "repeated",
+                "EXPR",
+                repeats=True,
+            ),
+            Option(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
+            Option(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
+            Option(("--markdown",), "print the table for a pull request", excludes="form"),
+            Option(("--json",), "print a list of rows with raw figures", excludes="form"),
+            Option(("--csv",), "print the same as CSV", excludes="form"),
+            Option(("--html",), "also write a page with the table and charts", "FILE", "file"),
+        ),
+        description="A row is a combination of settings; repeats are merged. The table says how large the differences "
+        "are, whether they exceed the noise, and whether losses agree.",
+        examples=(
+            "compare sweeps/layouts",
+            "compare sweeps/layouts --baseline parallelism=fsdp1 --markdown",
+            "compare runs --where model=llama_tiny --sort mfu --top 5",
+        ),
+    ),
+    Command(
+        "ls",
+        "records",
+        "list runs and sweeps, newest first",
+        (
+            Argument(
+                "directories", "DIR", "where to look; by default runs and sweeps, else the current directory", "any"
+            ),
+        ),
+        (
+            Option(
+                ("--where",),
+                "only those with a run that meets this condition, such as state=oom, model=llama3_8b,llama3_1b or "
+                "'wps>5000'; may be repeated",
+                "EXPR",
+                repeats=True,
+            ),
+            Option(("--limit",), "list at most N, 0 for all; by default 20", "N", "number", default=20),
+            Option(("--json",), "print a list of objects"),
+        ),
+        examples=("ls", "ls --where state=oom --limit 0", "ls sweeps --json"),
+    ),
+    Command(
+        "status",
+        "records",
+        "show the progress of every run, also while it is running",
+        (DIRECTORIES,),
+        examples=("status sweeps/layouts",),
+    ),
+    Command(
+        "cancel",
+        "records",
+        "stop running and waiting runs, here and in SLURM's queue",
+        (DIRECTORY,),
+        description="Waiting runs stay pending, running ones become interrupted. `resume DIR` continues them.",
+        examples=("cancel sweeps/layouts",),
+        fails_if="some runs could not be examined because their files are damaged",
+    ),
+    Command(
+        "sync",
+        "records",
+        "upload W&B runs that were recorded offline",
+        (Argument("directories", "DIR", "where to look for runs, at any depth", "several"),),
+        (Option(DRY_RUN, "print what would be uploaded and do nothing"),),
+        examples=("sync sweeps/layouts",),
+        fails_if="a run could not be uploaded",
+    ),
+    Command(
+        "help",
+        "reference",
+        "explain a verb, key, group or option",
+        (
+            Argument(
+                "term",
+                "TERM",
+                "a verb, key, group or option: run, lr, optimizer.lr, optimizer, optimizer=adamw",
+                "one",
+                "term",
+            ),
+        ),
+        (
+            Option(
+                ("-cd", "--config-dir"), "also search this directory of your own groups and options", "DIR", "directory"
+            ),
+        ),
+        description="A key: what it means, which values it takes and its default. Without TERM, list the verbs.",
+        examples=("help lr", "help optimizer=adamw", "help hydra.launcher.time"),
+    ),
+    Command(
+        "schema",
+        "reference",
+        "print a JSON schema of a run's config.yaml or of a group's files",
+        (
+            Argument(
+                "group", "GROUP", "a group, such as model; without it, the schema of config.yaml", "optional", "group"
+            ),
+        ),
+        description="Editors complete and check YAML files with it.",
+        examples=("schema model",),
+    ),
+    Command("doctor", "reference", "report what this machine has, what is missing and why it matters"),
+)
+
+COMMANDS = {command.verb: command for command in _COMMANDS}
+"""Verb -> its declaration, in the order of `meshrunner --help`."""

@@ -1,0 +1,75 @@
+"""Help texts of the command line: the list of verbs, and a page for each verb. Plain text, as wide as the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from meshrunner.runner.commands.declaration import Command, Option
+from meshrunner.runner.commands.table import COMMANDS
+from meshrunner.runner.running_text import in_two_columns, paragraph
+
+OVERRIDES = "key=value or group=option; +key=value adds a key, ~key removes one; with -m, key=a,b tries both values"
+ENDED = "every run ended as asked; in a sweep, runs that are out of memory or skipped are results, too"
+WRONG = "the arguments or the configuration are wrong; nothing was started"
+PREEMPTED = "preempted; may be run again"
+INTERRUPTED = "interrupted"
+
+
+def overview() -> str:
+    """Return what `meshrunner --help` prints."""
+    parts = ["usage: meshrunner VERB ..."]
+    width = max(len(command.synopsis) for command in COMMANDS.values())
+    rows = [(command.synopsis.ljust(width), command.summary) for command in COMMANDS.values()]
+    rooms = [command.room for command in COMMANDS.values()]
+    for room in dict.fromkeys(rooms):
+        inside = [row for row, where in zip(rows, rooms, strict=True) if where == room]
+        parts.append(f"{room}:\n{in_two_columns(inside)}")
+    parts += [
+        paragraph(
+            "`meshrunner VERB --help` explains a verb and its options, `meshrunner help KEY` a key of the configuration. "
+            "OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists "
+            "groups and keys. `meshrunner --version` prints the versions of meshrunner, torch and Python.",
+            0,
+        ),
+        _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG, 75: PREEMPTED, 130: INTERRUPTED}),
+    ]
+    return "\n\n".join(parts)
+
+
+def describe(command: Command) -> str:
+    """Return what `meshrunner help VERB` prints."""
+    parts = ["\n".join(usage_lines(command)), paragraph(f"{command.summary[0].upper()}{command.summary[1:]}.", 0)]
+    if command.description:
+        parts.append(paragraph(command.description, 0))
+    arguments = [("OVERRIDES", OVERRIDES)] * command.overrides
+    arguments += [(argument.metavar, argument.help) for argument in command.arguments]
+    if arguments:
+        parts.append(f"arguments:\n{in_two_columns(arguments)}")
+    parts.append(f"options:\n{_options(option for option in command.options if not option.hydra)}")
+    if command.overrides:
+        parts.append(f"options of Hydra:\n{_options(option for option in command.options if option.hydra)}")
+    if command.examples:
+        parts.append("\n".join(["examples:", *(f"  meshrunner {example}" for example in command.examples)]))
+    if command.executes:
+        ended = {0: ENDED, 1: command.fails_if, 2: WRONG, 75: PREEMPTED, 130: INTERRUPTED}
+    else:
+        ended = {0: "success", 1: command.fails_if, 2: WRONG if command.overrides else "the arguments are wrong"}
+    parts.append(_exit_statuses(ended))
+    return "\n\n".join(parts)
+
+
+def usage_lines(command: Command) -> Iterator[str]:
+    """Yield the usage of a verb, a line for each form."""
+    begin = "usage:"
+    for form in command.synopsis.removeprefix(command.verb).split(" | "):
+        options = " [OPTIONS]" if command.own_options else ""
+        yield f"{begin} meshrunner {command.verb} {form.strip()}".rstrip() + options
+        begin = " " * len(begin)
+
+
+def _options(options: Iterable[Option]) -> str:
+    return in_two_columns((option.synopsis, option.help) for option in options)
+
+
+def _exit_statuses(meanings: dict[int, str]) -> str:
+    return f"exit status:\n{in_two_columns((f'{status:<3}', text) for status, text in meanings.items() if text)}"
