@@ -1,6 +1,7 @@
 """The experiment engine: compose, check, launch, measure, record, compare. No model code.
 
-    cli > verbs > sweep > launch > slurm, measure > config > profiler, trackers > compare > rundir > figures > process, console
+    cli > verbs > sweep > launch, predict > calibrate > slurm, measure > config > profiler, trackers > compare > rundir
+        > ledger > figures > commands > process, console
 
-Imports point down, and from each to `recipes`.
+Each room imports only rooms to its right, and all may import `recipes`. `pyproject.toml` has the complete order.
 """

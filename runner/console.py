@@ -1,7 +1,7 @@
 """
-Terminal output: tables on stdout, as wide as the terminal and uncut when piped; warnings on stderr; short paths.
+Terminal output: tables as wide as the terminal and uncut when piped, warnings on stderr, progress of slow work, short paths.
 
-Text from files, names and the environment is never markup, and what would steer the terminal is shown as an escape.
+Text from files, names and the environment is never interpreted as markup, and control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 400
-"""Width without a terminal, in columns: nothing is folded or cut."""
+"""Columns without a terminal: nothing is folded or cut."""
 SILENT_S = 2.0
-"""Seconds that work goes on before it is named where no terminal shows it at once."""
+"""Seconds after which work is named if no terminal shows it immediately."""
 WIPE = "\r\x1b[2K"
 _to_wipe = False
-"""Whether what `naming` shows stands on the terminal."""
+"""Whether the terminal currently shows a `naming` line."""
 UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: terminal escapes begin with one
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these turn the direction of text around
-    "\u2028\u2029\ud800-\udfff]"  # line separators; halves of a pair, which no encoding has
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls other than tab and newline; terminal escapes begin with one
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these reverse the direction of text
+    "\u2028\u2029\ud800-\udfff]"  # line separators; surrogates, which cannot be encoded
 )
 
 
 def printable(text: str) -> str:
-    """Text that a terminal shows and does not obey: control characters, and what cannot be encoded, as `\\x1b`, `\\u202e`."""
+    """Return text with control characters and characters that cannot be encoded as escapes: `\\x1b`, `\\u202e`."""
     return UNPRINTABLE.sub(_escape, text)
 
 
@@ -43,7 +43,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Anything as printable text without line breaks, for a cell or a sentence."""
+    """Return anything as printable text without line breaks, for a cell or a sentence."""
     return " ".join(printable(str(text)).split())
 
 
@@ -56,9 +56,9 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 @contextmanager
 def naming(what: str) -> Iterator[None]:
     """
-    A context for work of this process that a person waits for: on a terminal it is named at once, in a line that is wiped.
+    Name the work that a person waits for: at once on a terminal, in a line that is erased when the context ends.
 
-    On stderr: what is printed to stdout may be a script, or nothing, if the configuration is wrong.
+    The line goes to stderr because stdout may be a script, or has to stay empty if the configuration is wrong.
     """
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
@@ -84,17 +84,17 @@ def _wipe() -> None:
 
 
 class Slow:
-    """Work that is named in a line of its own once it has lasted SILENT_S, as most takes less. A context manager."""
+    """A context manager that names work which lasts longer than SILENT_S, in a line of its own."""
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
-        """whose: what the lines begin with."""
+        """Prefix every line with `whose`."""
         self.whose = whose
         self._to_stderr = to_stderr
         self._what = ""
         self._timer: threading.Timer | None = None
 
     def doing(self, what: str) -> None:
-        """Something else begins; empty: nothing that may take long."""
+        """Say what begins now; an empty text ends it."""
         if what == self._what:
             return
         self._what = what
@@ -115,16 +115,16 @@ class Slow:
 
 
 def console() -> Console:
-    """A console on stdout that takes strings as they are (`printable`): no markup, no emoji codes, no colours for numbers."""
+    """Return a console on stdout that prints strings as they are: no markup, no emoji codes, no colours for numbers."""
     from rich.console import Console
     from rich.text import Text
 
-    class Plain(Console):
+    class LiteralConsole(Console):
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text), **options)
 
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    return Plain(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
+    return LiteralConsole(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
 
 
 def warn(text: str) -> None:
@@ -133,16 +133,16 @@ def warn(text: str) -> None:
 
 
 def shown(path: Path) -> Path:
-    """A path relative to the current directory if it is below it, else unchanged."""
+    """Return a path relative to the current directory if it is below it, else unchanged."""
     try:
         here = Path.cwd()
-    except FileNotFoundError:  # it was removed meanwhile
+    except FileNotFoundError:  # it was removed
         return path
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def duration(seconds: float) -> str:
-    """A duration as text: `1h02m`, `3m10s`, `5s`."""
+    """Return a duration as text: `1h02m`, `3m10s`, `5s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

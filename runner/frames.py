@@ -1,4 +1,4 @@
-"""Runs as pandas DataFrames, for notebooks: `meshrunner.load`."""
+"""`meshrunner.load`: runs as pandas DataFrames, for notebooks."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Some runs, compared: two tables, and the sentences that `meshrunner compare` begins with."""
+    """Compared runs: two tables, and the sentences that `meshrunner compare` begins with."""
 
     rows: DataFrame
     """
-    A row per combination, repeats merged, as `meshrunner compare --json` has it: the varying keys, `state`, `reason`, the
-    figures under their names in summary.json, those against the baseline, and in `runs` the list of the repeats.
+    A row per combination, repeats merged, as in `meshrunner compare --json`: the varying keys, `state`, `reason`, the figures
+    under their names in summary.json, the differences from the baseline, and the list of repeats in `runs`.
     """
     events: DataFrame
     """
-    A row per run and step: `run` (its directory), `state`, the varying keys, then the keys of events.jsonl. Of a step that was
-    repeated after a checkpoint, the last row.
+    A row per run and step: `run` (its directory), `state`, the varying keys, then the keys of events.jsonl. A step that was
+    repeated after a checkpoint has one row, the last.
     """
     keys: list[str] = field(default_factory=list)
-    """The varying keys: the first columns of `rows`. Lists among their values are text, `[0.9, 0.95]`."""
+    """The varying keys, which are the first columns of `rows`. Values that are lists become text: `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)
-    """Which row is the fastest and which the leanest, what the baseline's key gains, whether losses agree."""
+    """Sentences: the fastest row, the row with the least memory, what the baseline's key gains, whether losses agree."""
 
     def __repr__(self) -> str:
         return "\n".join([*self.findings, str(self.rows)])
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -> Loaded:
-    """The implementation of `meshrunner.load`."""
+    """Read and compare runs; implements `meshrunner.load`."""
     if not folders:
-        raise ConfigError("load: name at least one run or sweep directory")
+        raise ConfigError("load: pass at least one run or sweep directory")
     comparison = compare_runs(read_runs([Path(folder) for folder in folders]), baseline)
     frame = _pandas().DataFrame
     rows = [record | _hashable(comparison.keys, record) for record in records(comparison)]
@@ -71,6 +71,6 @@ def _events(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """The varying keys with text for lists and mappings, which pandas cannot group by."""
+    """Return the varying keys, with lists and mappings as text because pandas cannot group by them."""
     found = {key: values.get(key) for key in keys}
     return {key: text(value) if isinstance(value, list | dict) else value for key, value in found.items()}

@@ -1,4 +1,4 @@
-"""An exception in a class of the user's own, as its author reads it: the class, the exception, the lines of the user's files."""
+"""Exceptions raised by a user's own class, described for its author: the method, the exception and the lines of code."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from types import FrameType
 from meshrunner.runner.console import one_line
 
 OURS = ("meshrunner", "hydra_plugins")
-"""Packages of this program."""
+"""Packages of meshrunner itself."""
 INSTALLED = tuple({f"{path}/" for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 MAX_LINES, MAX_WIDTH = 5, 300
-"""Lines of the user's files, the innermost, and characters of a line that are shown."""
+"""Most lines of the user's files that are shown, innermost ones first to be kept, and characters of a line."""
 
 
 def fault(error: BaseException) -> str:
     """
-    `own.gpt:GPT.network raised TypeError: ...`, and below it the lines of the user's files that it came through.
+    Return `own.gpt:GPT.network raised TypeError: ...` and below it the lines of the user's files in the traceback.
 
-    Empty where no method of a class of the user's was at work.
+    Return an empty string if no method of the user's classes is in the traceback.
     """
     own = list(_own_frames(error))
     begun = next((frame for frame, _ in own if {"self", "cls"} & frame.f_locals.keys()), None)
@@ -36,7 +36,7 @@ def fault(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> str:
-    """The last line of the user's files that an exception came through: `FILE, line 3: x = f(y)`; empty if there is none."""
+    """Return the innermost line of the user's files in a traceback, `FILE, line 3: x = f(y)`, or an empty string."""
     own = list(_own_frames(error))
     return _line(*own[-1])[:MAX_WIDTH] if own else ""
 
@@ -47,7 +47,7 @@ def _line(frame: FrameType, number: int) -> str:
 
 
 def _own_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The calls of code that is neither of this program nor installed, the outermost first, each with its line."""
+    """Yield the frames of code that is neither meshrunner's nor installed, outermost first, each with its line number."""
     for frame, line in walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] not in OURS and not file.startswith(INSTALLED) and Path(file).is_file():

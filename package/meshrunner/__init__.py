@@ -4,13 +4,13 @@
     runs = load("sweeps/layouts", baseline="parallelism=fsdp1")
     runs.rows, runs.events      # pandas DataFrames: a row per combination, a row per step
 
-The folders beside this file are links to those at the top of the repository: `meshrunner.runner` is `runner/`. What is
-installed, editable or as a wheel, is this one package.
+The directories next to this file link to those at the top of the repository: `meshrunner.runner` is `runner/`. Only this
+package is installed, editable or as a wheel.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what `typing` calls so need not be imported for it: every command begins here
+TYPE_CHECKING = False  # importing it from `typing` would slow down every command
 if TYPE_CHECKING:
     import os
 
@@ -22,15 +22,15 @@ __all__ = ["__version__", "load"]
 
 def load(*folders: str | os.PathLike[str], baseline: str | None = None) -> Loaded:
     """
-    Runs as pandas DataFrames: `.rows`, a row per combination, and `.events`, a row per step; `.findings` is what they show.
+    Return runs as pandas DataFrames: `.rows` has a row per combination, `.events` a row per step, `.findings` sentences.
 
     Args:
         folders: run directories and sweep directories.
-        baseline: `key=value` of the rows that the others are compared with.
+        baseline: `key=value` of the rows that the other rows are compared with.
 
     Raises:
-        meshrunner.recipes.errors.ConfigError: a folder holds no run, or the baseline does not vary.
+        meshrunner.recipes.errors.ConfigError: a directory holds no run, or the baseline's key does not vary.
     """
-    from meshrunner.runner.frames import load_runs  # here: the command line imports this package first
+    from meshrunner.runner.frames import load_runs  # here, because the command line imports this package
 
     return load_runs(folders, baseline)

@@ -1,6 +1,6 @@
 """The entry point of the command `meshrunner`, and of `python -m meshrunner`.
 
-From here on Ctrl-C ends the command with one line and exit status 130. Earlier, while Python itself starts, it cannot.
+Ctrl-C ends the command with one line and exit status 130, from here on. While Python itself starts, it cannot.
 """
 
 import os

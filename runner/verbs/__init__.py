@@ -1,1 +1,1 @@
-"""The verbs, one per file: arguments in, exit status out."""
+"""The verbs, a function in a module each: arguments in, exit status out. `runner/commands` declares them."""

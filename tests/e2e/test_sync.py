@@ -73,7 +73,7 @@ def test_what_would_be_uploaded(sweep: Path, capsys: Output) -> None:
     uploaded(record)
     assert sync("sweep", "--dry-run") == 0
     out = capsys.readouterr().out.splitlines()
-    assert out == [f"would upload 2 runs to {NOBODY}:", "  sweep", "  sweep/000_a", "1 uploaded already"]
+    assert out == [f"would upload 2 runs to {NOBODY}:", "  sweep", "  sweep/000_a", "1 already uploaded"]
     later = time.time() + 60  # it was tracked again since
     os.utime(record, (later, later))
     assert sync("sweep/001_b", "--dry-run") == 0
@@ -84,8 +84,8 @@ def test_a_run_that_is_being_executed_waits(sweep: Path, capsys: Output) -> None
     claim(sweep / "000_a")
     assert sync("sweep/000_a") == 0
     out, err = capsys.readouterr()
-    assert "sweep/000_a is still being executed" in err
-    assert out == "nothing to upload: 1 still being executed\n"
+    assert "sweep/000_a is still running" in err
+    assert out == "nothing to upload: 1 still running\n"
 
 
 def test_nothing_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
@@ -113,7 +113,7 @@ def test_without_a_login_nothing_is_uploaded(
     monkeypatch.delenv("WANDB_API_KEY")
     assert sync("sweep") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "uploaded 0 of 3 runs; wandb said: " in line and "wandb login" in line
+    assert "uploaded 0 of 3 runs; wandb reported: " in line and "wandb login" in line
 
 
 def test_offline_runs_are_uploaded_once(
@@ -134,10 +134,10 @@ def test_offline_runs_are_uploaded_once(
     assert sorted(out[1:-1]) == ["  runs/a", "  runs/b"]
     assert [len(run.rows) for run in stub.runs.values()] == [4, 4]
     assert sync("runs") == 0
-    assert capsys.readouterr().out == "nothing to upload: 2 uploaded already\n"
+    assert capsys.readouterr().out == "nothing to upload: 2 already uploaded\n"
 
 
 def test_what_wandb_refuses_is_said(sweep: Path, stub: Stub, capsys: Output) -> None:
     """The records are empty files."""
     assert sync("sweep/000_a") == 1
-    assert "uploaded 0 of 1 run; wandb said: " in capsys.readouterr().err
+    assert "uploaded 0 of 1 run; wandb reported: " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`meshrunner run`: one run, or with -m a sweep over every combination."""
+"""`meshrunner run`: train one run or, with -m, every combination of a sweep."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", 
 
 
 def run(arguments: list[str]) -> int:
-    """Run or sweep; raises ConfigError for a wrong configuration, before anything is started."""
+    """Run or sweep; raises ConfigError for a wrong configuration before anything is started."""
     asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
     if not asks:
         warm()  # first: the forkserver imports torch while Hydra composes here
         hold_stop_requests()
-    gc.disable()  # imports create little garbage, and compete with the forkserver for cores
+    gc.disable()  # imports create little garbage and compete with the forkserver for cores
     with nullcontext() if asks else naming("composing the configuration"):
         from meshrunner.runner.config.compose import Composer, parse
         from meshrunner.runner.verbs.reference.queries import answered
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Enable garbage collection again, for a process that may live for days; imported objects are exempt."""
+    """Enable garbage collection again because the process may live for days; imported objects stay exempt."""
     gc.freeze()
     gc.enable()
 

@@ -26,7 +26,7 @@ USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hy
 
 
 def submit(arguments: list[str]) -> int:
-    """Submit; returns the exit status, raises ConfigError for wrong arguments and with SLURM's reason for a refusal."""
+    """Submit runs; raises ConfigError for wrong arguments, and with SLURM's reason if it refuses them."""
     options, arguments = split("submit", arguments)
     dry_run = ["hydra.launcher.dry_run=true"] * options.dry_run
     overrides = parse("submit", arguments).overrides
@@ -40,7 +40,7 @@ def submit(arguments: list[str]) -> int:
         return submit_again(Path(directories[0]).absolute(), rest + dry_run)
     if {"hydra/launcher=local", "hydra/launcher=place"} & set(arguments):
         raise ConfigError(
-            "hydra/launcher: `submit` hands runs over to SLURM; `run` and `place` are commands of their own"
+            "hydra/launcher: `submit` hands runs over to SLURM; use `meshrunner run` or `meshrunner place` instead"
         )
     if not any(argument.startswith("hydra/launcher=") for argument in arguments):
         arguments = [*arguments, "hydra/launcher=slurm"]
@@ -52,7 +52,7 @@ def submit(arguments: list[str]) -> int:
 
 
 def submit_one(composed: Composed) -> int:
-    """`meshrunner submit` without -m; returns the exit status."""
+    """Submit a single run; returns the exit status."""
     settings = Slurm.read(composed.launcher)
     composed = settings.apply_to(composed)
     experiment = check(composed.config)
@@ -68,20 +68,20 @@ def submit_one(composed: Composed) -> int:
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     """
-    Submit the unfinished runs of a run or sweep directory, with the settings of the last time; returns the exit status.
+    Submit the unfinished runs of a run or sweep directory with the settings of the last submission; returns the exit status.
 
     Args:
-        overrides: `hydra.launcher.KEY=VALUE`, which replace some of those settings.
+        overrides: `hydra.launcher.KEY=VALUE`, each replacing one of those settings.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    # A run of a sweep has the settings of the sweep, unless it was submitted by itself.
+    # A run of a sweep has the settings of the sweep, unless it was submitted separately.
     known = Slurm.shipped() | (_settings(folder) or _settings(folder.parent))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         prefix, _, key = str(override.key_or_group).rpartition(".")
         if prefix != "hydra.launcher":
             raise ConfigError(
-                f"{override.key_or_group}: the runs are placed; only hydra.launcher.KEY=VALUE can be changed"
+                f"{override.key_or_group}: the run directories exist; only hydra.launcher.KEY=VALUE can be changed"
             )
         known[key] = override.value()
     settings = Slurm.read(known)
@@ -90,9 +90,9 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
         return _wait_for_one(folder) if settings.wait and not settings.dry_run else 0
     names = run_names(folder)
     if not names:
-        raise ConfigError(f"{folder} is neither a run directory nor a sweep's")
+        raise ConfigError(f"{folder} is neither a run directory nor a sweep directory")
     if not settings.dry_run:
-        write_run_list(folder)  # a sweep may have begun on this machine
+        write_run_list(folder)  # the sweep may have started on this machine
     usable = submit_sweep(folder, names, settings)
     if not settings.wait or settings.dry_run:
         return int(usable.damaged > 0)
@@ -102,14 +102,12 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """The settings of the last submission; {} where there was none. Raises ConfigError where they cannot be read."""
+    """Return the settings of the last submission, or {} if there was none; raises ConfigError if they cannot be read."""
     try:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:
         why = unreadable(SLURM_SETTINGS, error)
-        raise ConfigError(
-            f"damaged: {folder}: {why}; without it the settings of conf/hydra/launcher are taken"
-        ) from None
+        raise ConfigError(f"damaged: {folder}: {why}; delete it to use the settings of conf/hydra/launcher") from None
 
 
 def _wait_for_one(run_dir: Path) -> int:

@@ -1,4 +1,4 @@
-"""`meshrunner show`: a run's parameters, FLOPs, mesh, memory per device and wrap plan; starts nothing."""
+"""`meshrunner show`: print the parameters, FLOPs, mesh, memory per device and wrap plan of a run; start nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHOLE_GRADIENTS = "whole gradients between micro batches"
 
 def show(arguments: list[str]) -> int:
     """Explain one run; raises ConfigError as `run` does."""
-    with collector_held_off():  # imports create little garbage; without looking for it they are a fifth faster
+    with collector_held_off():  # imports create little garbage, and are a fifth faster if nothing looks for it
         return _show(arguments)
 
 
@@ -100,7 +100,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
-    """What should stay in fp32 and does not."""
+    """Return a remark on parameters that should stay in fp32 but do not, or an empty string."""
     layout, dtype = experiment.parallelism, experiment.precision.param_dtype
     names = [
         name.rpartition("layers.")[2].partition(".")[2]
@@ -119,8 +119,9 @@ def _mesh(dims: dict[str, int]) -> str:
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
     """
-    Bytes of tokens that a device sends to experts in a step, those that stay on it included: to the experts and back, in forward
-    and in backward, and once more where forward is repeated.
+    Return the bytes of tokens that a device exchanges with experts in a step, including tokens that stay on it.
+
+    Tokens travel to the experts and back, in forward and in backward, and once more if forward is recomputed.
     """
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
@@ -138,7 +139,7 @@ def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
 
 
 def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: Described) -> Table:
-    """What a device holds from step to step, in bytes, and how much of its memory that is."""
+    """Return the bytes that a device holds from step to step, and their share of its memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
@@ -164,7 +165,7 @@ def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: D
 
 
 def _of_memory(device: Described, total: int) -> str:
-    """`18.9% of 79.11 GiB (H100 80GB)`."""
+    """Return a share of the device's memory: `18.9% of 79.11 GiB (H100 80GB)`."""
     memory = device.memory_gib * 2**30
     return f"{total / memory:.1%} of {_bytes(round(memory))} ({device.name})"
 
@@ -172,7 +173,7 @@ def _of_memory(device: Described, total: int) -> str:
 def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
-    """Units with their own parameters (those of no unit below), and the traffic of a device in a step."""
+    """Return the units with their own parameters (without those of inner units) and a device's traffic in a step."""
     from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -201,7 +202,7 @@ def _plan(
 def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
-    """Bytes of the communication buffers that a device has at most, however they are allocated."""
+    """Yield the peak bytes of a device's communication buffers, for each way to allocate them."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
@@ -216,7 +217,7 @@ def _buffers(
 
 
 def _recompute(experiment: Experiment, device: Described, network: Network) -> str:
-    """What blocks are recomputed, and what each of them keeps of a micro batch."""
+    """Return which blocks are recomputed and what each of them keeps of a micro batch."""
     option, blocks = experiment.activation_checkpoint, len(network.block_names())
     recomputed = sum(map(option.recomputes, range(blocks)))
     title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"
@@ -228,7 +229,7 @@ def _recompute(experiment: Experiment, device: Described, network: Network) -> s
         kinds = recomputed_blocks(experiment, device, network)
     except ConfigError as error:
         return f"{title}; what each keeps for backward is not known: {one_line(error)}"
-    except Exception as error:  # a class of the user's may raise anything, and an operator have no kernel for meta
+    except Exception as error:  # a user's class may raise anything, and an operator may lack a kernel for meta
         return f"{title}; what each keeps for backward is not known: {why(error)}"
     if len(kinds) > 1:
         each = ", ".join(
@@ -246,7 +247,7 @@ def _recompute(experiment: Experiment, device: Described, network: Network) -> s
 
 
 def _results(kept: KeptActivations, sentence: str) -> str:
-    """A sentence about the operators whose results are kept; empty if there are none."""
+    """Return a sentence about the operators whose results are kept, or an empty string."""
     operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
     return sentence.format(operators) if operators else ""
 

@@ -1,4 +1,4 @@
-"""`meshrunner cancel`: stop what runs or waits, here and in SLURM's queue."""
+"""`meshrunner cancel`: stop running and waiting runs, here and in SLURM's queue."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from meshrunner.runner.slurm.submit import job_id
 
 def cancel(arguments: list[str]) -> int:
     """
-    Stop the runs of a run or sweep directory that run or wait; returns the exit status.
+    Stop the running and waiting runs of a run or sweep directory; returns the exit status.
 
-    What waited stays `pending`, what ran is `interrupted`.
+    Waiting runs stay `pending`, running ones become `interrupted`.
     """
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
@@ -46,7 +46,7 @@ def cancel(arguments: list[str]) -> int:
             remarks.append(f"{run.state}: {run_dir}: {run.reason}")
         if run_dir != folder and run_dir.is_symlink():
             continue
-        # Whatever else is damaged: the run may be going on.
+        # Even if other files are damaged, the run may still be running.
         for names, found in (((STATUS, STATUS_LOCK), here), ((SLURM_JOB,), submitted)):
             if why := find_damage(run_dir, names):
                 problems.append(f"damaged: {run_dir}: {why}")
@@ -55,7 +55,7 @@ def cancel(arguments: list[str]) -> int:
     for problem in dict.fromkeys([*problems, *remarks]):
         warn(one_line(problem))
     if not here and not submitted:
-        raise ConfigError(f"{folder} holds no run that can be cancelled")
+        raise ConfigError(f"{folder} has no run that can be cancelled")
     interrupted = sum(map(_interrupt, here))
     stopped = _stop_jobs(submitted)
     print(f"cancelled {_count(stopped, 'SLURM job')} and {_count(interrupted, 'run')} on this machine")
@@ -63,7 +63,7 @@ def cancel(arguments: list[str]) -> int:
 
 
 def _interrupt(run_dir: Path) -> bool:
-    """Interrupt the process on this machine, and not in a SLURM job, that executes a run; returns whether there is one."""
+    """Interrupt the process that executes a run on this machine outside SLURM; returns whether there is one."""
     status = read_status(run_dir)
     owner = status.owner
     if owner is None or not owner.pid or owner.slurm_job_id or owner.host != socket.gethostname():
@@ -75,7 +75,7 @@ def _interrupt(run_dir: Path) -> bool:
 
 
 def _stop_jobs(run_dirs: Sequence[Path]) -> int:
-    """Cancel the jobs of some runs that run or wait; returns how many there were."""
+    """Cancel the running and waiting jobs of some runs; returns their number."""
     numbers = {run_dir: number for run_dir in run_dirs if (number := job_id(run_dir))}
     known = jobs(numbers.values())
     active = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].active}

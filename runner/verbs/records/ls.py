@@ -1,4 +1,4 @@
-"""`meshrunner ls`: the runs and sweeps below a folder, newest first."""
+"""`meshrunner ls`: list the runs and sweeps below a directory, newest first."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 WPS = figure_of("perf/wps")
 DEPTH = 8
-"""Folders that are looked into below each other."""
+"""Levels of directories that are searched."""
 SHORTEST_WHAT = 24
-"""Characters of what was run that a line has room for; with less, the path has a line of its own."""
+"""Fewest characters of the description that fit on a line. With less room the path gets a line of its own."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run or a sweep, as its status.json and summary.json tell."""
+    """A run or a sweep, from its status.json and summary.json."""
 
     path: Path
     began: float
-    """Unix time: when its first run began, else when it was written."""
+    """Unix time at which its first run began, or at which it was written if none did."""
     states: Counter[str]
-    """State -> how many runs."""
+    """State -> number of runs."""
     wps: float | None
     """WPS per device of the fastest completed run."""
 
@@ -53,7 +53,7 @@ class Entry:
 
     @cached_property
     def what(self) -> str:
-        """`12 runs: parallelism, micro_batch`, or what was typed for a single run."""
+        """Description: `12 runs: parallelism, micro_batch` for a sweep, the overrides for a single run."""
         if not self.is_sweep:
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
@@ -62,14 +62,14 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """`completed` of a single run, `11 completed, 1 oom` of a sweep."""
+        """State: `completed` for a single run, `11 completed, 1 oom` for a sweep."""
         if not self.is_sweep:
             return next(iter(self.states))
         return ", ".join(f"{count} {state}" for state, count in self.states.items())
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """Options and keys -> their values in any of the runs. Reads YAML: of a sweep that of the first run."""
+        """Keys and groups -> their values in any of the runs, from the config.yaml of the first run and the sweep's overrides."""
         names = run_names(self.path) if self.is_sweep else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
@@ -87,7 +87,7 @@ def _value(override: str) -> Any:
 
 
 def ls(arguments: list[str]) -> int:
-    """List runs and sweeps; raises ConfigError for wrong arguments and folders that do not exist."""
+    """List runs and sweeps; raises ConfigError for wrong arguments and directories that do not exist."""
     given = parse("ls", arguments)
     if given.limit < 0:
         raise ConfigError(f"--limit: expected a number of at least 0, got {given.limit}")
@@ -99,7 +99,7 @@ def ls(arguments: list[str]) -> int:
     listed = chosen[: given.limit or None]
     if given.json:
         found = json.dumps([_record(entry) for entry in listed], indent=2, default=str)
-        print(found.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
+        print(found.replace("\x7f", "\\u007f"))  # the only control character that JSON does not escape
     elif listed:
         _print(listed)
     if not entries:
@@ -112,7 +112,7 @@ def ls(arguments: list[str]) -> int:
 
 
 def _found(folder: Path, depth: int) -> Iterator[Path]:
-    """The runs and sweeps in a folder, itself included; nothing below them, and nothing that cannot be read."""
+    """Yield the runs and sweeps at or below a directory, but none inside a run or sweep, and none that cannot be read."""
     with suppress(OSError):
         if is_sweep(folder) or is_run(folder):
             yield folder
@@ -124,7 +124,7 @@ def _found(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _read(path: Path) -> Entry:
-    """A run or sweep, whatever state its files are in."""
+    """Read a run or sweep, even if its files are damaged."""
     runs = [path / name for name in run_names(path)] if is_sweep(path) else [path]
     states, starts, speeds = Counter[str](), [], []
     for run_dir in runs:
@@ -142,7 +142,7 @@ def _read(path: Path) -> Entry:
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field[Entry]]:
-    """What can be asked for. Settings are read only where a condition names one."""
+    """Return what conditions can name. Settings are read only if a condition names one."""
     found: dict[str, Field[Entry]] = {
         "state": Field(lambda entry: list(entry.states), open=True),
         "wps": Field(lambda entry: [entry.wps], open=True),
@@ -170,7 +170,7 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def _time(entry: Entry) -> datetime:
-    """When it began; the epoch where that is no time."""
+    """Return when it began, or the epoch if the number is not a valid time."""
     try:
         return datetime.fromtimestamp(entry.began).astimezone()
     except (OSError, ValueError, OverflowError):
@@ -191,7 +191,7 @@ def _print(entries: Sequence[Entry]) -> None:
 
 
 def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Console) -> None:
-    """A line each; where the terminal is too narrow, the path below what was run, and never cut."""
+    """Print a line for each; in a narrow terminal the path goes below the description. Paths are never cut."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -214,5 +214,5 @@ def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Co
 
 
 def _needed(*columns: Sequence[str]) -> int:
-    """Characters that some columns take of a line."""
+    """Return the characters that some columns need on a line."""
     return sum(max(len(line) for cell in column for line in cell.split("\n")) + BETWEEN for column in columns)

@@ -1,4 +1,4 @@
-"""`meshrunner status`: how far every run of a sweep is, also while it is running, from another shell."""
+"""`meshrunner status`: show the progress of every run of a sweep, also from another shell while it is running."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
 
 UNREADABLE = ("damaged", "missing")
-"""States of runs without figures."""
+"""States in which a run has no figures."""
 
 
 def status(arguments: list[str]) -> int:
-    """Print a row for every run of the directories; returns the exit status, raises ConfigError where there is none."""
+    """Print a row for every run of the directories; raises ConfigError for a directory without runs."""
     runs = read_runs(parse("status", arguments).directories, glance)
     views = _slurm_views(runs)
     if console().is_terminal:
@@ -37,7 +37,7 @@ def status(arguments: list[str]) -> int:
 
 
 def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """Everything in a table, as Markdown."""
+    """Print everything in one Markdown table."""
     state, step, _, *rest = PROGRESS
     titles = ["run", state, step, SPEED.heading, *rest, *(["SLURM"] if views else []), "reason"]
     rows = []
@@ -50,7 +50,7 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """A line for each run; below the table what is long, said once for all runs that have it in common."""
+    """Print a line for each run and, below the table, reasons and SLURM's states, once for all runs that share them."""
     screen, names = console(), _names(runs)
     rows = []
     for run in runs:
@@ -72,14 +72,14 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _names(runs: Sequence[Run]) -> dict[Path, str]:
-    """What the runs are called: of one sweep by what varies, else by their directories."""
+    """Return the names of runs: what varies between the runs of one sweep, else their directories."""
     folders = {run.path.parent for run in runs}
     labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}
     return {run.path: labels.get(run.path.name, run.path.name) for run in runs}
 
 
 def _progress(run: Run) -> list[str]:
-    """Steps done, memory and time left. Of a run that has ended the summary says all."""
+    """Return steps done, memory and time left, from the summary if the run has ended, else from its events."""
     if run.state in UNREADABLE:
         return [UNKNOWN] * (len(PROGRESS) - 2)
     done = run.summary.steps
@@ -91,7 +91,7 @@ def _progress(run: Run) -> list[str]:
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
-    """What SLURM says of the runs that were submitted to it; {} where none was."""
+    """Return SLURM's state of the runs that were submitted to it; {} if none was."""
     submitted = [run.path for run in runs if os.path.lexists(run.path / SLURM_JOB)]
     if not submitted:
         return {}

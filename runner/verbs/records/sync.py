@@ -10,10 +10,10 @@ from meshrunner.runner.trackers.offline import OfflineRun, find_offline_runs, se
 
 def sync(arguments: list[str]) -> int:
     """
-    Upload the offline W&B runs of directories and of all below them, but for those that were uploaded or are still executed.
+    Upload the offline W&B runs at or below directories, except for runs that were uploaded before or are still running.
 
     Returns:
-        The exit status: 1 where a run could not be uploaded, or none because nobody is logged in or no server answers.
+        The exit status: 1 if a run could not be uploaded, for example because nobody is logged in or the server is silent.
 
     Raises:
         ConfigError: wrong arguments, or a directory that does not exist.
@@ -24,17 +24,17 @@ def sync(arguments: list[str]) -> int:
     growing = [run for run in found if run.growing]
     todo = [run for run in found if not run.uploaded and run not in growing]
     for run in growing:
-        warn(f"{shown(run.folder)} is still being executed: its record is not complete")
+        warn(f"{shown(run.folder)} is still running, so its record is incomplete")
     if not todo:
         say(f"nothing to upload: {_counted(found, growing)}")
         return 0
-    with interruptible("; what was uploaded stays so, and the same command uploads the rest"):
+    with interruptible("; repeat the command to upload the rest"):
         return _dry_run(todo, found, growing) if given.dry_run else _upload(todo)
 
 
 def _counted(found: list[OfflineRun], growing: list[OfflineRun]) -> str:
     uploaded = sum(run.uploaded for run in found if run not in growing)
-    known = {"uploaded already": uploaded, "still being executed": len(growing)}
+    known = {"already uploaded": uploaded, "still running": len(growing)}
     return ", ".join(f"{number} {what}" for what, number in known.items() if number) or "no offline W&B run was found"
 
 
@@ -63,7 +63,7 @@ def _upload(todo: list[OfflineRun]) -> int:
     if len(uploaded) == len(todo):
         say(f"uploaded {_runs(len(todo))}")
         return 0
-    warn(f"uploaded {len(uploaded)} of {_runs(len(todo))}; wandb said: {last}")
+    warn(f"uploaded {len(uploaded)} of {_runs(len(todo))}; wandb reported: {last}")
     return 1
 
 

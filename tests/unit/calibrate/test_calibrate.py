@@ -214,8 +214,9 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--out: /proc/no/file cannot be written" in calibrated(
         capsys, tmp_path / "alike", "--force", "--out", "/proc/no/file", code=2
     )
-    nameless = calibrated(capsys, tmp_path / "alike", "--force", "--out", "", code=2)
+    nameless = calibrated(capsys, tmp_path / "alike", "--force", "--out", ".", code=2)
     assert nameless.endswith("--out: . is not a file name\n")
+    assert "--out: expected FILE, got an empty text" in calibrated(capsys, tmp_path / "alike", "--out", "", code=2)
     assert "neither a run nor a sweep" in calibrated(capsys, tmp_path, code=2)
     assert "unrecognized arguments: --frce" in calibrated(capsys, wide, "--frce", code=2)
 

@@ -279,16 +279,16 @@ def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], over
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--max"], "--max needs a key"),
-        (["--html"], "--html needs a file"),
-        (["--html="], "--html needs a file"),
-        (["--html", "--json"], "--html needs a file"),
+        (["--max"], "--max needs a value: --max KEY"),
+        (["--html"], "--html needs a value: --html FILE"),
+        (["--html="], "--html: expected FILE, got an empty text"),
+        (["--html", "--json"], "--html needs a value: --html FILE"),
         (["hardware=cpu", "--max", "optimizer.lr"], "optimizer.lr is 0.001"),
         (["hardware=cpu", "--max", "launch.env.FOO"], "launch.env.FOO is not set"),
         (["hardware=cpu", "--max", "mcro_batch"], "Did you mean 'micro_batch'?"),
         (["hardware=cpu", "launch.workers=2", "--max", "micro_batch", "global_batch=3"], "global_batch(3)"),
-        (["-m", "micro_batch=1,2", "--html", "page.html"], "--html is of one run"),
-        (["-m", "micro_batch=1,2", "--max", "seq_len"], "--max is of one run"),
+        (["-m", "micro_batch=1,2", "--html", "page.html"], "--html works with a single run"),
+        (["-m", "micro_batch=1,2", "--max", "seq_len"], "--max works with a single run"),
         (["model=lama"], "lama"),
         (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
         (

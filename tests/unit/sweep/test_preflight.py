@@ -160,4 +160,4 @@ def test_a_grid_is_expanded_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(ConfigError, match="only a grid"):
         composer.grid(config)
     assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "micro_batch"]) == 2
-    assert "--max is of one run" in capsys.readouterr().err
+    assert "--max works with a single run" in capsys.readouterr().err
