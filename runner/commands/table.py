@@ -158,7 +158,7 @@ _COMMANDS = (
         examples=(
             "compare sweeps/layouts",
             "compare sweeps/layouts --baseline parallelism=fsdp1 --markdown",
-            "compare runs --where model=llama_tiny --sort mfu --top 5",
+            "compare runs/2026-11-02 --where model=llama_tiny --sort mfu --top 5",
         ),
     ),
     Command(
