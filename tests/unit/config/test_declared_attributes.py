@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshrunner.recipes.compile import Compile
-from meshrunner.recipes.data.base import Data
+from meshrunner.recipes.data.base import Data, DataSpec, RandomSequences, Sequences
 from meshrunner.recipes.option import Option
 from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 from meshrunner.recipes.precision.base import FP32, Precision
@@ -21,7 +21,10 @@ class OwnCompile(Compile):
 
 
 class OwnData(Data):
-    """Derived from nothing but the base class."""
+    """Derived from the base class, with nothing but the method that every option defines."""
+
+    def open(self, spec: DataSpec) -> Sequences:
+        return RandomSequences(spec)
 
 
 @pytest.mark.parametrize(
