@@ -1,1 +1,1 @@
-"""SLURM: writing and submitting its scripts, and asking it how its jobs are."""
+"""SLURM: writes and submits scripts, and reads the state of jobs."""

@@ -1,4 +1,4 @@
-"""SLURM's commands and what they say of jobs. Every call has a time limit: no command hangs on a busy or absent controller."""
+"""Runs SLURM's commands and reads the state of jobs. Every call has a time limit, so that an absent controller blocks nothing."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from meshrunner.recipes.errors import ConfigError
 
 TIMEOUT_S = 30.0
 FORGOTTEN = "Invalid job id"
-"""Part of what squeue answers for a job that the controller has forgotten."""
+"""Part of squeue's message for a job that the controller no longer knows."""
 ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED",
     "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
 )  # fmt: skip
-"""States of a job that will not run any more; a requeued job is PENDING again."""
+"""Final states of a job. A requeued job is PENDING again."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job as SLURM sees it."""
+    """The state of a job in SLURM."""
 
     state: str
-    """SLURM's name of it: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
+    """SLURM's state: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
     reason: str
-    """Why the job waits or ended like that; empty when SLURM does not say."""
+    """Why the job waits or ended; empty if SLURM gives no reason."""
     nodes: str
-    """The nodes that the job runs or ran on, as SLURM writes a list of them; empty when there are none."""
+    """Nodes that the job runs or ran on, in SLURM's notation; empty if there are none."""
 
     @property
     def active(self) -> bool:
@@ -42,15 +42,15 @@ class SlurmJob:
 
 def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
     """
-    Run one of SLURM's commands; returns its standard output.
+    Run one of SLURM's commands; return its standard output.
 
     Raises:
-        ConfigError: the command is not installed, did not answer, or refused: with SLURM's own words.
+        ConfigError: the command is not installed, did not answer, or failed, with SLURM's message.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
-        raise ConfigError(f"`{command[0]}` is not on this machine: SLURM's commands are needed here") from None
+        raise ConfigError(f"`{command[0]}` was not found: SLURM's commands must be installed on this machine") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(f"SLURM did not answer `{' '.join(command)}` within {timeout:g} s") from None
     if done.returncode != 0:
@@ -61,12 +61,12 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
-    The jobs with these ids (`12`, or `12_3` for a task of an array), by id; those that SLURM has forgotten are left out.
+    Return jobs by id: `12`, or `12_3` for a task of an array. Jobs that SLURM no longer knows are left out.
 
-    The controller remembers a job for some minutes after its end; then accounting is asked, where there is one.
+    The controller knows a job for some minutes after its end. Then accounting is asked, if the cluster has it.
 
     Raises:
-        ConfigError: SLURM cannot be asked.
+        ConfigError: SLURM did not answer.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
@@ -83,12 +83,12 @@ def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
 
 
 def _parents(ids: Iterable[str]) -> list[str]:
-    """The jobs and arrays that ids belong to: `12` of `12_3`."""
+    """Return the jobs and arrays that ids belong to: `12` for `12_3`."""
     return sorted({each.partition("_")[0] for each in ids})
 
 
 def _queued(parent: str) -> dict[str, SlurmJob]:
-    """The tasks of a job that the controller remembers, by id."""
+    """Return the tasks of a job that the controller knows, by id."""
     text = slurm("squeue", "--noheader", "--array", "--states=all", f"--jobs={parent}", "--format=%F|%K|%T|%r|%N")
     found = {}
     for line in text.splitlines():
@@ -99,7 +99,7 @@ def _queued(parent: str) -> dict[str, SlurmJob]:
 
 
 def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
-    """The tasks of jobs that accounting has recorded, by id."""
+    """Return the tasks of jobs that accounting has recorded, by id."""
     given = f"--jobs={','.join(parents)}"
     text = slurm("sacct", "--noheader", "--allocations", "--parsable2", given, "--format=JobID,State,NodeList")
     found = {}
@@ -111,7 +111,7 @@ def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
 
 
 def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
-    """What `scontrol show job` says, KEY -> value; {} when SLURM does not answer."""
+    """Return the output of `scontrol show job`, KEY -> value; {} if SLURM does not answer."""
     try:
         text = slurm("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The text that is submitted: slurm/run.sbatch with the settings filled in."""
+"""Writes the sbatch script: slurm/run.sbatch with the settings filled in."""
 
 from __future__ import annotations
 
@@ -13,28 +13,21 @@ from meshrunner.runner.slurm.settings import Nodes, Slurm
 
 CPUS_AND_MEMORY = {"--exclusive", "--oversubscribe", "-s", "--cpus-per-task", "-c", "--cpus-per-gpu", "--mincpus"}
 CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
-"""Options that say which part of a node's CPUs and memory a job has."""
+"""sbatch options that request CPUs or memory."""
 
 
-def for_run(run_dir: Path, settings: Slurm, nodes: Nodes) -> str:
-    """The script of one run."""
-    return _filled(run_dir, settings, [f"--output={run_dir / LOGS / SLURM_OUTPUT}"], nodes)
-
-
-def for_sweep(sweep_dir: Path, tasks: Sequence[int], settings: Slurm, nodes: Nodes) -> str:
+def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] | None = None) -> str:
     """
-    The script of an array over the runs of a sweep.
+    Return the sbatch script of a run directory, or of an array over runs of a sweep directory.
 
     Args:
-        tasks: lines of runs.txt, counted from 0.
+        tasks: the array's tasks, lines of runs.txt counted from 0; None for a single run.
     """
-    throttle = f"%{settings.max_parallel}" if settings.max_parallel is not None else ""
-    own = [f"--array={_ranges(tasks)}{throttle}", f"--output={sweep_dir / SLURM_TASK_OUTPUT}"]
-    return _filled(sweep_dir, settings, own, nodes)
-
-
-def _filled(folder: Path, settings: Slurm, own: list[str], nodes: Nodes) -> str:
-    """slurm/run.sbatch for a run or sweep directory; `own`: options that depend on which of the two it is."""
+    if tasks is None:
+        own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
+    else:
+        throttle = f"%{settings.max_parallel}" if settings.max_parallel is not None else ""
+        own = [f"--array={_ranges(tasks)}{throttle}", f"--output={folder / SLURM_TASK_OUTPUT}"]
     variables = {
         "meshrunner": f"({settings.program})",
         "srun_args": f"({' '.join(map(shlex.quote, settings.srun))})",
@@ -70,7 +63,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Without these SLURM gives a task one core, which the workers of all GPUs of a node would share, and some of the memory."""
+    """Return the request of CPUs and memory. Without one SLURM gives one core and part of the memory to all workers of a node."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):
@@ -79,13 +72,13 @@ def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
 
 
 def _names(options: list[str]) -> set[str]:
-    """The names of options: `--mem` of `--mem=0`, of `--mem 0` and of `'--mem=0'`."""
+    """Return the names of options: `--mem` for `--mem=0`, `--mem 0` and `'--mem=0'`."""
     return {re.split("[= ]", option.strip("'"))[0] for option in options}
 
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    The lines of slurm/run.sbatch with these options after its own; an option that is given replaces its own.
+    Return the lines of slurm/run.sbatch with these options after its own. An option replaces the script's own of the same name.
 
     Args:
         extra: options as the user wrote them: `--mail-type END` is two words, `--comment='a b'` one.
@@ -103,7 +96,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as --array takes them, `0-3,7`. Written one by one they would come near the limits on the length of a line."""
+    """Format numbers for --array, `0-3,7`. Listing each number might exceed the limit on the length of a line."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The keys of `hydra/launcher=slurm`, and what they mean for a run."""
+"""The keys of `hydra/launcher=slurm`, and the nodes that a run requests with them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CountOrNull = Annotated[int | None, whole(None)]
 
 
 class Nodes(NamedTuple):
-    """What a run asks of SLURM. The tasks of an array have to ask for the same."""
+    """The nodes that a run requests. All tasks of an array make the same request."""
 
     number: int
     gpus: int | None
-    """GPUs on each node; None: none."""
+    """GPUs on each node; None if none are requested."""
     whole: bool
-    """Whether these are all GPUs of a node: no other job can use its CPUs and memory for more."""
+    """Whether these are all GPUs of a node, so that no other job needs its CPUs and memory."""
 
 
 def _time(value: Any) -> Any:
-    """The value if it is text. YAML reads 1:00:00 as the number 3600, which SLURM would take for minutes."""
+    """Return text unchanged. YAML reads 1:00:00 as the number 3600, which SLURM would take as minutes."""
     if value is not None and not isinstance(value, str):
         raise PydanticCustomError(
             "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
@@ -45,7 +45,7 @@ def _time(value: Any) -> Any:
 
 
 def seconds(time: str) -> int | None:
-    """Seconds of a time limit as SLURM writes one: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for any other text."""
+    """Convert a time limit in SLURM's notation to seconds: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for any other text."""
     if not re.fullmatch(r"(\d+-\d+(:\d+){0,2})|(\d+(:\d+){0,2})", time):
         return None
     days, dash, rest = time.rpartition("-")
@@ -67,35 +67,37 @@ Line = Annotated[str, BeforeValidator(_one_line)]
 
 
 class Slurm(Section):
-    """Where and how SLURM runs the jobs."""
+    """The request that is made to SLURM, and how jobs are started on the nodes."""
 
     partition: Line | None
-    """Partition of the jobs; null: the cluster's default, and so for account, qos and constraint."""
+    """Partition of the jobs; null: the cluster's default. The same holds for account, qos and constraint."""
     account: Line | None
-    """Account that the jobs are charged to."""
+    """Account to charge."""
     qos: Line | None
     """Quality of service."""
     constraint: Line | None
     """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
-    """Nodes of a run; null: its launch.nodes."""
+    """Nodes of a run; null: the run's launch.nodes."""
     gpus_per_node: CountOrNull
-    """GPUs that a run requests on each node; null: launch.workers (auto: the hardware's), where `hardware` names a GPU."""
+    """GPUs to request on each node; null: launch.workers (auto: the hardware's GPUs per node) if `hardware` names a GPU."""
     cpus_per_task: CountOrNull
     """
-    CPUs of the one task on a node, which starts all its workers; null: all of the node, with its memory, where the run uses all
-    its GPUs (`--exclusive --mem=0`), else `cpus_per_gpu`; what `extra` says of CPUs or memory replaces either.
+    CPUs of the one task on each node, which starts all workers of the node.
+
+    null: the whole node with its memory (`--exclusive --mem=0`) if the run uses all its GPUs, else `cpus_per_gpu`. Options for
+    CPUs or memory in `extra` replace either.
     """
     cpus_per_gpu: CountOrNull
-    """CPUs for each GPU of a run that does not use all of its nodes', as far as `hardware` says; null: the cluster's default."""
+    """CPUs per GPU of a run that does not use all GPUs of its nodes; null: the cluster's default."""
     time: Annotated[Line | None, BeforeValidator(_time)]
-    """Limit of a job as quoted text, '12:00:00' or '2-00:00:00': YAML would read 12:00:00 as a number; null: the partition's."""
+    """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: the partition's. Unquoted, YAML reads a number."""
     max_parallel: CountOrNull
     """Tasks of a sweep's array that run at once; null: as many as fit."""
     max_requeues: Annotated[int, whole(at_least=0)]
-    """How often a job that was preempted, reached its limit or lost a node is started again; it continues from its checkpoint."""
+    """How often a job is started again after preemption, its time limit or a lost node. It continues from its checkpoint."""
     notice_s: int = Field(ge=0, le=65535)
-    """Seconds before the time limit at which a job is told to stop: time for a checkpoint."""
+    """Seconds before the time limit at which a job is requested to stop, so that it can save a checkpoint."""
     extra: list[Line]
     """More lines for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[Line]
@@ -103,25 +105,25 @@ class Slurm(Section):
     preamble: str
     """Shell lines before srun: modules to load, NCCL variables."""
     command: Line | None
-    """What starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: this installation."""
+    """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: this installation."""
     wait: bool
-    """Return when all jobs have ended, with the table."""
+    """Wait until all jobs have ended, and print the table."""
     dry_run: bool
-    """Print the script and do nothing, as --dry-run."""
+    """Print the script and submit nothing, like --dry-run."""
 
     @model_validator(mode="after")
     def _check_notice(self) -> Slurm:
         if self.time is not None and (limit := seconds(self.time)) is not None and 0 < limit <= self.notice_s:
             raise PydanticCustomError(
                 "notice",
-                "notice_s({notice}) is not before the limit time({limit}): every job would be requested to stop at its start",
+                "notice_s({notice}) is not less than time({limit}): every job would be requested to stop when it starts",
                 {"notice": self.notice_s, "limit": self.time},
             )
         return self
 
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Slurm:
-        """The settings in `hydra.launcher` as composed; raises ConfigError that lists all wrong keys."""
+        """Return the settings in a composed `hydra.launcher`; raise ConfigError that lists all wrong keys."""
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
         except ValidationError as error:
@@ -129,43 +131,43 @@ class Slurm(Section):
 
     @classmethod
     def shipped(cls) -> dict[str, Any]:
-        """The keys and values of conf/hydra/launcher/slurm.yaml."""
+        """Return the keys and values of conf/hydra/launcher/slurm.yaml."""
         text = files("meshrunner.conf").joinpath("hydra/launcher/slurm.yaml").read_text()
         return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """The configuration with `nodes` as its launch.nodes; raises ConfigError when that was given, too, and differs."""
+        """Return the configuration with launch.nodes set to `nodes`; raise ConfigError if launch.nodes was given and differs."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed
         if launch["nodes"] != 1:
             raise ConfigError(
-                f"hydra.launcher.nodes({self.nodes}) is not launch.nodes({launch['nodes']}); give one of them"
+                f"hydra.launcher.nodes({self.nodes}) differs from launch.nodes({launch['nodes']}): set only one of them"
             )
         return replace(composed, config=composed.config | {"launch": launch | {"nodes": self.nodes}})
 
     def fit(self, experiment: Experiment) -> None:
-        """Raise ConfigError when a run that is placed already is for another number of nodes."""
+        """Raise ConfigError if a placed run has another number of nodes."""
         if self.nodes is not None and self.nodes != experiment.launch.nodes:
             raise ConfigError(
-                f"hydra.launcher.nodes({self.nodes}): the run is placed with launch.nodes({experiment.launch.nodes}); "
-                "submit it anew, in another directory, or change its config.yaml"
+                f"hydra.launcher.nodes({self.nodes}): the run directory has launch.nodes({experiment.launch.nodes}). "
+                "Submit a new run in another directory, or change its config.yaml"
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Workers per node of the cluster, as far as this machine can tell."""
+        """Return the workers per node of the cluster, as far as this machine can tell."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers
 
-    def asked(self, experiment: Experiment) -> Nodes:
-        """What a run asks for."""
+    def request(self, experiment: Experiment) -> Nodes:
+        """Return the nodes that a run requests."""
         gpus, hardware = self.gpus(experiment), experiment.hardware
         whole = gpus is not None and isinstance(hardware, GPU) and gpus >= hardware.devices_per_node
         return Nodes(experiment.launch.nodes, gpus, whole)
 
     def gpus(self, experiment: Experiment) -> int | None:
-        """GPUs that a run requests on each node; None: none."""
+        """Return the GPUs that a run requests on each node; None if none."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         if not isinstance(experiment.hardware, GPU):
@@ -175,7 +177,7 @@ class Slurm(Section):
 
     @property
     def program(self) -> str:
-        """The shell words that start meshrunner."""
+        """Shell words that start meshrunner."""
         if self.command is not None:
             return self.command
         beside = Path(sys.executable).with_name("meshrunner")

@@ -1,11 +1,11 @@
-"""Submitting run directories as SLURM jobs: the unfinished ones that no job and no process is at work on."""
+"""Submits run directories to SLURM: the unfinished ones that no job and no process is executing."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
@@ -26,20 +26,27 @@ from meshrunner.runner.rundir import (
     update_status,
 )
 from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
-from meshrunner.runner.slurm import script
 from meshrunner.runner.slurm.client import jobs, slurm
+from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Nodes, Slurm
 
 POLL_S = 2.0
 
 
 @dataclass(frozen=True)
-class JobArray:
-    """Runs of a sweep that ask for the same nodes, which the tasks of an array have to."""
+class Job:
+    """A job to submit: one run, or an array of runs of a sweep. The tasks of an array request the same nodes."""
 
+    folder: Path
+    """The run directory, or the sweep directory of an array."""
     nodes: Nodes
-    tasks: dict[int, Path] = field(default_factory=dict)
-    """Line of runs.txt, counted from 0 -> run directory."""
+    runs: dict[int | None, Path]
+    """Array task, a line of runs.txt counted from 0, -> run directory; the key of a single run is None."""
+
+    def script(self, settings: Slurm) -> str:
+        """Return the sbatch script."""
+        tasks = [task for task in self.runs if task is not None]
+        return sbatch_script(self.folder, settings, self.nodes, tasks or None)
 
 
 def job_id(run_dir: Path) -> str | None:
@@ -48,29 +55,20 @@ def job_id(run_dir: Path) -> str | None:
 
 
 def submit_run(run_dir: Path, settings: Slurm) -> None:
-    """Submit a placed run; raises ConfigError with SLURM's reason."""
+    """Submit a placed run; raise ConfigError with SLURM's reason."""
     if obstacle := find_obstacle(run_dir):
         raise ConfigError(f"damaged: {run_dir}: {obstacle}")
     experiment = check(read_config(run_dir))
     settings.fit(experiment)
-    if not to_submit([run_dir], [], quiet=settings.dry_run):
-        return
-    text = script.for_run(run_dir, settings, settings.asked(experiment))
-    if settings.dry_run:
-        say(text, end="")
-        return
-    _warn([experiment])
-    update_status(run_dir, state="pending", reason="")
-    write_json(run_dir / SLURM_SETTINGS, settings.model_dump())
-    path = slurm_script(run_dir)
-    job = _sbatch(path, text, run_dir)
-    _record(run_dir, job, path)
-    say(f"submitted job {job}\nrun directory: {shown(run_dir)}")
+    if to_submit([run_dir], [], quiet=settings.dry_run):
+        _submit([Job(run_dir, settings.request(experiment), {None: run_dir})], {run_dir: experiment}, settings)
+        if not settings.dry_run:
+            say(f"run directory: {shown(run_dir)}")
 
 
 def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> Usable:
     """
-    Submit the runs of a placed sweep as job arrays, one for each number of nodes; warns of each that is damaged.
+    Submit the runs of a placed sweep as job arrays, one for each request of nodes. Warn of damaged runs.
 
     Args:
         names: all run directories of the sweep, as in runs.txt.
@@ -81,56 +79,62 @@ def submit_sweep(sweep_dir: Path, names: Sequence[str], settings: Slurm) -> Usab
     usable = usable_runs(sweep_dir, names)
     todo = to_submit(usable.run_dirs, usable.first.sweep.rerun, quiet=settings.dry_run)
     experiments = {run_dir: check(read_config(run_dir)) for run_dir in todo}
-    for run_dir in todo:
-        settings.fit(experiments[run_dir])
-    arrays = job_arrays(names, {run_dir: experiments[run_dir] for run_dir in todo}, settings)
-    if settings.dry_run:
-        print_arrays(sweep_dir, arrays, settings)
-        return usable
-    _warn([experiments[run_dir] for run_dir in todo])
-    write_json(sweep_dir / SLURM_SETTINGS, settings.model_dump())
-    for run_dir in todo:
-        update_status(run_dir, state="pending", reason="")  # now: once submitted, the job may begin at any time
-    for number, array in enumerate(arrays):
-        path = slurm_script(sweep_dir, number if len(arrays) > 1 else None)
-        job = _sbatch(path, _text(sweep_dir, array, settings), sweep_dir)
-        for task, run_dir in array.tasks.items():
-            _record(run_dir, f"{job}_{task}", path)
-        runs, nodes = len(array.tasks), array.nodes.number
-        print(f"submitted job array {job}: {runs} run{'s' * (runs > 1)} of {nodes} node{'s' * (nodes > 1)}")
-    place = shown(sweep_dir)
-    say(
-        f"sweep directory: {place}\n`meshrunner status {place}` says how far they are, `meshrunner compare {place}` compares"
-    )
+    for experiment in experiments.values():
+        settings.fit(experiment)
+    _submit(job_arrays(sweep_dir, names, experiments, settings), experiments, settings)
+    if not settings.dry_run:
+        place = shown(sweep_dir)
+        say(
+            f"sweep directory: {place}\n"
+            f"`meshrunner status {place}` shows the progress of the runs, `meshrunner compare {place}` compares them"
+        )
     return usable
 
 
-def job_arrays(names: Sequence[str], runs: Mapping[Path, Experiment], settings: Slurm) -> list[JobArray]:
+def job_arrays(sweep_dir: Path, names: Sequence[str], runs: Mapping[Path, Experiment], settings: Slurm) -> list[Job]:
     """
-    The arrays that runs of a sweep are submitted as.
+    Group runs of a sweep into arrays.
 
     Args:
         names: all run directories of the sweep, as in runs.txt.
     """
-    found: dict[Nodes, JobArray] = {}
+    found: dict[Nodes, Job] = {}
     for run_dir, experiment in runs.items():
-        nodes = settings.asked(experiment)
-        found.setdefault(nodes, JobArray(nodes)).tasks[names.index(run_dir.name)] = run_dir
+        nodes = settings.request(experiment)
+        found.setdefault(nodes, Job(sweep_dir, nodes, {})).runs[names.index(run_dir.name)] = run_dir
     return list(found.values())
 
 
-def print_arrays(sweep_dir: Path, arrays: Sequence[JobArray], settings: Slurm) -> None:
-    """Print the scripts that would be submitted, and nothing else."""
-    for array in arrays:
-        say(_text(sweep_dir, array, settings), end="")
+def _submit(todo: Sequence[Job], experiments: Mapping[Path, Experiment], settings: Slurm) -> None:
+    """Submit jobs of one run or sweep directory, or print their scripts with `settings.dry_run`."""
+    if settings.dry_run:
+        print_scripts(todo, settings)
+        return
+    _warn(experiments.values())
+    for run_dir in experiments:
+        update_status(run_dir, state="pending", reason="")  # before the job is submitted: it may start at any time
+    for number, job in enumerate(todo):
+        write_json(job.folder / SLURM_SETTINGS, settings.model_dump())
+        path = slurm_script(job.folder, number if len(todo) > 1 else None)
+        job_number = _sbatch(path, job.script(settings), job.folder)
+        for task, run_dir in job.runs.items():
+            own_id = job_number if task is None else f"{job_number}_{task}"
+            Submission(job_id=own_id, submitted=time.time(), script=str(path)).write(run_dir / SLURM_JOB)
+        if None in job.runs:
+            say(f"submitted job {job_number}")
+        else:
+            runs, nodes = len(job.runs), job.nodes.number
+            say(f"submitted job array {job_number}: {runs} run{'s' * (runs > 1)} of {nodes} node{'s' * (nodes > 1)}")
 
 
-def _text(sweep_dir: Path, array: JobArray, settings: Slurm) -> str:
-    return script.for_sweep(sweep_dir, list(array.tasks), settings, array.nodes)
+def print_scripts(todo: Sequence[Job], settings: Slurm) -> None:
+    """Print the scripts of jobs without submitting them."""
+    for job in todo:
+        say(job.script(settings), end="")
 
 
 def wait(run_dirs: Sequence[Path]) -> int:
-    """Return when no job of these runs is active any more; the exit status is that of a local sweep."""
+    """Wait until no job of these runs is active; return the exit status that a local sweep would have."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
     with interruptible("; the jobs stay in SLURM's queue"):
         while _any_active(ids):
@@ -142,17 +146,17 @@ def wait(run_dirs: Sequence[Path]) -> int:
 def _any_active(ids: Sequence[str]) -> bool:
     try:
         return any(job.active for job in jobs(ids).values())
-    except ConfigError as error:  # a controller that is restarted says nothing of the jobs
+    except ConfigError as error:  # the controller may be restarting
         warn(str(error))
         return True
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
     """
-    The unfinished runs that no job and no process is at work on. Unless `quiet`, what the others are at is printed.
+    Return the unfinished runs that no job and no process is executing. Print the state of the others unless `quiet`.
 
     Args:
-        rerun: states of finished runs that are executed again, too.
+        rerun: states of finished runs that are executed again.
     """
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
@@ -170,18 +174,18 @@ def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) ->
     return todo
 
 
-def _warn(experiments: Sequence[Experiment]) -> None:
-    """Warn of what can be submitted and disappoints later."""
+def _warn(experiments: Iterable[Experiment]) -> None:
+    """Warn of settings that work here and may fail or lose work on the cluster."""
     if any(experiment.checkpoint.kind == "none" for experiment in experiments):
         warn(
-            "checkpoint=none: a run that is preempted or loses a node begins again at step 1; checkpoint=dcp continues it"
+            "checkpoint=none: a run that is preempted or loses a node starts again at step 1; with checkpoint=dcp it continues"
         )
     for path in {_missing(experiment) for experiment in experiments} - {None}:
-        warn(f"data.path: {path} is not on this machine; it must be on the nodes")
+        warn(f"data.path: no such file on this machine: {path}. It must exist on the nodes")
 
 
 def _missing(experiment: Experiment) -> str | None:
-    """The path of the data if this machine has no such file; None otherwise."""
+    """Return the path of the data if it does not exist on this machine, else None."""
     path = experiment.data.local_path
     if path is None or any(sign in path for sign in "*?["):
         return None
@@ -189,16 +193,12 @@ def _missing(experiment: Experiment) -> str | None:
 
 
 def _sbatch(path: Path, text: str, folder: Path) -> str:
-    """Write a script and submit it; returns the job's number, raises ConfigError that says how to submit `folder` again."""
+    """Write a script and submit it; return the job's number. Raise ConfigError that says how to submit `folder` again."""
     replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
     except ConfigError as error:
         raise ConfigError(
-            f"SLURM refuses {shown(path)}: {error}\n"
-            f"The runs are pending: `meshrunner submit {shown(folder)} hydra.launcher.KEY=VALUE` submits them with other settings"
+            f"SLURM rejected {shown(path)}: {error}\n"
+            f"The runs are pending. Submit them with other settings: meshrunner submit {shown(folder)} hydra.launcher.KEY=VALUE"
         ) from None
-
-
-def _record(run_dir: Path, job: str, path: Path) -> None:
-    Submission(job_id=job, submitted=time.time(), script=str(path)).write(run_dir / SLURM_JOB)

@@ -26,7 +26,7 @@ from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.slurm.submit import job_arrays, print_arrays, submit_sweep, to_submit, wait
+from meshrunner.runner.slurm.submit import job_arrays, print_scripts, submit_sweep, to_submit, wait
 from meshrunner.runner.sweep.combinations import (
     Combination,
     ConfiguredTarget,
@@ -153,8 +153,8 @@ def launch_slurm(
     if settings.dry_run:
         runs = {run.run_dir: job.experiment for job, run in batch.ordered if not run.reason}
         todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=True)
-        arrays = job_arrays(batch.names(), {run_dir: runs[run_dir] for run_dir in todo}, settings)
-        print_arrays(batch.sweep_dir, arrays, settings)
+        chosen = {run_dir: runs[run_dir] for run_dir in todo}
+        print_scripts(job_arrays(batch.sweep_dir, batch.names(), chosen, settings), settings)
         return []
     run_dirs = batch.place()
     submit_sweep(batch.sweep_dir, batch.names(), settings)

@@ -14,7 +14,7 @@ from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import EXIT_STATUS, JsonFile, place_run, read_state, run_names, unreadable, write_run_list
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
-from meshrunner.runner.slurm import script
+from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
 from meshrunner.runner.sweep.finish import finish_sweep
@@ -59,7 +59,7 @@ def submit_one(composed: Composed) -> int:
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
     plan = predict_single_run(composed.config, experiment, settings.workers(experiment), here=False)
     if settings.dry_run:
-        say(script.for_run(composed.run_dir, settings, settings.asked(experiment)), end="")
+        say(sbatch_script(composed.run_dir, settings, settings.request(experiment)), end="")
         return 0
     place_run(composed.config, composed.run_dir, composed.overrides, plan)
     submit_run(composed.run_dir, settings)

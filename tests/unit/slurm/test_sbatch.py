@@ -18,7 +18,7 @@ from meshrunner.runner.config.devices import NodeDevices, too_few_cores
 from meshrunner.runner.rundir.files import CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS
 from meshrunner.runner.rundir.states import Owner
 from meshrunner.runner.slurm.client import SlurmJob
-from meshrunner.runner.slurm.script import for_run, for_sweep
+from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Nodes, Slurm, seconds
 from tests.composed import experiment
 
@@ -36,12 +36,12 @@ ALL = NONE | {
     "preamble": "module load cuda/13.0\nexport NCCL_IB_HCA=mlx5\n",
 }  # fmt: skip
 SCRIPTS = {
-    "run": for_run(Path("/shared/runs/a b"), Slurm(**NONE), Nodes(1, None, whole=False)),
-    "run_all": for_run(Path("/shared/runs/one"), Slurm(**ALL), Nodes(4, 8, whole=True)),
-    "run_all_gpus": for_run(Path("/shared/runs/one"), Slurm(**NONE), Nodes(2, 8, whole=True)),
-    "run_some_gpus": for_run(Path("/shared/runs/one"), Slurm(**NONE), Nodes(1, 2, whole=False)),
-    "sweep": for_sweep(Path("/shared/sweeps/one"), [0, 1, 2, 5, 7, 8], Slurm(**NONE), Nodes(1, 8, whole=True)),
-    "sweep_all": for_sweep(Path("/shared/sweeps/one"), [3], Slurm(**ALL), Nodes(2, 8, whole=True)),
+    "run": sbatch_script(Path("/shared/runs/a b"), Slurm(**NONE), Nodes(1, None, whole=False)),
+    "run_all": sbatch_script(Path("/shared/runs/one"), Slurm(**ALL), Nodes(4, 8, whole=True)),
+    "run_all_gpus": sbatch_script(Path("/shared/runs/one"), Slurm(**NONE), Nodes(2, 8, whole=True)),
+    "run_some_gpus": sbatch_script(Path("/shared/runs/one"), Slurm(**NONE), Nodes(1, 2, whole=False)),
+    "sweep": sbatch_script(Path("/shared/sweeps/one"), Slurm(**NONE), Nodes(1, 8, whole=True), [0, 1, 2, 5, 7, 8]),
+    "sweep_all": sbatch_script(Path("/shared/sweeps/one"), Slurm(**ALL), Nodes(2, 8, whole=True), [3]),
 }
 
 
@@ -53,7 +53,7 @@ def test_the_text_is_the_one_that_was_read(name: str) -> None:
 
 def options(**settings: Any) -> list[str]:
     """What a run on all 8 GPUs of a node asks for beside them."""
-    text = for_run(Path("/shared/runs/one"), Slurm(**NONE | settings), Nodes(1, 8, whole=True))
+    text = sbatch_script(Path("/shared/runs/one"), Slurm(**NONE | settings), Nodes(1, 8, whole=True))
     return re.findall(r"^#SBATCH '?(--(?:cpus|mem|exclusive)[^'\n]*)", text, re.MULTILINE)
 
 
@@ -76,11 +76,11 @@ def test_what_the_user_says_of_cpus_and_memory_is_all_that_is_said() -> None:
     ],
 )
 def test_what_a_run_asks_for(overrides: list[str], asked: Nodes) -> None:
-    assert Slurm(**NONE).asked(experiment(*overrides)) == asked
+    assert Slurm(**NONE).request(experiment(*overrides)) == asked
 
 
 def test_how_many_gpus_a_node_has_is_not_known_without_hardware() -> None:
-    assert Slurm(**NONE | {"gpus_per_node": 8}).asked(experiment()) == Nodes(1, 8, whole=False)
+    assert Slurm(**NONE | {"gpus_per_node": 8}).request(experiment()) == Nodes(1, 8, whole=False)
 
 
 def test_workers_of_gpus_that_share_a_core_are_remarked_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_how_long_a_limit_is(time: str, limit: int | None) -> None:
 
 def test_notice_before_a_job_has_begun_is_refused() -> None:
     assert Slurm.read(NONE | {"time": "0:02:01"})
-    with pytest.raises(ConfigError, match=r"notice_s\(120\) is not before the limit time\(2:00\)"):
+    with pytest.raises(ConfigError, match=r"notice_s\(120\) is not less than time\(2:00\)"):
         Slurm.read(NONE | {"time": "2:00"})
 
 
