@@ -37,7 +37,7 @@ class Precision(Option):
 
     @property
     def scales_rows(self) -> bool:
-        """Whether every row of a float8 tensor has a scale of its own."""
+        """Whether each row of a float8 tensor has its own scale."""
         return False
 
     def on(self, device_type: str) -> Precision:

@@ -43,16 +43,7 @@ class GroupedExperts(nn.Module):
         self.w2 = nn.Parameter(torch.empty(number, ffn_dim, dim))
 
     def forward(self, rows: Tensor, load: Tensor) -> Tensor:
-        """
-        Apply each expert to its rows.
-
-        Args:
-            rows: sorted by expert, [rows, dim].
-            load: rows of each expert, [experts], int64.
-
-        Returns:
-            [rows, dim].
-        """
+        """Apply each expert to its rows. rows: [rows, dim], sorted by expert; load: rows of each expert, [experts], int64."""
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)]
         if self.ranks > 1:
             weights = [scale_gradient(w, 1 / self.ranks) for w in weights]

@@ -39,13 +39,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.number, dim))
 
     def forward(self, x: Tensor, bias: Tensor) -> Routed:
-        """
-        Choose and weigh the experts of each token.
-
-        Args:
-            x: [batch, seq, dim].
-            bias: added to the scores that choose experts, never to those that weigh them, [experts].
-        """
+        """Choose and weigh experts. x: [batch, seq, dim]; bias: added to the scores that choose, not that weigh, [experts]."""
         config, weight = self.config, self.weight.float()
         if self.tensor_group is not None:
             weight = sum_gradient(weight, self.tensor_group)

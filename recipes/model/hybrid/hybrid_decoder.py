@@ -19,7 +19,7 @@ class MambaConfig(Section):
     """Mamba-2 (Dao and Gu 2024)."""
 
     heads: Count
-    """Heads, each with a state of its own."""
+    """Heads, each with its own state."""
     head_dim: Count
     """Width of one head."""
     groups: Count

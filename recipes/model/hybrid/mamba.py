@@ -78,17 +78,7 @@ class Scan(nn.Module):
         self.norm = nn.Parameter(torch.empty(inner))
 
     def forward(self, z: Tensor, x: Tensor, b: Tensor, c: Tensor, dt: Tensor) -> Tensor:
-        """
-        Compute y from the projections.
-
-        Args:
-            z, x: [batch, seq, heads x head_dim].
-            b, c: [batch, seq, groups x state].
-            dt: [batch, seq, heads].
-
-        Returns:
-            [batch, seq, heads x head_dim].
-        """
+        """Return y, [batch, seq, heads x head_dim], as z and x; b, c: [batch, seq, groups x state]; dt: [batch, seq, heads]."""
         config = self.config
         x, b, c = self.conv_x(x), self.conv_b(b), self.conv_c(c)
         x = x.view(*x.shape[:2], -1, config.head_dim)  # [batch, seq, heads, head_dim]

@@ -1,4 +1,4 @@
-"""The chunked cross entropy against the plain one: the same gradients, without the logits."""
+"""Chunked cross entropy gives the same loss and gradients as the plain one, without holding all logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABULARY, DIM, BATCH, SEQ = 128_000, 16, 2, 128
 
 
 class Head(Network):
-    """The end of a network: its projection, under a name or another."""
+    """A network that is only an output projection, under a given name."""
 
     def __init__(self, vocabulary: int, dim: int, name: str = "output") -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Head(Network):
 def gradients(
     loss: Loss, *, dtype: torch.dtype = torch.float32, vocabulary: int = 1000, dim: int = DIM, name: str = "output"
 ) -> tuple[Tensor, list[Tensor]]:
-    """The loss and the gradients of hidden states and projection. The values are those of bf16, whatever the dtype is."""
+    """Return the loss and the gradients of hidden states and projection. Values are rounded to bf16 for every dtype."""
     torch.manual_seed(0)
     head = Head(vocabulary, dim, name).bfloat16().to(dtype)
     hidden = torch.randn(BATCH, SEQ, dim).bfloat16().to(dtype).requires_grad_()
@@ -50,7 +50,7 @@ def gradients(
 
 @pytest.mark.parametrize("name", ["output", "head"])
 @pytest.mark.parametrize("tokens", [1, 50, 64, 10_000])
-def test_chunks_change_nothing(tokens: int, name: str) -> None:
+def test_chunks_give_the_same_loss_and_gradients(tokens: int, name: str) -> None:
     expected, plain = gradients(PlainLoss(kind="plain"))
     found, chunked = gradients(ChunkedLoss(kind="chunked", tokens=tokens), name=name)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
@@ -58,8 +58,8 @@ def test_chunks_change_nothing(tokens: int, name: str) -> None:
         assert (a - b).norm() / b.norm() < 1e-6
 
 
-def test_the_projection_is_called_once() -> None:
-    """FSDP gathers its weight for every call, and reduces its gradient."""
+def test_projection_is_called_once() -> None:
+    """Each call makes FSDP gather the weight and reduce its gradient."""
     head, calls = Head(100, DIM), []
     head.loss = ChunkedLoss(kind="chunked", tokens=8).install(head.projection, cross_entropy)
     head.projection.register_forward_hook(lambda *_: calls.append(1))
@@ -67,8 +67,8 @@ def test_the_projection_is_called_once() -> None:
     assert calls == [1]
 
 
-def test_the_gradient_of_a_bf16_weight_is_added_up_in_fp32() -> None:
-    """128 chunks are as near to fp32 as one is; added up in bf16 they are not."""
+def test_gradient_of_a_bf16_weight_is_accumulated_in_fp32() -> None:
+    """128 chunks are as close to fp32 as one chunk is. Accumulated in bf16 they are not."""
     _, (_, exact) = gradients(PlainLoss(kind="plain"))
 
     def error(tokens: int, name: str = "output") -> float:
@@ -80,14 +80,14 @@ def test_the_gradient_of_a_bf16_weight_is_added_up_in_fp32() -> None:
     assert many < 1.2 * whole < 0.6 * in_bf16, (whole, many, in_bf16)
 
 
-def test_one_fp32_gradient_is_in_memory() -> None:
-    """With it the weight and the product that is added to it; all are fp32 here, as a CPU casts what it adds."""
+def test_only_one_fp32_gradient_is_in_memory() -> None:
+    """The peak is the gradient, the weight and the chunk's contribution, all fp32, because a CPU casts what it adds."""
     vocabulary, dim = 4000, 512
     peak = allocated(lambda: gradients(ChunkedLoss(kind="chunked", tokens=2), vocabulary=vocabulary, dim=dim)).peak
     assert peak < 3.3 * 4 * vocabulary * dim
 
 
-def test_what_is_frozen_gets_no_gradient() -> None:
+def test_frozen_projection_gets_no_gradient() -> None:
     head = Head(100, DIM)
     head.projection.weight.requires_grad_(False)
     head.loss = ChunkedLoss(kind="chunked", tokens=8).install(head.projection, cross_entropy)
@@ -96,14 +96,14 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     assert head.projection.weight.grad is None and hidden.grad is not None and hidden.grad.norm() > 0
 
 
-def test_the_softmax_of_bf16_logits_is_fp32() -> None:
+def test_softmax_of_bf16_logits_is_fp32() -> None:
     for loss in (PlainLoss(kind="plain"), ChunkedLoss(kind="chunked", tokens=64)):
         value, _ = gradients(loss, dtype=torch.bfloat16)
         assert value.dtype == torch.float32
         assert value.item() == pytest.approx(gradients(loss)[0].item(), rel=1e-2)
 
 
-def test_the_logits_are_never_whole_in_memory() -> None:
+def test_chunked_loss_never_holds_all_logits() -> None:
     def peak(loss: Loss) -> int:
         return allocated(lambda: gradients(loss, vocabulary=VOCABULARY)).peak
 

@@ -1,4 +1,4 @@
-"""What is offloaded lies in host memory, the rest on the device: on fake tensors of a GPU that is not there."""
+"""Placement of offloaded parameters in host memory and of everything else on the device, with fake CUDA tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.composed import SMALL, experiment
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_values_are_drawn_on_the_device_and_kept_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offloaded_values_are_drawn_on_the_device_and_kept_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: set[torch.device] = set()
 
     def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, device: torch.device) -> Tensor:
@@ -40,8 +40,8 @@ def test_values_are_drawn_on_the_device_and_kept_in_host_memory(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("offload", [True, False])
-def test_fsdp2_asks_for_what_torch_asks_of_it(offload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch refuses parameters on the device in the first forward, in FSDPParamGroup._validate_cpu_offload_params."""
+def test_fsdp2_initialises_where_torch_expects_parameters(offload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch rejects parameters on the device in the first forward, in FSDPParamGroup._validate_cpu_offload_params."""
     policies: list[Any] = []
     monkeypatch.setattr(torch.distributed.fsdp, "fully_shard", lambda _, **how: policies.append(how["offload_policy"]))
     recipe = experiment(*SMALL, "wrap=root_only", f"parallelism.cpu_offload={offload}".lower())
@@ -53,7 +53,7 @@ def test_fsdp2_asks_for_what_torch_asks_of_it(offload: bool, monkeypatch: pytest
     assert policies == [offloaded if offload else torch.distributed.fsdp.OffloadPolicy()]
 
 
-def test_the_norm_is_read_out_from_the_device_and_used_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norm_is_on_the_device_and_applied_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     factors: list[Tensor] = []
     monkeypatch.setattr(torch, "_foreach_mul_", lambda _, factor: factors.append(factor))
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""Experts by themselves: grouped products, routing, balance, what is counted, initial values, mistakes in the configuration."""
+"""Experts on one rank: grouped matmuls, routing, load balance, counts, initial values, and configuration errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ends_of(load: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-def test_grouped_product_is_a_product_for_each_group(load: list[int], dtype: torch.dtype, limit: float) -> None:
+def test_grouped_mm_equals_one_matmul_per_group(load: list[int], dtype: torch.dtype, limit: float) -> None:
     torch.manual_seed(0)
     x = torch.randn(sum(load), 24, dtype=dtype, requires_grad=True)
     weights = torch.randn(4, 24, 40, dtype=dtype, requires_grad=True)
@@ -57,14 +57,14 @@ def test_grouped_product_is_a_product_for_each_group(load: list[int], dtype: tor
         assert (a - b).norm() <= limit * b.norm(), (a - b).norm() / b.norm()
 
 
-def test_gradient_of_a_sum_which_is_an_expanded_tensor() -> None:
+def test_grouped_mm_accepts_an_expanded_gradient() -> None:
     x, weights = torch.randn(5, 8, requires_grad=True), torch.randn(2, 8, 8, requires_grad=True)
     grouped_mm(x, weights, ends_of([2, 3])).sum().backward()
     assert x.grad is not None and weights.grad is not None and weights.grad.norm() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_product_has_a_shape_before_it_has_values(dtype: torch.dtype) -> None:
+def test_grouped_mm_runs_on_fake_tensors(dtype: torch.dtype) -> None:
     with FakeTensorMode():
         x, weights = torch.empty(6, 8, dtype=dtype, requires_grad=True), torch.empty(2, 8, 16, dtype=dtype)
         out = grouped_mm(x, weights, torch.empty(2, dtype=torch.int32))
@@ -73,7 +73,7 @@ def test_grouped_product_has_a_shape_before_it_has_values(dtype: torch.dtype) ->
         assert x.grad is not None and x.grad.shape == x.shape
 
 
-def test_groups_without_rows_have_no_gradient_where_it_is_left_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritten_gradients_of_empty_groups_are_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer = GroupedExperts(3, 8, 8)
     for parameter in layer.parameters():
@@ -91,7 +91,7 @@ def test_groups_without_rows_have_no_gradient_where_it_is_left_unwritten(monkeyp
         assert not parameter.grad[1].any() and parameter.grad[[0, 2]].isfinite().all()
 
 
-def test_permute_takes_the_inverse_backward() -> None:
+def test_backward_of_permute_applies_the_inverse() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     order = torch.randperm(8)
@@ -108,7 +108,7 @@ def section(**keys: Any) -> Experts:
 
 
 def by_token(layer: ExpertFeedForward, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """What experts are, written down token by token: output and loads."""
+    """Compute the output and the loads of a layer in a loop over tokens."""
     settings, rows, load = layer.router.config, [], torch.zeros(layer.number, dtype=torch.int64)
     for token in x.flatten(0, 1):
         logits = layer.router.weight @ token
@@ -136,7 +136,7 @@ def by_token(layer: ExpertFeedForward, x: Tensor, bias: Tensor) -> tuple[Tensor,
     ],
     ids=str,
 )
-def test_layer_is_what_it_is_token_by_token(keys: dict[str, Any]) -> None:
+def test_layer_equals_a_loop_over_tokens(keys: dict[str, Any]) -> None:
     torch.manual_seed(0)
     layer = ExpertFeedForward(8, section(**keys))
     for parameter in layer.parameters():
@@ -155,7 +155,7 @@ def test_layer_is_what_it_is_token_by_token(keys: dict[str, Any]) -> None:
         assert (a - b).norm() <= 2e-6 * b.norm() and b.norm() > 0
 
 
-def test_the_bias_chooses_and_never_weighs() -> None:
+def test_bias_chooses_experts_but_does_not_weigh_them() -> None:
     torch.manual_seed(0)
     layer = ExpertFeedForward(8, section(normalize=False))
     for parameter in layer.parameters():
@@ -182,7 +182,7 @@ def test_scores_are_fp32_in_bf16() -> None:
     assert layer(x, torch.zeros(6))[0].dtype == torch.bfloat16
 
 
-def test_autocast_lowers_the_products_alone() -> None:
+def test_autocast_lowers_only_the_matmuls() -> None:
     torch.manual_seed(0)
     layer = ExpertFeedForward(8, section(ffn_dim=16))
     for parameter in layer.parameters():
@@ -198,7 +198,7 @@ def test_autocast_lowers_the_products_alone() -> None:
     assert 1e-4 < difference < 2e-2
 
 
-def test_balance_loss_is_its_formula() -> None:
+def test_balance_loss_equals_its_formula() -> None:
     torch.manual_seed(0)
     scores = torch.rand(3, 5, 4, dtype=torch.float64, requires_grad=True)
     experts = scores.detach().topk(2).indices
@@ -214,7 +214,7 @@ def test_balance_loss_is_its_formula() -> None:
     assert torch.allclose(a, b, rtol=1e-10) and b.norm() > 0
 
 
-def test_balance_loss_is_one_when_all_are_equally_busy() -> None:
+def test_balance_loss_is_one_for_equal_loads() -> None:
     scores = torch.full((1, 4, 4), 0.5)
     experts = torch.tensor([[[0], [1], [2], [3]]])
     assert balance_loss(scores, experts).item() == 1
@@ -230,16 +230,16 @@ def loads_of_a_step(rate: float = 0.25) -> Loads:
     return loads
 
 
-def test_biases_move_by_the_sign() -> None:
+def test_biases_move_by_the_sign_of_the_difference_from_the_mean() -> None:
     loads = loads_of_a_step()
     found = balance(loads, torch.tensor(True))
     assert loads.bias.tolist() == [[-0.25, 0.25, 0, 0], [-0.25, 0.25, 0.25, 0.25]]
     expected = {"max_violation": 3.0, "mean_violation": 1.75, "unused": 3.0}
     assert {key.removeprefix("experts/"): value.item() for key, value in found.items()} == expected
-    assert not loads.tokens.any(), "the next step begins at 0"
+    assert not loads.tokens.any(), "the next step starts at 0"
 
 
-def test_a_gradient_that_is_not_finite_leaves_biases_alone() -> None:
+def test_nonfinite_gradient_leaves_biases_unchanged() -> None:
     loads = loads_of_a_step()
     loads.bias += 0.3
     before = loads.bias.clone()
@@ -247,19 +247,19 @@ def test_a_gradient_that_is_not_finite_leaves_biases_alone() -> None:
     assert torch.equal(loads.bias, before) and not loads.tokens.any()
 
 
-def test_violation_of_ranks() -> None:
+def test_violation_is_reported_per_expert_rank() -> None:
     loads = loads_of_a_step()
     loads.expert_ranks = 2
     assert balance(loads, torch.tensor(True))["experts/rank_violation"].item() == 1.0
 
 
-def test_without_a_rate_biases_stay() -> None:
+def test_biases_stay_without_a_rate() -> None:
     loads = loads_of_a_step(rate=0.0)
     balance(loads, torch.tensor(True))
     assert not loads.bias.any()
 
 
-def test_every_expert_is_drawn_by_itself() -> None:
+def test_each_expert_is_initialised_by_itself() -> None:
     model = experiment("model=moe_tiny").model
     assert isinstance(model, MoE)
     network = model.on_meta(8)
@@ -277,7 +277,7 @@ PUBLISHED = {"mixtral_8x7b": (46_702_792_704, 12_879_925_248), "llama4_17b_16e":
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "moe_tiny", "llama4_tiny"])
-def test_parameters(name: str) -> None:
+def test_parameters_and_flops_are_the_published_ones(name: str) -> None:
     model = experiment(f"model={name}").model
     assert isinstance(model, MoE)
     network = model.on_meta(16)
@@ -290,7 +290,7 @@ def test_parameters(name: str) -> None:
     assert model.flops_per_token(16) == (6 * (active - model.vocab_size * model.dim) + attention, attention)
 
 
-def test_flops_of_a_frozen_stack() -> None:
+def test_frozen_stack_of_experts_takes_fewer_flops() -> None:
     free = experiment("model=moe_tiny").model
     frozen = experiment("model=moe_tiny", "model.freeze=[layers.5.feed_forward.experts.w1]").model
     assert free.flops_per_token(8).total - frozen.flops_per_token(8).total == 2 * 2 * 256 * 256
@@ -307,7 +307,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("override", WRONG)
-def test_what_is_wrong_by_itself(override: str) -> None:
+def test_invalid_keys_are_rejected(override: str) -> None:
     with pytest.raises((ConfigError, ValidationError)) as caught:
         experiment("model=moe_tiny", override)
     assert WRONG[override] in str(caught.value)
@@ -343,14 +343,14 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("overrides", TOGETHER)
-def test_what_does_not_go_together(overrides: str) -> None:
+def test_invalid_combinations_are_rejected(overrides: str) -> None:
     workers, text = TOGETHER[overrides]
     with pytest.raises(ConfigError) as caught:
         fit(experiment("model=moe_tiny", *overrides.split()), workers)
     assert text in str(caught.value)
 
 
-def test_the_width_of_dense_blocks_does_not_matter_without_any() -> None:
+def test_ffn_dim_is_not_checked_without_dense_blocks() -> None:
     fit(experiment("model=llama4_tiny", "model.ffn_dim=1", "parallelism=tp"), 2)
 
 
@@ -361,7 +361,7 @@ UNITS = (
 
 
 @pytest.mark.parametrize("words", ["model=moe_tiny parallelism.expert=2", "model=llama_tiny parallelism.prefetch=1"])
-def test_units_in_recomputed_blocks_that_torch_fails_on(words: str) -> None:
+def test_units_inside_selectively_recomputed_blocks_are_rejected(words: str) -> None:
     given = (*words.split(), *UNITS)
     with pytest.raises(
         ConfigError, match=r"'layers\.0\.attention' cannot be a unit where blocks are recomputed by selective_op"
@@ -370,7 +370,7 @@ def test_units_in_recomputed_blocks_that_torch_fails_on(words: str) -> None:
     fit(experiment(*given, "activation_checkpoint=full"), 2)
 
 
-def test_what_of_experts_is_not_in_the_precision() -> None:
+def test_remarks_say_what_precision_does_not_cover() -> None:
     float8 = remarks(experiment("model=moe_tiny", "precision=float8", "precision.emulate=true"))
     assert any("leaves the products of routed experts in bf16" in remark for remark in float8)
     tf32 = remarks(experiment("model=moe_tiny", "precision=fp32", "precision.matmul=high"))
@@ -378,7 +378,7 @@ def test_what_of_experts_is_not_in_the_precision() -> None:
     assert not remarks(experiment("model=llama_tiny", "precision=fp32", "precision.matmul=high"))
 
 
-def test_float8_leaves_experts_and_router_alone() -> None:
+def test_float8_skips_experts_and_router() -> None:
     chosen = experiment("model=moe_tiny", "precision=float8", "precision.emulate=true")
     network = chosen.model.on_meta(8)
     before = {name: type(module).__name__ for name, module in network.named_modules()}
@@ -388,14 +388,14 @@ def test_float8_leaves_experts_and_router_alone() -> None:
     assert not any("router" in name or "experts" in name for name in changed)
 
 
-def test_another_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_torch_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshrunner.recipes.parallelism.fsdp2.takes_two_meshes", lambda: False)
     with pytest.raises(ConfigError, match=r"use torch 2\.12 or later"):
         fit(experiment("model=moe_tiny", "parallelism.expert=2"), 2)
     fit(experiment("model=moe_tiny"), 2)
 
 
-def test_the_keys_of_the_section_are_known() -> None:
+def test_unknown_key_of_the_section_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="per_token"):
         experiment("model=moe_tiny", "+model.experts.per_tokn=1")
     assert config("model=moe_tiny", "model.experts.balance=none")["model"]["experts"]["balance"] == "none"

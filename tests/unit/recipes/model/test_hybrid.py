@@ -1,4 +1,4 @@
-"""The option `hybrid`: what it accepts, its arithmetic, and the targets of multi-token prediction."""
+"""The option `hybrid`: its checks, parameter and FLOP counts, and the targets of multi-token prediction."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def hybrid(*overrides: str) -> Hybrid:
         (("model.mtp.depth=-1",), "model.mtp.depth"),
     ],
 )
-def test_what_is_wrong_is_said(overrides: tuple[str, ...], said: str) -> None:
+def test_invalid_keys_are_rejected(overrides: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         hybrid(*overrides)
 
 
-def test_what_tensor_parallelism_cannot_split() -> None:
+def test_indivisible_widths_are_reported() -> None:
     assert hybrid("model.mtp.depth=1").tensor_problems(2) == []
     assert hybrid().tensor_problems(4) == [
         "parallelism.tensor(4) does not divide model.n_kv_heads(2)",
@@ -57,7 +57,7 @@ def test_what_tensor_parallelism_cannot_split() -> None:
 
 
 def test_nemotron_h_8b_has_the_published_shape() -> None:
-    """24 blocks of Mamba-2, 24 feed-forward, 4 of attention (NVIDIA 2025, table 1), and the parameters of its checkpoint."""
+    """NVIDIA 2025, table 1: 24 Mamba-2, 24 feed-forward and 4 attention blocks. The parameter count is the checkpoint's."""
     model = experiment("model=nemotron_h_8b").model
     assert isinstance(model, Hybrid)
     assert Counter(model.pattern) == {"M": 24, "-": 24, "*": 4}
@@ -77,7 +77,7 @@ def test_nemotron_h_8b_has_the_published_shape() -> None:
         ("model.pattern=*-", "model.mamba=null", "model.experts=null"),
     ],
 )
-def test_arithmetic_knows_every_parameter(overrides: tuple[str, ...]) -> None:
+def test_weights_cover_every_parameter(overrides: tuple[str, ...]) -> None:
     model = hybrid(*overrides)
     sizes = {name: p.numel() for name, p in model.on_meta(seq_len=16).named_parameters()}
     active = dict(model.weights())
@@ -90,8 +90,8 @@ def test_arithmetic_knows_every_parameter(overrides: tuple[str, ...]) -> None:
     assert sizes.keys() - active.keys() == (set() if model.tie_embeddings else {"tok_embeddings.weight"})
 
 
-def test_flops_of_every_letter() -> None:
-    """6 x active weights, attention per *, 21 x heads x head_dim x state per M, the output projection once more per depth."""
+def test_flops_count_every_letter() -> None:
+    """6 x active weights, attention per *, 21 x heads x head_dim x state per M, and one more output projection per depth."""
     seq_len = 16
     plain, attention = hybrid().flops_per_token(seq_len)
     weights = sum(dict(hybrid().weights()).values())
@@ -104,8 +104,8 @@ def test_flops_of_every_letter() -> None:
     assert deeper.flops_per_token(seq_len).total == plain + 6 * own + 2 * scores + 2 * 6 * output
 
 
-def test_a_frozen_part_takes_less() -> None:
-    """Nothing goes backward below the first trained weight, through a scan neither."""
+def test_frozen_blocks_take_fewer_flops() -> None:
+    """Backward stops at the first trained weight. Below it, a scan has no backward either."""
     whole = hybrid().flops_per_token(16).total
     below = [size for name, size in hybrid().weights() if name.startswith("layers.0.")]
     frozen = hybrid("model.freeze=[tok_embeddings.*,layers.0.*]").flops_per_token(16).total
@@ -113,17 +113,17 @@ def test_a_frozen_part_takes_less() -> None:
     assert whole - frozen == 4 * sum(below) + 2 * first_trained + 14 * 8 * 32 * 32
 
 
-def test_targets_further_on() -> None:
+def test_further_targets_are_shifted_and_ignored_at_the_end() -> None:
     targets = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
     assert further(targets, 2).tolist() == [[3, 4, 5, IGNORED, IGNORED], [8, 9, 10, IGNORED, IGNORED]]
-    assert targets[0, 0] == 1, "the batch's own stay as they are"
+    assert targets[0, 0] == 1, "the targets of the batch are not modified"
     logits = torch.randn(2, 5, 12)
     cut = cross_entropy(logits[:, :3], targets[:, 2:])
     torch.testing.assert_close(cross_entropy(logits, further(targets, 2)), cut)
 
 
-def test_modules_predict_the_token_after_the_next() -> None:
-    """The first module's loss by hand: of stream and next token's embedding, against the token after that."""
+def test_prediction_module_predicts_the_token_after_the_next() -> None:
+    """The first module's loss, computed by hand from the stream, the next token's embedding and the token after that."""
     model = hybrid("model.mtp.depth=1", "model.vocab_size=64", "model.dim=32", "model.experts.ffn_dim=16")
     network = model.build(seq_len=16)
     generator = torch.Generator().manual_seed(0)

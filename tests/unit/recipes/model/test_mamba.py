@@ -1,4 +1,4 @@
-"""Mamba-2 against the recurrence that it computes in chunks."""
+"""Mamba-2 in chunks, compared with the recurrence token by token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS, GROUPS, HEAD_DIM, STATE = 4, 2, 8, 16
 
 
 def recurrence(x: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """`scan`, token by token."""
+    """Compute `scan` token by token."""
     b, c = (part.repeat_interleave(x.shape[2] // part.shape[2], 2) for part in (b, c))
     state, out = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[-1]), []
     for t in range(x.shape[1]):
@@ -32,7 +32,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 def inputs(seq: int, decay: float, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """x, decay, b, c; decay: the strongest of a step."""
+    """Return x, decay, b and c. decay: the strongest decay of a step."""
     torch.manual_seed(seq)
     shapes = (HEADS, HEAD_DIM), (HEADS,), (GROUPS, STATE), (GROUPS, STATE)
     x, decays, b, c = (torch.randn(2, seq, *shape, dtype=dtype) for shape in shapes)
@@ -42,7 +42,7 @@ def inputs(seq: int, decay: float, dtype: torch.dtype = torch.float64) -> list[T
 @pytest.mark.parametrize("decay", [1.0, 50.0])
 @pytest.mark.parametrize("chunk", [8, 16, 64])
 @pytest.mark.parametrize("seq", [1, 7, 33, 50, 64])
-def test_chunks_are_the_recurrence(seq: int, chunk: int, decay: float) -> None:
+def test_scan_in_chunks_equals_the_recurrence(seq: int, chunk: int, decay: float) -> None:
     given = inputs(seq, decay)
     y, expected = scan(*given, chunk), recurrence(*given)
     assert relative(y, expected) < 1e-10
@@ -52,8 +52,8 @@ def test_chunks_are_the_recurrence(seq: int, chunk: int, decay: float) -> None:
         assert gradient.isfinite().all() and relative(gradient, other) < 1e-10
 
 
-def test_decays_are_added_up_in_fp32() -> None:
-    """bf16 has 8 bits: 500 steps of 0.01 would add up to 2, as 2 + 0.01 = 2."""
+def test_decays_are_summed_in_fp32() -> None:
+    """In bf16, with its 8 bits, 500 steps of 0.01 would sum to 2, because 2 + 0.01 = 2."""
     x, _, b, c = (each.detach().bfloat16() for each in inputs(512, 1.0))
     decay = torch.full((2, 512, HEADS), -0.01)
     expected = recurrence(*(each.double() for each in (x, decay, b, c)))
@@ -63,7 +63,7 @@ def test_decays_are_added_up_in_fp32() -> None:
 
 
 def mamba(dtype: torch.dtype = torch.float64, **keys: object) -> Mamba:
-    """A mixer of dim 12 with initial values of their own."""
+    """Build a mixer of dim 12 with random parameters."""
     section = hybrid_decoder.MambaConfig(heads=HEADS, head_dim=HEAD_DIM, groups=GROUPS, state=STATE, chunk=8, **keys)  # type: ignore[arg-type]
     layer, generator = Mamba(12, section, 1e-5), torch.Generator().manual_seed(0)
     special = {"a_log": LogOfUniform(1, 16), "dt_bias": InverseSoftplus(0.001, 0.1)}
@@ -75,7 +75,7 @@ def mamba(dtype: torch.dtype = torch.float64, **keys: object) -> Mamba:
 
 
 def token_by_token(layer: Mamba, u: Tensor) -> Tensor:
-    """What Mamba-2 is, without chunks: Dao and Gu 2024, with heads, groups and convolutions written out."""
+    """Compute a mixer without chunks, with heads, groups and convolutions written out (Dao and Gu 2024)."""
     s, seq = layer.scan, u.shape[1]
 
     def convolved(x: Tensor, conv: torch.nn.Module) -> Tensor:
@@ -93,7 +93,7 @@ def token_by_token(layer: Mamba, u: Tensor) -> Tensor:
     return normed.flatten(2) * s.norm @ layer.wo.weight.T
 
 
-def test_the_mixer_is_the_recurrence_of_the_paper() -> None:
+def test_mixer_equals_the_recurrence_of_the_paper() -> None:
     layer, u = mamba(), torch.randn(2, 21, 12, dtype=torch.float64)
     y, expected = layer(u), token_by_token(layer, u)
     assert relative(y, expected) < 1e-10
@@ -111,7 +111,7 @@ def test_no_token_sees_a_later_one() -> None:
     assert torch.equal(before[:, :13], after[:, :13]) and not torch.equal(before[:, 13:], after[:, 13:])
 
 
-def test_it_compiles_into_one_graph() -> None:
+def test_mixer_compiles_into_one_graph() -> None:
     torch._dynamo.reset()
     layer, u = mamba(torch.float32), torch.randn(2, 21, 12)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=False)
@@ -121,7 +121,7 @@ def test_it_compiles_into_one_graph() -> None:
     assert max(relative(*pair) for pair in ((y, expected), *zip(own, others, strict=True))) < 1e-5
 
 
-def test_the_fused_kernel_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_kernel_gets_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for mamba_ssm's function, by its documented arguments."""
 
     def mamba_chunk_scan_combined(
@@ -137,7 +137,7 @@ def test_the_fused_kernel_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     assert relative(mamba(kernel="fused")(u), mamba(kernel="torch")(u)) < 1e-10
 
 
-def test_where_the_kernel_is_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_resolved_by_device_and_package(monkeypatch: pytest.MonkeyPatch) -> None:
     section = hybrid_decoder.MambaConfig(heads=4, head_dim=8, groups=2, state=8)
     assert section.on("cpu").kernel == section.on("cuda").kernel == "torch"
     fused = section.model_copy(update={"kernel": "fused"})

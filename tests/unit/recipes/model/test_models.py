@@ -1,4 +1,4 @@
-"""The shipped models against what was published about them."""
+"""The shipped models, compared with published parameter counts, formulas and reference implementations."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ PUBLISHED = {
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
 }
-"""Parameter counts as the model cards' checkpoints have them."""
+"""Parameter counts of the published checkpoints."""
 
 
 def parameters(model: Model) -> int:
-    """Number of parameters of a model; a tied table counts once."""
+    """Count the parameters of a model; a tied table counts once."""
     return sum(p.numel() for p in model.on_meta(seq_len=8).parameters())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_the_published_number(name: str) -> None:
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
     llama = experiment(f"model={name}").model
     assert isinstance(llama, Llama)
     with torch.device("meta"):
@@ -52,13 +52,13 @@ def test_parameters_are_the_published_number(name: str) -> None:
 
 
 def test_flops_of_llama2_7b_give_the_published_mfu() -> None:
-    """9,300 tokens per second on a device of 989 TFLOP/s at sequence length 2048 are 40.3%."""
+    """9,300 tokens per second on a 989 TFLOP/s device at sequence length 2048 are an MFU of 40.3%."""
     flops = experiment("model=llama2_7b").model.flops_per_token(2048)
     assert flops.attention == 12 * 32 * 32 * 128 * 2048
     assert 100 * 9300 * flops.total / 989e12 == pytest.approx(40.3, abs=0.1)
 
 
-def test_a_tied_table_counts_once_and_as_output() -> None:
+def test_tied_table_counts_once_and_as_output() -> None:
     free, tied = (experiment("model=llama_tiny", f"model.tie_embeddings={tie}").model for tie in ("false", "true"))
     assert isinstance(free, Llama) and isinstance(tied, Llama)
     assert parameters(free) - parameters(tied) == 4096 * 256
@@ -66,7 +66,7 @@ def test_a_tied_table_counts_once_and_as_output() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("n_heads", 7), ("n_kv_heads", 3), ("n_heads", 256)])
-def test_heads_that_do_not_divide_are_refused(key: str, value: int) -> None:
+def test_heads_that_do_not_divide_are_rejected(key: str, value: int) -> None:
     good = experiment("model=llama_tiny").model.model_dump()
     with pytest.raises(ValidationError, match=r"not a multiple|odd"):
         Llama.model_validate(good | {key: value})
@@ -75,7 +75,7 @@ def test_heads_that_do_not_divide_are_refused(key: str, value: int) -> None:
 LLAMA31 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_len=8192)
 
 
-def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
+def test_rotation_keeps_lengths_and_depends_only_on_distance() -> None:
     rope = rope_table(head_dim=8, seq_len=64, theta=1e4, scaling=None, device=torch.device("cpu"))
     q, k = torch.randn(2, 8).unbind(0)
     queries, keys = (rotate(x.expand(1, 64, 1, 8), rope)[0, :, 0] for x in (q, k))
@@ -87,7 +87,7 @@ def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
 
 
 def as_transformers(x: Tensor, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Rotary embeddings as transformers writes them down. x: [batch, seq, heads, head_dim]."""
+    """Apply rotary embeddings as transformers does. x: [batch, seq, heads, head_dim]."""
     dim = x.shape[-1]
     inv_freq = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
     if scaling is not None:
@@ -110,7 +110,7 @@ def as_transformers(x: Tensor, theta: float, scaling: RopeScaling | None) -> Ten
 
 
 @pytest.mark.parametrize("scaling", [None, LLAMA31], ids=["plain", "llama3"])
-def test_rotation_is_that_of_transformers(scaling: RopeScaling | None) -> None:
+def test_rotation_equals_that_of_transformers(scaling: RopeScaling | None) -> None:
     x = torch.randn(2, 9000, 3, 128)
     rope = rope_table(128, 9000, 5e5, scaling, torch.device("cpu"))
     torch.testing.assert_close(rotate(x, rope), as_transformers(x, 5e5, scaling), rtol=0, atol=2e-6)
@@ -120,15 +120,15 @@ def test_rotation_is_that_of_transformers(scaling: RopeScaling | None) -> None:
 
 
 def neighbours(x: Tensor, theta: float) -> Tensor:
-    """Rotary embeddings as the original code of Llama has them, and checkpoints of format 1: pairs of neighbours."""
+    """Apply rotary embeddings to neighbouring pairs, like Llama's original code and checkpoints of format 1."""
     angles = torch.outer(torch.arange(x.shape[1]).float(), theta ** -(torch.arange(0, x.shape[-1], 2) / x.shape[-1]))
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def test_halves_are_neighbours_with_other_rows_of_queries_and_keys() -> None:
-    """The same function and gradients: element 2i of a head becomes i, element 2i + 1 becomes i + head_dim / 2."""
+def test_rotated_halves_equal_rotated_neighbours_with_reordered_weights() -> None:
+    """Element 2i of a head becomes i and element 2i + 1 becomes i + head_dim / 2. Outputs and gradients stay the same."""
     llama = experiment(*SMALL).model
     assert isinstance(llama, Llama)
     attention, dim = Attention(llama), llama.head_dim
@@ -161,7 +161,7 @@ def test_halves_are_neighbours_with_other_rows_of_queries_and_keys() -> None:
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the operators that compute: on a GPU each is a kernel."""
+    """Records the operators that compute, each of which is a kernel on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -174,8 +174,8 @@ class Kernels(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 6), (torch.bfloat16, 8)])
-def test_eager_rotation_takes_few_kernels(dtype: torch.dtype, expected: int) -> None:
-    """Of queries and keys together; neighbouring pairs took 14 and 18."""
+def test_eager_rotation_launches_few_kernels(dtype: torch.dtype, expected: int) -> None:
+    """The count is for queries and keys together. Rotating neighbouring pairs took 14 and 18 kernels."""
     rope = rope_table(8, 16, 1e4, None, torch.device("cpu"))
     q, k = torch.randn(1, 16, 4, 8, dtype=dtype), torch.randn(1, 16, 2, 8, dtype=dtype)
     with Kernels() as kernels:
@@ -193,10 +193,10 @@ def test_bf16_is_rotated_in_fp32() -> None:
     ("device", "dtype", "kv_heads"),
     [("cpu", torch.float32, 2), ("cuda", torch.bfloat16, 2), ("cuda", torch.float32, 6)],
 )
-def test_grouped_heads_are_repeated_where_no_fused_kernel_takes_them(
+def test_key_heads_are_repeated_where_no_fused_kernel_groups_them(
     device: str, dtype: torch.dtype, kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2 key heads of 6 query heads: repeated, all heads in the order of their groups, in fp32 on CUDA alone."""
+    """The 2 key heads of 6 query heads are repeated in the order of their groups, only in fp32 on CUDA."""
     llama = experiment(*SMALL).model
     assert isinstance(llama, Llama)
     seen: list[tuple[int, bool]] = []
@@ -216,7 +216,7 @@ def test_grouped_heads_are_repeated_where_no_fused_kernel_takes_them(
     assert seen == [(kv_heads, kv_heads == 2)]
 
 
-def test_repeated_heads_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_heads_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     llama = experiment(*SMALL).model
     assert isinstance(llama, Llama)
     attention, x = Attention(llama), torch.randn(2, 34, llama.dim)
@@ -227,7 +227,7 @@ def test_repeated_heads_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_rope_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
-    """Figures of Llama 3.1's own formula: head_dim 128, theta 500000, factor 8 over 8192."""
+    """Llama 3.1: head_dim 128, theta 500000, factor 8 over 8192."""
     plain, scaled = (rope_frequencies(128, 5e5, s) for s in (None, LLAMA31))
     ratio = scaled / plain
     wavelength = 2 * torch.pi / plain
@@ -239,7 +239,7 @@ def test_rope_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
     assert torch.allclose(ratio[between], ((1 - smooth) / 8 + smooth)[between], atol=1e-5)
 
 
-def test_initial_values_are_a_truncated_normal_of_their_own() -> None:
+def test_initial_values_are_a_truncated_normal_per_name_and_seed() -> None:
     cpu, shape = torch.device("cpu"), torch.Size((512, 512))
     normal = TruncatedNormal(0.5)
     value = initial_value("a", shape, normal, seed=1, device=cpu)
@@ -265,8 +265,8 @@ def test_initial_values_are_those_of_earlier_versions(model: str, checksum: str)
     assert found.hexdigest() == checksum
 
 
-def test_own_distributions() -> None:
-    """Mamba-2's: a_log is the log of what is uniform, softplus of dt_bias is uniform in its log."""
+def test_distributions_of_mamba_parameters() -> None:
+    """exp(a_log) is uniform, and softplus(dt_bias) is log-uniform."""
     draw = partial(initial_value, "a", torch.Size((1000,)), seed=1, device=torch.device("cpu"))
     rates = draw(LogOfUniform(1, 16)).exp()
     assert 1 <= rates.min() < 1.1 and 15.9 < rates.max() <= 16 and abs(rates.mean() - 8.5) < 0.5
@@ -275,7 +275,7 @@ def test_own_distributions() -> None:
     assert abs(steps.log().mean() - math.log(0.01)) < 0.1
 
 
-def test_every_parameter_has_a_rule_and_depth_scales_the_projections() -> None:
+def test_each_parameter_has_a_distribution_and_depth_scales_projections() -> None:
     llama = experiment("model=llama_tiny").model
     network = llama.build(seq_len=8)
     values = {name: network.initial(name) for name, _ in network.named_parameters()}
@@ -295,8 +295,8 @@ def test_every_parameter_has_a_rule_and_depth_scales_the_projections() -> None:
         ("['tok*','layers.*','norm*']", [2, 2, 2, 2, 4]),
     ],
 )
-def test_a_frozen_weight_takes_less(freeze: str, of_six: list[int]) -> None:
-    """Blocks 0-3 and the output: 2 FLOPs forward, 2 for the gradient of the input, 2 for the weight's own."""
+def test_frozen_weights_take_fewer_flops(freeze: str, of_six: list[int]) -> None:
+    """A weight takes 2 FLOPs in forward, 2 for the gradient of its input, 2 for its own. of_six: blocks 0-3 and output."""
     given = ("model=llama_tiny", "model.n_layers=4", f"model.freeze={freeze}")
     model = experiment(*given).model
     assert isinstance(model, Llama)
@@ -315,7 +315,7 @@ def test_a_frozen_weight_takes_less(freeze: str, of_six: list[int]) -> None:
     assert flops.total == pytest.approx(expected, rel=2e-3)
 
 
-def test_nothing_frozen_is_the_published_formula() -> None:
+def test_flops_without_freezing_equal_the_published_formula() -> None:
     for tie in ("false", "true"):
         model = experiment("model=llama_tiny", f"model.tie_embeddings={tie}").model
         assert isinstance(model, Llama)
