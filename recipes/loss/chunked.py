@@ -59,8 +59,10 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
             # Given explicitly, because ranks may have shards of different sizes.
             whole = torch.Size((batch, seq, output.out_features))
             stride = (seq * output.out_features, output.out_features, 1)
-            logits = DTensor.from_local(local, mesh, [Shard(-1)], shape=whole, stride=stride)
-            return summed(redistributed(logits), targets)
+            # In one expression: a name for the logits before redistribution would keep their memory until the loss is done.
+            return summed(
+                redistributed(DTensor.from_local(local, mesh, [Shard(-1)], shape=whole, stride=stride)), targets
+            )
 
         return summed_in_chunks(weight.to_local(), summed_of_split, hidden, targets, tokens)
 

@@ -58,8 +58,9 @@ class CausalConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve over the sequence. x: [batch, seq, channels], under tensor parallelism this rank's channels."""
         weight, bias = _local(self.weight).unsqueeze(1), _local(self.bias)
-        padded = F.pad(x.transpose(1, 2), (weight.shape[-1] - 1, 0))  # [batch, channels, width - 1 + seq]
-        return F.silu(F.conv1d(padded, weight, bias, groups=weight.shape[0]).transpose(1, 2))
+        # Padded on the left, [batch, channels, width - 1 + seq], so that no token sees a later one.
+        out = F.conv1d(F.pad(x.transpose(1, 2), (weight.shape[-1] - 1, 0)), weight, bias, groups=weight.shape[0])
+        return F.silu(out.transpose(1, 2))
 
 
 class Scan(nn.Module):
