@@ -40,7 +40,7 @@ from meshrunner.runner.rundir import (
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, EVENTS, OVERRIDES, STATUS, SUMMARY, is_run, is_sweep
 
 LONGEST_REASON = 2000
-"""In characters; the rest is left out."""
+"""Characters that are shown; the rest is left out."""
 MEASURED = "perf/wps_median"
 """The key that a summary has once its figures are written."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
@@ -56,9 +56,9 @@ class Run:
 
     path: Path
     config: dict[str, Any]
-    """{} when it cannot be read."""
+    """{} if it cannot be read."""
     state: str
-    """As in status.json; `damaged` if a file of the run is, `missing` for a job without directory, `stale` without a process."""
+    """The state in status.json; `damaged` if a file is, `missing` for a job without directory, `stale` if its process is gone."""
     reason: str
     choices: dict[str, str] = field(default_factory=dict)
     """Group -> name of the chosen option."""
@@ -73,7 +73,7 @@ class Run:
 
     @cached_property
     def events(self) -> list[StepRow]:
-        """One row per step; [] when there are none, or more than a machine can hold."""
+        """One row per step; [] if there are none, or the file is too large to read."""
         try:
             return read_events(self.path) if (self.path / EVENTS).lstat().st_size <= EVENTS_BYTES else []
         except OSError:

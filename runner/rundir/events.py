@@ -14,9 +14,9 @@ from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
 LONGEST_ROW = 1 << 20
-"""In bytes; a longer line is damage."""
+"""Bytes; a longer line is damage."""
 TYPICAL_ROW = 1 << 10
-"""In bytes; rows are half as long."""
+"""Bytes to read for each row that is wanted; rows are half as long."""
 
 
 class StepRow(dict[str, float | None]):

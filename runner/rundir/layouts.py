@@ -1,4 +1,4 @@
-"""The layouts that the attempts of a run were executed under: figures of different layouts are never mixed."""
+"""The layouts that the attempts of a run were executed with. Figures of different layouts are never mixed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshrunner.runner.rundir.records import Count, JsonFile
 
 
 class Layout(JsonFile):
-    """What figures depend on, from an attempt on."""
+    """The settings that figures depend on, from an attempt on."""
 
     attempt: Count
     """The first attempt under it."""

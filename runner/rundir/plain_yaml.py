@@ -17,7 +17,7 @@ DEPTH = 100
 EXPLAINED_LENGTH = 16_000
 """Longest text, in characters, that is parsed a second time for a clearer message."""
 LONGEST_NUMBER = 400
-"""In characters; a longer number is beyond the range of a float in every base."""
+"""Characters; a longer number is beyond the range of a float in every base."""
 C_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 INDENTED = re.compile(rf"^[ ?:-]{{{DEPTH + 1}}}", re.MULTILINE)
 

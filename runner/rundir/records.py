@@ -176,7 +176,7 @@ class Tracking(JsonFile):
     phase: Text | None = None
     """`starting`, `opening`, `following`, `finishing` or `finished`."""
     warning: Text | None = None
-    """Why the tracker failed."""
+    """The error that ended the tracker."""
 
 
 class Submission(JsonFile):
@@ -222,7 +222,7 @@ class NodeRecord(JsonFile):
     """The content of `logs/node<N>.json`: the heartbeat of one of several nodes, and the outcome of its workers."""
 
     rendezvous: Text | None = None
-    """Which start of the job wrote it: a requeued job finds the files of the earlier one."""
+    """The start of the job that wrote it: a requeued job finds the files of its earlier starts."""
     host: Text | None = None
     pid: Count | None = None
     beat: Count = 0

@@ -34,7 +34,7 @@ class Owner(JsonFile):
     boot_id: Text | None = None
     slurm_job_id: Text | None = None
     slurm_restart: Text | None = None
-    """How often SLURM had requeued the job."""
+    """Number of times that SLURM had requeued the job."""
 
 
 class Worker(JsonFile):
@@ -51,7 +51,7 @@ class Status(JsonFile):
     """None if there is no file."""
     reason: Annotated[Text, null_as("")] = ""
     attempt: Annotated[Count, null_as(0)] = 0
-    """How often the run was started."""
+    """Number of times that the run was started."""
     started: Number | None = None
     ended: Number | None = None
     heartbeat: Number | None = None

@@ -1,4 +1,4 @@
-"""Summarise the rows of a run as the one row that it contributes to a table: arithmetic over files, so it can be repeated."""
+"""Reduce the rows of a run to the one row that it contributes to a table. Everything is read from disk, so it can be repeated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Summary(JsonFile):
     peak_rate: Text | None = None
     """Dtype of the matmuls that reach them."""
     data: dict[str, Any] | None = None
-    """How the recipe describes its data: tokenizer, hashes, size."""
+    """The recipe's description of its data: tokenizer, hashes, size."""
     late_recompiles: Annotated[list[Recompilation], null_as([])] = Field(
         [], validation_alias="compile/late_recompiles", serialization_alias="compile/late_recompiles"
     )

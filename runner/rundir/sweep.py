@@ -62,7 +62,7 @@ class PlacedSweep(JsonFile):
     varies: Texts = None
     """Keys that differ between the runs of the first batch."""
     jobs: list[Annotated[PlacedRun | Any, Field(union_mode="left_to_right")]] = []
-    """In the order of execution, with whatever else is listed there."""
+    """The runs in the order of execution, and entries that are damaged."""
 
     @property
     def runs(self) -> list[PlacedRun]:
