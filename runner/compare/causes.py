@@ -50,7 +50,7 @@ def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]
 
 
 def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> str:
-    """The fewest conditions, one per key, which all rows meet and none of the others; empty if there are none."""
+    """Return the fewest conditions, one per key, which all rows meet and none of the others; empty if there are none."""
     conditions = [found for key in keys if (found := _condition(key, rows, others)) is not None]
     chosen: list[_Condition] = []
     left = list(others)

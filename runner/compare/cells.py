@@ -57,7 +57,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
-    """The sizes of the models, `7.21 M`, where rows differ in them."""
+    """Return the sizes of the models, `7.21 M`, where rows differ in them."""
     sizes = [row.counted[0].summary.params for row in rows]
     if len({size for size in sizes if size is not None}) < 2:
         return [""] * len(rows)
@@ -117,7 +117,7 @@ def legend(comparison: Comparison) -> list[str]:
 
 
 def _few_steps(comparison: Comparison) -> Iterator[str]:
-    """A line for runs with hardly a measured step."""
+    """Yield a line for runs with hardly a measured step."""
     completed = [run for row in comparison.rows for run in row.completed]
     few: dict[int, Run] = {}
     for run in completed:
@@ -130,7 +130,7 @@ def _few_steps(comparison: Comparison) -> Iterator[str]:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """A line for every row that is not completed, or not measured throughout: which, and why."""
+    """Return a line for every row that is not completed, or not measured throughout: which, and why."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)

@@ -70,13 +70,13 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def as_json(comparison: Comparison) -> str:
-    """A list of rows."""
+    """Return a list of rows."""
     found = json.dumps(_finite(records(comparison)), indent=2, allow_nan=False, default=str)
     return found.replace("\x7f", "\\u007f")  # the one control character that JSON leaves as it is
 
 
 def _finite(value: Any) -> Any:
-    """The value with text for the numbers that JSON does not have: a setting may be infinite."""
+    """Return the value with text for the numbers that JSON does not have: a setting may be infinite."""
     if isinstance(value, dict):
         return {str(key): _finite(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -85,7 +85,7 @@ def _finite(value: Any) -> Any:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """A line per row, a title per column; directories of repeats separated by spaces, what is unknown empty."""
+    """Return a line per row, a title per column; directories of repeats separated by spaces, what is unknown empty."""
     rows = records(comparison)
     for row in rows:
         row["runs"] = " ".join(run["directory"] for run in row["runs"])

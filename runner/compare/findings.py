@@ -30,12 +30,12 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def _tested(row: Row, figure: Figure) -> bool:
-    """Whether a row has as many completed runs as a test takes."""
+    """Return whether a row has as many completed runs as a test takes."""
     return len(row.measured(figure)) >= REPEATS
 
 
 def _best(comparison: Comparison) -> str:
-    """The fastest row, those that are not slower beyond noise, and the leanest."""
+    """Return the fastest row, those that are not slower beyond noise, and the leanest."""
     speed = comparison.speed
     rows = [row for row in comparison.rows if _tested(row, speed)]
     if sum(bool(row.completed) for row in comparison.rows) < 2:
@@ -100,7 +100,7 @@ def _against(comparison: Comparison) -> Iterator[str]:
 
 
 def _losses(comparison: Comparison) -> str:
-    """Whether the losses of rows and baselines agree."""
+    """Return whether the losses of rows and baselines agree."""
     kinds: dict[str, list[tuple[Row, Against]]] = {}
     for row, against in zip(comparison.rows, comparison.against, strict=True):
         if against is not None and against.verdict.kind:
@@ -137,7 +137,7 @@ def _without_result(comparison: Comparison) -> str:
 
 
 def _trouble(row: Row) -> str:
-    """The state of the first run without a result; empty where there is none."""
+    """Return the state of the first run without a result; empty where there is none."""
     return next((run.state for run in row.runs if run.state not in ("completed", "pending", "running")), "")
 
 

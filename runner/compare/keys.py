@@ -40,7 +40,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
 
 
 def text(value: Any) -> str:
-    """A value as one types it: `true`, `null`, `[0.9, 0.95]`, `fsdp2`."""
+    """Return a value as one types it: `true`, `null`, `[0.9, 0.95]`, `fsdp2`."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -102,7 +102,7 @@ class Keys:
         self.names = [*shown, *self._facts]
 
     def of(self, run: Run) -> dict[str, Any]:
-        """The varying keys of a run; what it does not have is left out."""
+        """Return the varying keys of a run; what it does not have is left out."""
         beside: dict[str, Any] = {group: _option(run, group) for group in self._groups}
         beside |= {fact: of(run) for fact, of in self._facts.items()}
         found = self._flat[run.path] | {name: value for name, value in beside.items() if value is not None}
@@ -116,7 +116,7 @@ class Keys:
 
 
 def _option(run: Run, group: str) -> str | None:
-    """The name of the option that a run has in a group; its kind where no name is on record."""
+    """Return the name of the option that a run has in a group; its kind where no name is on record."""
     section = run.config.get(group)
     kind = section.get("kind") if isinstance(section, dict) else None
     return run.choices.get(group, kind if isinstance(kind, str) else None)
@@ -132,7 +132,7 @@ def _differ(values: Iterable[Any]) -> bool:
 
 
 def _differ_within(pairs: Iterable[tuple[str | None, Any]]) -> bool:
-    """Whether two values of (option or configuration, value) differ under the same one."""
+    """Return whether two values of (option or configuration, value) differ under the same one."""
     found: dict[str | None, list[Any]] = {}
     for under, value in pairs:
         found.setdefault(under, []).append(value)

@@ -85,7 +85,7 @@ def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
 
 
 def _pairs(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """The repeats of one seed: every run is in a pair, with the first of the other side."""
+    """Return the repeats of one seed: every run is in a pair, with the first of the other side."""
     return [*((run, theirs[0]) for run in mine), *((mine[0], run) for run in theirs[1:])]
 
 

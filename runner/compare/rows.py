@@ -66,7 +66,7 @@ class Row:
         return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
 
     def measured(self, figure: Figure) -> list[float]:
-        """A figure of every completed run."""
+        """Return a figure of every completed run."""
         return [value for run in self.completed if (value := run.figure(figure.summary_keys[0])) is not None]
 
 

@@ -165,7 +165,7 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 
 
 def _leads_out(path: Path) -> bool:
-    """Whether a run of a sweep is a link. In other folders, somebody placed the links to compare their targets."""
+    """Return whether a run of a sweep is a link. In other folders, somebody placed the links to compare their targets."""
     return path.is_symlink() and is_sweep(path.parent)
 
 

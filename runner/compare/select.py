@@ -53,7 +53,7 @@ class Condition(NamedTuple):
     given: tuple[Any, ...]
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether one of some values meets it; for `!=`, whether none has the value."""
+        """Return whether one of some values meets it; for `!=`, whether none has the value."""
         if self.how in ORDERS:
             numbers = [found for value in values if (found := number(value)) is not None]
             return any(ORDERS[self.how](found, self.given[0]) for found in numbers)
@@ -61,12 +61,12 @@ class Condition(NamedTuple):
 
 
 def _is(value: Any, given: Any) -> bool:
-    """Whether a value is what somebody typed: 0.001 is 1e-3, and `null` is null and an option of that name."""
+    """Return whether a value is what somebody typed: 0.001 is 1e-3, and `null` is null and an option of that name."""
     return same_value(value, given) or (isinstance(value, str) and value == text(given))
 
 
 def condition(typed: str) -> Condition:
-    """A condition as typed; raises ConfigError if it is none."""
+    """Return a condition as typed; raises ConfigError if it is none."""
     found = CONDITION.fullmatch(typed)
     if found is None:
         raise ConfigError(f"--where: expected KEY=VALUE, KEY!=VALUE or KEY>NUMBER, for example wps>5000, got '{typed}'")
@@ -82,7 +82,7 @@ def condition(typed: str) -> Condition:
 
 def named(name: str, fields: Mapping[str, Field[T]], option: str) -> str:
     """
-    The full name of a field, given that or its last part.
+    Return the full name of a field, given that or its last part.
 
     Raises:
         ConfigError: there is none of that name, or several; `option` is what the message begins with.
@@ -110,7 +110,7 @@ def last_part(name: str) -> str:
 
 def meeting(things: Iterable[T], where: Sequence[str], fields: Mapping[str, Field[T]]) -> list[T]:
     """
-    The things that meet all conditions, in their order.
+    Return the things that meet all conditions, in their order.
 
     Raises:
         ConfigError: a condition is none, names no field, or a value that nothing has.
@@ -165,7 +165,7 @@ def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
     """
-    A comparison of some of the rows, in the order asked for. How they compare with their baselines stays as it is.
+    Return a comparison of some of the rows, in the order asked for. How they compare with their baselines stays as it is.
 
     Args:
         top: number of rows; where no order is asked for, the fastest.
@@ -216,7 +216,7 @@ def _setting(key: str) -> Callable[[Row], Sequence[Any]]:
 
 
 def _constant(name: str) -> Callable[[Row], Sequence[Any]]:
-    """A setting that does not vary, or not in a way that has a column."""
+    """Return a setting that does not vary, or not in a way that has a column."""
     return lambda row: [row.runs[0].choices.get(name, flatten(row.runs[0].config).get(name))]
 
 

@@ -36,7 +36,7 @@ def _facts(comparison: Comparison) -> list[str]:
 
 
 def lines_of(table: Sequence[Column]) -> list[str]:
-    """A table in Markdown, aligned."""
+    """Return a table in Markdown, aligned."""
     escaped = [[_cell(text) for text in (title, *cells)] for title, cells in table]
     widths = [max(map(len, column)) for column in escaped]
     head, *rows = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in zip(*escaped, strict=True))

@@ -37,7 +37,7 @@ RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_",
 
 
 def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
-    """The environment of the workers. What was exported wins over the defaults, and `launch.env` over both."""
+    """Return the environment of the workers. What was exported wins over the defaults, and `launch.env` over both."""
     own = experiment.launch.env
     given = dict(os.environ) | own
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
@@ -124,7 +124,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit checked out in the current directory; None outside a repository."""
+    """Return the commit checked out in the current directory; None outside a repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

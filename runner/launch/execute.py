@@ -171,7 +171,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """The outcome of a node's part, and the exception to raise once it is recorded."""
+    """Return the outcome of a node's part, and the exception to raise once it is recorded."""
     try:
         return run(), None
     except (Interrupted, Exception) as error:
@@ -180,7 +180,7 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
 
 def _prepare_and_launch(attempt: Attempt, display: Display, *, same_data: bool) -> Outcome:
     """
-    The outcome of an attempt, from preparing its data on.
+    Return the outcome of an attempt, from preparing its data on.
 
     Args:
         same_data: refuse data that is not what the run was trained on so far.

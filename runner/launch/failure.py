@@ -22,7 +22,7 @@ COLLATERAL = re.compile(
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
     """
-    The outcome of a hang, with the rank that hangs: the stacks of the others show that they wait in a collective.
+    Return the outcome of a hang, with the rank that hangs: the stacks of the others show that they wait in a collective.
 
     Args:
         first: rank of this node's first worker.

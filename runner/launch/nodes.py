@@ -28,7 +28,7 @@ POLL_S = 0.2
 
 def this_node(nodes: int) -> Node:
     """
-    The place of this process among `launch.nodes` nodes: alone, or a task of the srun in slurm/run.sbatch.
+    Return the place of this process among `launch.nodes` nodes: alone, or a task of the srun in slurm/run.sbatch.
 
     Raises:
         Incompatible: SLURM has started another number of nodes or tasks.
@@ -101,7 +101,7 @@ class Peers:
             self._write(**changes)
 
     def failed_elsewhere(self) -> bool:
-        """Whether the workers of another node have failed, or it is lost."""
+        """Return whether the workers of another node have failed, or it is lost."""
         self._read_peers()
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 

@@ -23,7 +23,7 @@ class Outcome:
 
     @classmethod
     def from_error(cls, error: BaseException) -> Outcome:
-        """The outcome of an exception in the launcher."""
+        """Return the outcome of an exception in the launcher."""
         if isinstance(error, KeyboardInterrupt):
             return cls("interrupted", str(error))
         return cls("failed", str(error) or type(error).__name__)

@@ -100,7 +100,7 @@ class Preemption:
             self.shared[0] = 1
 
     def _request_written(self) -> bool:
-        """Whether the batch shell of this job start has written a stop request."""
+        """Return whether the batch shell of this job start has written a stop request."""
         try:
             return self.request.read_text().strip() == self.job_start
         except FileNotFoundError:

@@ -146,7 +146,7 @@ def _titled(key: str, row: StepRow) -> str:
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
     """
-    A table of runs for a terminal, a line each. The first column, their names, yields to the others, which are never cut.
+    Return a table of runs for a terminal, a line each. The first column, their names, yields to the others, which are never cut.
 
     Where a name would have too little room, the columns of YIELDING lose what stands in parentheses, then their places.
     """
@@ -179,7 +179,7 @@ def _brief(cell: str) -> str:
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
     """
-    The cells of PROGRESS after the state: what the newest step was like.
+    Return the cells of PROGRESS after the state: what the newest step was like.
 
     Args:
         steps: as configured; anything but a number where that cannot be known.

@@ -183,7 +183,7 @@ def _watch(
 
 
 def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
-    """Bytes written so far of the checkpoint being saved."""
+    """Return bytes written so far of the checkpoint being saved."""
     size = 0
     for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
         with suppress(FileNotFoundError):

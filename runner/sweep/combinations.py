@@ -39,7 +39,7 @@ class ConfiguredTarget:
     """The hardware that the configuration names; this machine may have no GPU."""
 
     def apply_to(self, composed: Composed) -> Composed:
-        """The configuration with the target's own settings applied; raises ConfigError."""
+        """Return the configuration with the target's own settings applied; raises ConfigError."""
         return composed
 
     def workers(self, experiment: Experiment) -> int:

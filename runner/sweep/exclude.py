@@ -31,7 +31,7 @@ class Condition(NamedTuple):
 
 def matching_rule(rules: list[str], composed: Composed) -> str | None:
     """
-    The first rule that matches a combination; None when there is none.
+    Return the first rule that matches a combination; None when there is none.
 
     Raises:
         ConfigError: a rule is not a line of conditions.
@@ -99,7 +99,7 @@ def _check_key(
 
 @lru_cache(maxsize=1000)
 def conditions(rule: str) -> tuple[Condition, ...]:
-    """The conditions of a rule; raises ConfigError if it is not a line of them."""
+    """Return the conditions of a rule; raises ConfigError if it is not a line of them."""
     try:
         found = tuple(_condition(word) for word in split_outside(rule, " \t\n") if word)
     except (HydraException, ValueError, RecursionError):
@@ -112,7 +112,7 @@ def conditions(rule: str) -> tuple[Condition, ...]:
 
 
 def _condition(word: str) -> Condition:
-    """A word of a rule; raises ValueError or HydraException if it is no condition."""
+    """Return a word of a rule; raises ValueError or HydraException if it is no condition."""
     key, equals, values = word.partition("=")
     typed: dict[str, Any] = {}
     for text in split_outside(values, ","):
@@ -134,7 +134,7 @@ def _matches(rule: str, composed: Composed) -> bool:
 
 
 def _has(key: str, text: str, value: Any, composed: Composed) -> bool:
-    """Whether a combination has this option of a group or this value of a key."""
+    """Return whether a combination has this option of a group or this value of a key."""
     if key in composed.overrides["choices"]:
         return composed.overrides["choices"][key] in (text, value)
     here: Any = composed.config
@@ -144,7 +144,7 @@ def _has(key: str, text: str, value: Any, composed: Composed) -> bool:
 
 
 def _keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The keys of a configuration at every depth: `parallelism`, `parallelism.shard`."""
+    """Yield the keys of a configuration at every depth: `parallelism`, `parallelism.shard`."""
     for key, value in config.items():
         yield f"{prefix}{key}"
         if isinstance(value, dict):

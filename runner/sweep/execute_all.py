@@ -89,7 +89,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 def _shared(run_dirs: Collection[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """
-    The devices that runs of this node share, and what each run takes; no devices: one run at a time.
+    Return the devices that runs of this node share, and what each run takes; no devices: one run at a time.
 
     GPUs are named as in CUDA_VISIBLE_DEVICES. Runs on CPUs only count their devices.
 
@@ -129,7 +129,7 @@ def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
 
 
 def _is_gone(run_dir: Path) -> bool:
-    """Whether a run directory was moved or removed since the sweep began; then that is printed."""
+    """Return whether a run directory was moved or removed since the sweep began; then that is printed."""
     if run_dir.is_dir():
         return False
     print(f"\n{run_dir.name}\nis gone: it was moved or removed", flush=True)
@@ -257,7 +257,7 @@ class _Parallel:
         print(f"{run_dir.name}: started on {', '.join(own)}", flush=True)
 
     def _environment(self, device_type: str, own: list[str]) -> dict[str, str]:
-        """The variables by which a run keeps to its part of the node: its devices, and as large a part of the cores."""
+        """Return the variables by which a run keeps to its part of the node: its devices, and as large a part of the cores."""
         part = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
         return part | ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if device_type == "cuda" else {})
 
@@ -281,7 +281,7 @@ class _Parallel:
 
 
 def _missing_reason(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
-    """The reason of a run whose process recorded none: it was killed, or the run could not begin."""
+    """Return the reason of a run whose process recorded none: it was killed, or the run could not begin."""
     if process.returncode < 0:
         return f"its process was killed by signal {signal.Signals(-process.returncode).name}"
     lines = last_lines(run_dir / LAUNCHER_LOG)

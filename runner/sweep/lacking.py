@@ -28,6 +28,6 @@ def advice(lacking: Mapping[str, Sequence[Overrides]], every: Sequence[Overrides
 
 
 def _values(key: str, jobs: Sequence[Overrides]) -> list[str]:
-    """The values that a key or group is given in some combinations."""
+    """Return the values that a key or group is given in some combinations."""
     given = (override.lstrip("+").partition("=") for overrides in jobs for override in overrides)
     return list(dict.fromkeys(value for name, _, value in given if name == key))

@@ -124,7 +124,7 @@ def _say_where(sweep_dir: Path) -> None:
 def _checked(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
 ) -> SweepBatch:
-    """A batch, checked and predicted; raises ConfigError that lists all wrong jobs."""
+    """Return a batch, checked and predicted; raises ConfigError that lists all wrong jobs."""
     return with_predictions(check_batch(loader, config, job_overrides, first, target), target)
 
 
@@ -175,13 +175,13 @@ def launch_place(
 
 
 def job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """The results of a batch, for the sweeper."""
+    """Return the results of a batch, for the sweeper."""
     worst = math.inf if minimizes(config) else -math.inf
     return [_job_return(job, worst) for job in batch.combinations]
 
 
 def minimizes(config: DictConfig) -> bool:
-    """Whether the sweeper minimises: the settings of the Optuna, Ax and Nevergrad sweepers."""
+    """Return whether the sweeper minimises: the settings of the Optuna, Ax and Nevergrad sweepers."""
     direction = OmegaConf.select(config, "hydra.sweeper.direction")
     maximize = OmegaConf.select(config, "hydra.sweeper.optim.maximize")
     return (
@@ -213,7 +213,7 @@ def _check_direction(config: DictConfig) -> None:
 
 
 def _job_return(job: Combination, worst: float) -> JobReturn:
-    """The result of a job, for the sweeper: the median objective of its runs, the worst value when one has none."""
+    """Return the result of a job, for the sweeper: the median objective of its runs, the worst value when one has none."""
     values = []
     for run in job.runs:
         summary = Summary.read(run.run_dir / SUMMARY)

@@ -40,7 +40,7 @@ class LivePage:
 
 
 def write_report(sweep_dir: Path, comparison: Comparison) -> Path:
-    """The page of a comparison of a sweep's runs, in its directory; raises ConfigError, OSError, ValueError."""
+    """Return the page of a comparison of a sweep's runs, in its directory; raises ConfigError, OSError, ValueError."""
     page = sweep_dir / REPORT
     with suppress(FileNotFoundError):
         check_regular(page)  # a link would lead elsewhere

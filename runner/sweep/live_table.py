@@ -137,7 +137,7 @@ class LiveTable:
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _below(self, states: dict[Path, str]) -> list[str]:
-        """The lines below the table: how far the sweep is, how many runs are in which state, what takes place."""
+        """Return the lines below the table: how far the sweep is, how many runs are in which state, what takes place."""
         counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
         begun = next(iter(self._running), None)
         # The line is there without a phase, too: the table must not jump.
@@ -146,7 +146,7 @@ class LiveTable:
 
     def _visible(self, taken: int) -> list[Path]:
         """
-        All runs; if the screen is too small, those that ended last, the running and the next ones.
+        Return all runs; if the screen is too small, those that ended last, the running and the next ones.
 
         Args:
             taken: lines that other things need.

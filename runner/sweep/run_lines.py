@@ -35,7 +35,7 @@ class RunLines:
         self._slow = Slow()
 
     def label(self, run_dir: Path) -> str:
-        """The run in a line; what `run_labels` calls it."""
+        """Return the run in a line; what `run_labels` calls it."""
         return self.tally.label(run_dir)
 
     def whose(self, run_dir: Path) -> str:

@@ -36,7 +36,7 @@ class Tally:
                 self._note(glance(run_dir))
 
     def label(self, run_dir: Path) -> str:
-        """The number of a run's combination and what varies; the directory's name where that is not on record."""
+        """Return the number of a run's combination and what varies; the directory's name where that is not on record."""
         return self.labels.get(run_dir.name, run_dir.name)
 
     def ended(self, run_dir: Path) -> Run:

@@ -56,7 +56,7 @@ class RunRecord:
 
     def describe(self) -> dict[str, Any]:
         """
-        The configuration with what `auto` became, and `world_size`, `device`, `commit`, `versions` and the like beside it.
+        Return the configuration with what `auto` became, and `world_size`, `device`, `commit`, `versions` and the like beside it.
 
         Complete from this attempt's first row on.
         """
@@ -206,6 +206,6 @@ class NoTracker(Tracker):
 
 
 def tracker_of(record: RunRecord | SweepRecord) -> Tracker:
-    """The tracker that a configuration names; raises pydantic.ValidationError."""
+    """Return the tracker that a configuration names; raises pydantic.ValidationError."""
     option: TypeAdapter[Tracker] = TypeAdapter(Annotated[Tracker, chosen(Tracker)])
     return option.validate_python(record.config.get("tracker"))

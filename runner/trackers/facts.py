@@ -56,7 +56,7 @@ def _object(found: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _with_values(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a nested configuration with other values of some of its keys; keys that it does not have are left out."""
+    """Return a copy of a nested configuration with other values of some of its keys; keys that it does not have are left out."""
     changed = dict(config)
     for key, value in values.items():
         first, _, rest = key.partition(".")
@@ -69,7 +69,7 @@ def _with_values(config: dict[str, Any], values: dict[str, Any]) -> dict[str, An
 
 
 def in_common(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The keys, nested, that all runs have the same value of."""
+    """Return the keys, nested, that all runs have the same value of."""
     return reduce(_same, descriptions) if descriptions else {}
 
 
@@ -84,7 +84,7 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(choices: Mapping[str, str]) -> list[str]:
-    """The chosen options that are not the default, as `group=option`."""
+    """Return the chosen options that are not the default, as `group=option`."""
     usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
     return [f"{group}={option}"[:TAG_LENGTH] for group, option in own.items() if option != usual.get(group)]

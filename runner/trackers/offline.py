@@ -47,7 +47,7 @@ class OfflineRun:
 
 
 def find_offline_runs(folder: Path) -> list[OfflineRun]:
-    """The offline runs of the run and sweep directories at a folder and below it, by path; follows no links."""
+    """Return the offline runs of the run and sweep directories at a folder and below it, by path; follows no links."""
     found = []
     for run_dir in _directories(folder):
         for record in sorted((run_dir / WANDB).glob("offline-run-*/*.wandb")):
@@ -66,7 +66,7 @@ def _directories(folder: Path) -> Iterator[Path]:
 
 
 def server() -> str:
-    """The address of the W&B server, from the environment or the settings of wandb."""
+    """Return the address of the W&B server, from the environment or the settings of wandb."""
     import wandb
 
     return str(wandb.setup().settings.base_url)

@@ -34,7 +34,7 @@ STEP_TIME = "perf/step_time_s"
 
 
 def as_json(comparison: Comparison) -> str:
-    """The object, as text that ends no script element."""
+    """Return the object, as text that ends no script element."""
     return json.dumps(_charted(comparison), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -103,12 +103,12 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Whether a row is drawn: a run that broke off may have been the fastest till then."""
+    """Return whether a row is drawn: a run that broke off may have been the fastest till then."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
 
 
 def _plain(value: Any) -> Any:
-    """A setting as a number, or as text."""
+    """Return a setting as a number, or as text."""
     return value if number(value) is not None else one_line(text(value))
 
 

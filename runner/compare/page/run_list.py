@@ -27,7 +27,7 @@ def escape(text: str) -> str:
 
 
 def runs_section(comparison: Comparison, folder: Path) -> str:
-    """All runs, under their rows' numbers; folder: where the page lies."""
+    """Return all runs, under their rows' numbers; folder: where the page lies."""
     found = []
     for i, row in enumerate(comparison.rows):
         inside = "".join(_run(run, folder) for run in row.runs)

@@ -87,7 +87,7 @@ def _varying(comparison: Comparison) -> str:
 
 
 def _reasons(comparison: Comparison) -> str:
-    """A line for every reason, folded where they are many."""
+    """Return a line for every reason, folded where they are many."""
     lines = reasons(comparison)
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
     if len(lines) <= REASONS:
@@ -97,7 +97,7 @@ def _reasons(comparison: Comparison) -> str:
 
 def _table(comparison: Comparison) -> str:
     """
-    A line for each row, beginning with its number, and with its name for screens that have no room for the keys.
+    Return a line for each row, beginning with its number, and with its name for screens that have no room for the keys.
 
     Every cell carries what it is sorted by: its first number, where it begins with one.
     """
