@@ -139,7 +139,7 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
         return 2, f"{str(error.filename)[:200]}: {error.strerror}"
     wrong_input = HydraException | OmegaConfBaseException | YAMLError
     if isinstance(error, wrong_input) or type(error) in (ValueError, UnicodeDecodeError, RecursionError):
-        from meshrunner.runner.config.hydra_errors import explain
+        from meshrunner.runner.config.hydra.hydra_errors import explain
 
         return 2, explain(error, [a for a in arguments if not a.startswith("-")])
     return None

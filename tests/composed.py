@@ -8,8 +8,9 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.experiment import Experiment, check
+from meshrunner.runner.config.hydra.flags import parse
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.allocator import in_effect, that_counts
+from meshrunner.runner.config.allocator_env import in_effect, that_counts
 from meshrunner.runner.config.devices import Described
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU

@@ -8,8 +8,9 @@ from itertools import islice
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
+from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.predict.forecast import Forecast
 from meshrunner.runner.predict.verdict import FITS, NOT_PLANNED
 

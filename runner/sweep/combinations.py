@@ -15,13 +15,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from meshrunner.recipes.config_diff import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.compose import BASIC_SWEEPER, Composed, resolve_config, typed
+from meshrunner.runner.config.compose import Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
-from meshrunner.runner.config.hydra_errors import explain, missing_key
-from meshrunner.runner.config.overrides import MAX_RUNS, as_typed
+from meshrunner.runner.config.hydra.hydra_errors import explain, missing_key
+from meshrunner.runner.config.hydra.overrides import MAX_RUNS, as_typed
+from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.console import naming, warn
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_config, read_state, run_names, update_status

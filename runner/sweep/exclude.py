@@ -18,7 +18,7 @@ from meshrunner.recipes.config_diff import same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.config.compose import Composed
-from meshrunner.runner.config.overrides import split_outside
+from meshrunner.runner.config.hydra.overrides import split_outside
 
 
 class Condition(NamedTuple):

@@ -18,7 +18,8 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import BASIC_SWEEPER, Composer, plain, typed
+from meshrunner.runner.config.compose import Composer, plain, typed
+from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better

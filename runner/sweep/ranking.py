@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.config.overrides import as_typed
+from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.console import naming
 from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast, Verdict, predict_all
 from meshrunner.runner.sweep.combinations import ConfiguredTarget, check_batch

@@ -114,7 +114,7 @@ def test_a_refused_start_of_a_sweep_that_exists_changes_nothing(capsys: pytest.C
         (("--package=model",), "--cfg"),
         (("--cfg=job", "--package=nonesuch"), "nonesuch"),
         (("--cfg=jbo",), "invalid choice"),
-        (("--run", "-m"), "exclude each other"),
+        (("--run", "-m"), "cannot be combined"),
         (("--nonesuch\x1b[31m",), "unrecognized"),
         (("--config-dir=nonesuch",), "no such directory"),
         (("--config-name=nonesuch",), "nonesuch"),

@@ -21,7 +21,8 @@ def run(arguments: list[str]) -> int:
         hold_stop_requests()
     gc.disable()  # imports create little garbage and compete with the forkserver for cores
     with nullcontext() if asks else naming("composing the configuration"):
-        from meshrunner.runner.config.compose import Composer, parse
+        from meshrunner.runner.config.compose import Composer
+        from meshrunner.runner.config.hydra.flags import parse
         from meshrunner.runner.verbs.reference.queries import answered
 
         composer = Composer(parse("run", arguments))

@@ -8,9 +8,10 @@ from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
-from meshrunner.runner.config.compose import Composed, Composer, parse
+from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
+from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import EXIT_STATUS, JsonFile, place_run, read_state, run_names, unreadable, write_run_list
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
-from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import Described, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.console import console, one_line
 from meshrunner.runner.process.garbage import collector_held_off
 from meshrunner.runner.verbs.reference.queries import answered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrunner.runner import shipped
-from meshrunner.runner.config.no_effect import REFUSED, SET_BY_HYDRA, SILENT
+from meshrunner.runner.config.hydra.no_effect import REFUSED, SET_BY_HYDRA, SILENT
 from meshrunner.runner.config.reference import explain
 from meshrunner.runner.config.reference.catalog import value_at
 from meshrunner.runner.running_text import in_two_columns, paragraph

@@ -17,8 +17,9 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.recipes.precision.base import FP32
 from meshrunner.runner.compare.keys import MEASURED
-from meshrunner.runner.config import from_checkpoint, no_effect
+from meshrunner.runner.config import from_checkpoint
 from meshrunner.runner.config.experiment import Experiment, Sweep
+from meshrunner.runner.config.hydra import no_effect
 from meshrunner.runner.rundir.layouts import add_layout, read_layouts
 from meshrunner.runner.trackers.facts import settings
 from tests.composed import experiment

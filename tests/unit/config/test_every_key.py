@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 
@@ -17,6 +16,7 @@ from meshrunner.runner import cli, figures
 from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.commands.usage import describe
 from meshrunner.runner.config.experiment import fit, remarks
+from meshrunner.runner.config.hydra.private import get_args_parser
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.launcher import _check_direction
 from tests.composed import config, experiment

@@ -8,7 +8,7 @@ from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config import devices
-from meshrunner.runner.config.allocator import VARIABLES
+from meshrunner.runner.config.allocator_env import VARIABLES
 from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.launch.environment import apply_allocator_settings, environment, worker_environment
 from tests.composed import experiment

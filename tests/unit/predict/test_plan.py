@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshrunner.runner import cli
-from meshrunner.runner.config.allocator import VARIABLES
+from meshrunner.runner.config.allocator_env import VARIABLES
 from meshrunner.runner.ledger.categories import CATEGORIES
 from meshrunner.runner.predict.search import MOST, largest
 from meshrunner.runner.predict.verdict import GIB, explain, judge

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import described, described_type
 from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.predict.pool import Predicted, _predicted
 from meshrunner.runner.predict.predict import predict
 from meshrunner.runner.predict.verdict import BORDERLINE, DOES_NOT_FIT, FITS, GIB, NOT_PLANNED

@@ -10,7 +10,7 @@ import pytest
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.compose import Composed
-from meshrunner.runner.config.overrides import prepared, split_outside
+from meshrunner.runner.config.hydra.overrides import prepared, split_outside
 from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 from tests.e2e.command import TINY

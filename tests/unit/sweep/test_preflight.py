@@ -14,9 +14,10 @@ from meshrunner.runner.compare.cells import columns as table
 from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
-from meshrunner.runner.config.compose import Composer, parse
+from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.predict import NOT_IN_TIME, Forecast, MemoryForecast, Predicted, SpeedForecast, Verdict
 from meshrunner.runner.rundir.summary import predicted
 from meshrunner.runner.sweep import preflight

@@ -1,0 +1,1 @@
+"""The command line and Hydra: overrides, flags, errors, and keys of Hydra's without effect."""
