@@ -1,4 +1,4 @@
-"""The devices of this node, found without importing torch where there is no GPU."""
+"""Find the devices of this node, without importing torch if there is no GPU."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA and the AMD driver."""
 CORES = "MESHRUNNER_CORES"
-"""The variable that tells one of several runs on a node how many cores it has."""
+"""Environment variable with the number of cores of a run that shares the node with others."""
 CPU_WORKERS = 2
 """Workers on a node without GPUs: the fewest that still communicate."""
 
 
 class Described(NamedTuple):
-    """The devices that a run would have, on this machine or on the hardware that it names."""
+    """The devices that a run would use, on this machine or on the hardware that it names."""
 
     type: str
     """`cuda` or `cpu`."""
     hardware: GPU | CPU | None
-    """None: its speed is not known."""
+    """None if its speed is unknown."""
     name: str
     """Name shown to a person."""
     memory_gib: float
-    """Of one device; of a CPU a worker's share, or launch.host_memory_gib."""
+    """Memory of one device in GiB; on a CPU, one worker's share or launch.host_memory_gib."""
     workers: int
     """Workers on a node."""
 
@@ -46,7 +46,7 @@ class NodeDevices(NamedTuple):
 
 
 def gpu_count() -> int:
-    """Number of GPUs that torch can use here. Without a driver's device file it is 0, and torch is not imported."""
+    """Return the number of GPUs that torch can use. Without a driver's device file it is 0, and torch is not imported."""
     if not any(driver.exists() for driver in DRIVERS):
         return 0
     import torch
@@ -55,7 +55,7 @@ def gpu_count() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that torch can use here, as CUDA_VISIBLE_DEVICES names them: by number, or by UUID where the user does."""
+    """Return the GPUs that torch can use by number, or by UUID if CUDA_VISIBLE_DEVICES lists UUIDs."""
     count = gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(count)] if named is None else [each.strip() for each in named.split(",")][:count]
@@ -68,17 +68,17 @@ def cores() -> int:
 
 
 def too_few_cores(devices: NodeDevices) -> str | None:
-    """What the user is told where the workers would leave their GPUs waiting; None: they have enough cores."""
+    """Return a warning if the workers have too few CPU cores to feed their GPUs, else None."""
     if devices.type == "cpu" or cores() >= FEWEST_CORES * devices.workers:
         return None
     return (
-        f"{devices.workers} workers on GPUs, {cores()} CPU core{'s' * (cores() > 1)}: with fewer than {FEWEST_CORES} for "
-        "each the GPUs wait for them. Under SLURM hydra.launcher.cpus_per_task and cpus_per_gpu ask for more"
+        f"{devices.workers} workers on GPUs, {cores()} CPU core{'s' * (cores() > 1)}: with fewer than {FEWEST_CORES} "
+        "for each, the GPUs wait for the CPU. Under SLURM request more with hydra.launcher.cpus_per_task or cpus_per_gpu"
     )
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux reports it."""
+    """Return the processor's name as Linux reports it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("model name", "Model")):
             return line.partition(":")[2].strip()
@@ -86,14 +86,14 @@ def cpu_name() -> str:
 
 
 def described_type(hardware: Hardware) -> str:
-    """`cuda` or `cpu`, on the named hardware or on this machine."""
+    """Return `cuda` or `cpu`, for the named hardware or for this machine."""
     if isinstance(hardware, GPU):
         return "cuda"
     return "cuda" if hardware.kind != "cpu" and gpu_count() else "cpu"
 
 
 def described(experiment: Experiment) -> Described:
-    """The devices of an experiment that is not started here: a laptop can answer for a cluster's run."""
+    """Return the devices that an experiment would use, which may be those of another machine."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if isinstance(hardware, GPU):
         workers = given if given != "auto" else hardware.devices_per_node
@@ -128,23 +128,23 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, Described]:
 
 def node_devices(experiment: Experiment) -> NodeDevices:
     """
-    The devices of this node that an experiment uses, `auto` resolved.
+    Return the devices of this node that an experiment uses, with `auto` resolved.
 
     Raises:
-        Incompatible: more workers than GPUs, or the precision, the model or the parallelism does not run on the devices.
+        Incompatible: there are more workers than GPUs, or precision, model or parallelism do not run on the devices.
         ConfigError: the configuration requires a GPU and there is none.
     """
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if hardware.kind == "cpu" else gpu_count()
     if hardware.kind not in ("cpu", "auto") and not gpus:
         raise ConfigError(
-            f"hardware: this node has no GPU that torch can use, but the hardware is of kind '{hardware.kind}'; "
-            "`meshrunner doctor` lists what this node has, hardware=auto uses it"
+            f"hardware: this node has no GPU that torch can use, but hardware is of kind '{hardware.kind}'; use hardware=auto. "
+            "`meshrunner doctor` lists the devices of this node"
         )
     workers = (gpus or CPU_WORKERS) if launch.workers == "auto" else launch.workers
     if gpus and workers > gpus:
         raise Incompatible(
-            f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; hardware=cpu runs without them"
+            f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; lower it, or use hardware=cpu"
         )
     device_type = "cuda" if gpus else "cpu"
     for option in (experiment.precision, experiment.model, experiment.parallelism):

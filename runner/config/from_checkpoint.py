@@ -1,4 +1,4 @@
-"""Continuing a run directory: the checkpoint to load, and whether the configuration still matches it."""
+"""Continue a run directory: choose the checkpoint to load, and check that the configuration still matches it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
 
 def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[Experiment, StoredCheckpoint | None]:
     """
-    The experiment as it continues from its checkpoint, and that checkpoint; unchanged, and None, where there is none.
+    Return the experiment resumed from its checkpoint, and that checkpoint; without one the experiment as it is, and None.
 
-    Warns of skipped checkpoints.
+    Warns about checkpoints that are skipped.
 
     Args:
-        force: continue with the configuration as it is now, whatever has changed.
+        force: continue with the new configuration even if it has changed.
 
     Raises:
-        ConfigError: `checkpoint.load` points to nothing, the checkpoint is of another model, no steps are left, or keys
-            have changed that affect what is trained.
+        ConfigError: `checkpoint.load` does not exist, the checkpoint is of another model, no steps are left, or keys have
+            changed that affect what is trained.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
@@ -40,8 +40,8 @@ def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[E
         _refuse_changes(record, experiment, run_dir)
     if not own and record.step >= experiment.steps:
         raise ConfigError(
-            f"checkpoint.load: '{found[0].path}' is of step {record.step} and steps is {experiment.steps}: "
-            "nothing is left to train; raise steps"
+            f"checkpoint.load: '{found[0].path}' is at step {record.step} and steps is {experiment.steps}, so nothing is left "
+            "to train; raise steps"
         )
     return experiment.resumed_from(record), found[0]
 
@@ -49,7 +49,7 @@ def continuing(experiment: Experiment, run_dir: Path, *, force: bool) -> tuple[E
 def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
-    """The result of `continuing`, checked by `fit`."""
+    """Return the result of `continuing`, checked by `fit`."""
     found, stored = continuing(experiment, run_dir, force=force)
     try:
         fit(found, workers)
@@ -57,28 +57,28 @@ def fit_continuing(
         if found.global_batch == experiment.global_batch:
             raise
         raise Incompatible(
-            f"{error}\n  (global_batch is null: it stays what it was before the checkpoint, {found.global_batch})"
+            f"{error}\n  (global_batch is null, so the checkpoint's global batch of {found.global_batch} applies)"
         ) from None
     return found, stored
 
 
 def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> None:
-    """Raise ConfigError that names every changed key that affects what is trained."""
+    """Raise ConfigError that names every changed key that affects the result."""
     before, now = _with_defaults(record.config), experiment.model_dump(mode="json")
-    if experiment.precision.kind == "auto":  # it is resolved, and compared, where the run starts
+    if experiment.precision.kind == "auto":  # resolved and compared where the run starts
         before["precision"] = now["precision"]
     flat = flatten(now)
     changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]
     if not changed:
         return
     lines = [f"  {key}: was {_shown(old)}, is {_shown(new)}" for key, old, new in changed]
-    title = f"The configuration is not the one that the checkpoint of step {record.step} was written with:"
-    hint = f"`meshrunner resume {run_dir} --force` continues with the new values; a new run needs a new directory"
+    title = f"The configuration has changed since the checkpoint of step {record.step} was written:"
+    hint = f"`meshrunner resume {run_dir} --force` continues with the new values; choose another hydra.run.dir for a new run"
     raise ConfigError("\n".join([title, *lines, hint]))
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """A recorded configuration, with the defaults of keys that did not exist when it was recorded."""
+    """Return a recorded configuration with the defaults of keys that are newer than it."""
     try:
         return check(config).model_dump(mode="json")
     except ConfigError:
@@ -91,21 +91,21 @@ def _shown(value: Any) -> str:
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
     """
-    Whether `steps` of a completed run has been raised since.
+    Return whether `steps` of a completed run has been raised since it ended.
 
     Args:
         trained: steps that the run has completed.
 
     Raises:
-        ConfigError: it has, but there is no checkpoint to continue from.
+        ConfigError: `steps` has been raised, but there is no checkpoint to continue from.
     """
     if experiment.steps <= trained:
         return False
     good, warnings = good_checkpoints(run_dir / FOLDER)
     if not good:
         lines = [
-            f"{run_dir} is completed with {trained} steps and holds no good checkpoint to continue from up to step "
-            f"{experiment.steps}; for a new run choose another hydra.run.dir",
+            f"{run_dir} completed {trained} steps and has no usable checkpoint from which to continue to step "
+            f"{experiment.steps}; choose another hydra.run.dir for a new run",
             *warnings,
         ]
         raise ConfigError("\n  ".join(lines))

@@ -1,4 +1,4 @@
-"""`launch.env`, the environment variables of the workers: values as text, and names that would have no effect there."""
+"""Validate `launch.env`, the environment variables of the workers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.secrets import WHERE, is_secret
 
-EXPORT = "the launching process reads it, too: export it before the command, on SLURM in hydra.launcher.preamble"
+EXPORT = "the launching process reads it too; export it before the command, on SLURM in hydra.launcher.preamble"
 WITHOUT_EFFECT = {
-    **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "it follows from a worker's place"),
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each worker"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "the launcher opens the rendezvous; launch.port sets its port"),
     **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTHONPATH"), EXPORT),
     "MKL_NUM_THREADS": "launch.threads decides",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "precision.matmul decides",
 }
-"""Variables of which the workers would not see the value, or too late, and why."""
+"""Variables whose value the workers would not see, or see too late -> the reason."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
 """Prefixes of variables that the launching process reads: cache, trackers, preparation of data."""
 THREADS = "OMP_NUM_THREADS"
 
 
 def as_text(value: Any) -> Any:
-    """What YAML reads as a number or a bool was meant as text: the environment knows nothing else."""
+    """Return a number or bool of YAML as text, the only type in an environment."""
     return json.dumps(value) if isinstance(value, int | float) else value
 
 
 def effective(variables: dict[str, str]) -> dict[str, str]:
-    """The variables; raises PydanticCustomError for secrets and for those that would have no effect."""
+    """Return the variables; raise PydanticCustomError for secrets and for variables that would have no effect."""
     if secret := sorted(filter(is_secret, variables)):
         raise PydanticCustomError(
             "secret", "the value of {names} is secret, as the name says: " + WHERE, {"names": ", ".join(secret)}

@@ -1,4 +1,4 @@
-"""The runs of a sweep on disk that can be executed, and a sentence for each that cannot."""
+"""Find the runs of a sweep directory that can be executed, and say why the others cannot."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from meshrunner.runner.rundir.files import is_run
 
 
 class Usable(NamedTuple):
-    """The runs that can be executed."""
+    """The executable runs of a sweep."""
 
     run_dirs: list[Path]
     first: Experiment
-    """Of the first of them: the settings of the sweep."""
+    """The first run's experiment, which has the settings of the sweep."""
     damaged: int
-    """How many others there are."""
+    """Number of runs that cannot be executed."""
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
     """
-    The runs of a sweep, without those that are damaged or gone: of each of these it warns.
+    Return the executable runs of a sweep, and warn about each that is damaged or missing.
 
     Raises:
-        ConfigError: none is left.
-        NotImported: the class of a run cannot be imported here.
+        ConfigError: no run is left.
+        NotImported: the class of a run cannot be imported from this directory.
     """
     problems = sweep_damage(sweep_dir)
     run_dirs: list[Path] = []
@@ -41,13 +41,13 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
         elif why := _damage(run_dir):
             problems.append(f"damaged: {run_dir}: {why}")
         elif first is not None and read_state(run_dir) in RESULTS:
-            run_dirs.append(run_dir)  # as a rule it is not executed again
+            run_dirs.append(run_dir)  # most commands do not execute it again
         else:
             try:
                 experiment = check(read_config(run_dir))
                 first = first or experiment
                 run_dirs.append(run_dir)
-            except NotImported as error:  # the run is not to blame, and others may need the same class
+            except NotImported as error:  # the run is not damaged, and others may need the same class
                 raise NotImported(f"{run_dir}: {error}") from None
             except ConfigError as error:
                 problems.append(f"damaged: {run_dir}: {error}")
@@ -59,7 +59,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
 
 
 def first_experiment(sweep_dir: Path, names: Sequence[str]) -> Experiment:
-    """The experiment of a sweep's first run that can be read; raises ConfigError where none can."""
+    """Return the experiment of a sweep's first readable run; raise ConfigError if there is none."""
     for name in names:
         try:
             return check(read_config(sweep_dir / name))
@@ -69,9 +69,9 @@ def first_experiment(sweep_dir: Path, names: Sequence[str]) -> Experiment:
 
 
 def _damage(run_dir: Path) -> str:
-    """Why a run cannot be executed, whatever its configuration says; empty where it can."""
+    """Return why a run directory cannot be executed, "" if it can; its configuration is not checked."""
     if run_dir.is_symlink():
-        return "it is a link; the runs of a sweep are folders in it"
+        return "it is a link; the runs of a sweep must be directories"
     if printable(run_dir.name) != run_dir.name:
         return "its name has control characters"
     if not is_run(run_dir):

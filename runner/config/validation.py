@@ -1,4 +1,4 @@
-"""pydantic's errors as text for the user: the key, what was expected, the nearest existing name."""
+"""Turn pydantic's errors into text for the user: the key, what was expected, the nearest existing name."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Known = Callable[[tuple[int | str, ...]], Iterable[str]]
 
 
 def invalid(error: ValidationError, known: Known, prefix: str = "", keys: Collection[str] = ()) -> ConfigError:
-    """One ConfigError that lists every problem. prefix: put before each key; keys: all there are, with their groups."""
+    """Return one ConfigError that lists every problem. prefix: put before each key; keys: all full names."""
     lines = sorted(set(_lines(error.errors(include_url=False), known, prefix, keys)))
     return ConfigError(listed("The configuration is wrong:", lines))
 
 
 def listed(title: str, lines: Iterable[str]) -> str:
-    """A title and indented lines."""
+    """Return a title followed by indented lines."""
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def did_you_mean_key(name: str, siblings: Iterable[str], keys: Iterable[str]) -> str:
-    """As did_you_mean; but a key of the same name in another place comes first: ` Did you mean optimizer.lr?`"""
+    """Return a hint as did_you_mean does, but prefer a key of that name elsewhere: ` Did you mean optimizer.lr?`"""
     same = [key for key in keys if key == name or key.endswith(f".{name}")]
     return f" Did you mean {' or '.join(same)}?" if same else did_you_mean(name, siblings)
 

@@ -174,7 +174,7 @@ def test_more_steps_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     completed(run(cwd=tmp_path), tmp_path / "out")
     edit(tmp_path / "out", "steps: 3\n", "steps: 6\n")
     ended = resume(tmp_path / "out")
-    assert ended.code == 2 and "completed with 3 steps and holds no good checkpoint" in ended.err, ended
+    assert ended.code == 2 and "completed 3 steps and has no usable checkpoint" in ended.err, ended
     assert status(tmp_path / "out")["state"] == "completed"
 
 
@@ -247,7 +247,7 @@ def test_a_global_batch_that_the_ranks_cannot_share_is_refused(straight: Path, t
     ended = resume(run_dir)
     assert ended.code == 2, ended
     assert "global_batch(2) is not a multiple of micro_batch(1) x data-parallel ranks(3) = 3" in ended.err
-    assert "global_batch is null: it stays what it was" in ended.err
+    assert "global_batch is null, so the checkpoint's global batch" in ended.err
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_load_continues_another_run_in_a_new_directory(straight: Path, tmp_path:
     [
         (["checkpoint.load=nowhere"], "checkpoint.load: no such directory"),
         (["checkpoint.load=."], "contains no usable checkpoint"),
-        (["checkpoint.load={straight}", "steps=6"], "of step 6 and steps is 6: nothing is left to train"),
+        (["checkpoint.load={straight}", "steps=6"], "at step 6 and steps is 6, so nothing is left to train"),
         (["checkpoint.load={straight}", "steps=9", "model.dim=64"], "model.dim: 32 in the checkpoint, 64 now"),
         (["checkpoint=dpc"], "Did you mean 'dcp'?"),
         (["checkpoint=dcp", "checkpoint.every=0"], "checkpoint.every: expected a whole number of at least 1, got 0"),

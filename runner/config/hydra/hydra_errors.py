@@ -1,4 +1,4 @@
-"""Hydra's errors, as a user reads them: what is wrong, where, and the nearest name that exists."""
+"""Explain Hydra's errors to a user: what is wrong, where, and the nearest existing name."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from meshrunner.runner.config.validation import did_you_mean_key, listed
 from meshrunner.runner.console import printable
 
 NOISE = ("full_key:", "object_type=", "reference_type=")
-"""Beginnings of lines that OmegaConf adds for programmers."""
+"""Prefixes of lines that OmegaConf adds for programmers."""
 MAX_LINES, MAX_WIDTH = 20, 300
-"""Lines of an error and characters of a line that are shown."""
+"""Limits of an explanation: lines, and characters in a line."""
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
     """
-    One screen for an exception of Hydra, OmegaConf, YAML or Hydra's override parser.
+    Return at most a screen of text for an exception of Hydra, OmegaConf, YAML or Hydra's override parser.
 
     Args:
-        overrides: the command line, to name the override that a message leaves out.
+        overrides: the command line, from which to name the override if the exception does not.
     """
     text = printable(str(error)).strip()
     circular = isinstance(error, RecursionError) or text.startswith("Recursive interpolation")
     if circular:
-        text = "it refers to itself, or is nested too deeply to be read"
+        text = "a value refers to itself or is nested too deeply"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing_option(error)
     if missing := missing_key(error):
@@ -56,27 +56,29 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 
 
 def _quoted(override: str) -> str:
-    """How a value with an equals sign is given; empty where there is none, or it is more than one name and value."""
+    """Return a hint on quoting a value of the form NAME=VALUE, "" for any other value."""
     key, _, value = override.partition("=")
     if not re.fullmatch(r"[\w./@-]+=[\w./@-]*", value):
         return ""
-    return f"a value with an equals sign needs quotes, for the shell and for Hydra: '{key}=\"{value}\"'"
+    return f"a value with an equals sign must be quoted for the shell and for Hydra: '{key}=\"{value}\"'"
 
 
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
-    """Turn what Hydra and OmegaConf trip over, of which hostile input finds much, into an error of the configuration."""
+    """Raise ConfigCompositionException for input on which Hydra or OmegaConf fails with an internal error."""
     try:
         yield
     except KeyError as error:  # hydra.job.env_copy
-        raise ConfigCompositionException(f"there is no environment variable {error}") from None
+        raise ConfigCompositionException(f"hydra.job.env_copy: no such environment variable: {error}") from None
     except (AttributeError, TypeError, AssertionError, IndexError) as error:
         first = (str(error).splitlines() or [""])[0]
-        raise ConfigCompositionException(f"Hydra cannot read it: {type(error).__name__}: {first}") from error
+        raise ConfigCompositionException(
+            f"Hydra cannot read the configuration: {type(error).__name__}: {first}"
+        ) from error
 
 
 def missing_key(error: BaseException) -> str:
-    """The key that was given and does not exist; empty for any other error."""
+    """Return the unknown key that an error of Hydra is about, "" for any other error."""
     found = re.search(r"Could not override '(?P<key>[^']+)'", printable(str(error)))
     return found["key"] if found else ""
 
@@ -86,7 +88,7 @@ def _cut(line: str) -> str:
 
 
 def _suspect(overrides: list[str], *, interpolated: bool) -> str | None:
-    """The first override that refers to others, or does not parse, or gives a group something else than a name."""
+    """Return the first override that does not parse, is no name although a group needs one, or has an interpolation."""
     if interpolated:
         return next((override for override in overrides if "${" in override), None)
     parser = OverridesParser.create()
@@ -114,8 +116,8 @@ def _missing_key(key: str, error: BaseException) -> str:
     cause: Any = error.__cause__
     parent, _, name = key.rpartition(".")
     within = re.match(r"Key '([^']+)' is not in struct", str(cause or ""))
-    if within and within[1] != name:  # the value was a mapping
-        return f"{key}: what is in it is set one by one: {key}.{within[1]}=VALUE"
+    if within and within[1] != name:  # the value is a mapping
+        return f"{key}: cannot be set as a whole; use {key}.{within[1]}=VALUE"
     node = getattr(cause, "parent_node", None) if isinstance(cause, OmegaConfBaseException) else None
     known = [str(k) for k in node] if isinstance(node, DictConfig) and not OmegaConf.is_missing(node, "") else []
     reason = f"{key}: unknown key.{_nearest(name, known, node)}"
@@ -127,13 +129,13 @@ def _missing_key(key: str, error: BaseException) -> str:
 
 
 HYDRAS_OWN = ("run.dir", "sweep.dir", "sweeper.", "launcher.")
-"""Beginnings of keys below `hydra` that a person may mean by their last part alone."""
+"""Prefixes of keys below `hydra` that are suggested to a user who gave only the last part."""
 CLOSE = 0.75
-"""Likeness of words, of which one is a typing mistake."""
+"""Similarity, from 0 to 1, at which a word counts as a misspelling of another."""
 
 
 def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """What was meant: a key beside it, a key of the same name in another place, also of an option that is not chosen."""
+    """Return a hint: a similar sibling, or a key of the same name elsewhere, also in an option that is not chosen."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     hint = did_you_mean_key(name, [], _keys(node))
@@ -153,7 +155,7 @@ def _nearest(name: str, siblings: list[str], node: Any) -> str:
 
 
 def _keys(node: Any) -> list[str]:
-    """All keys of the configuration that a node is part of, of Hydra's own those that are not set by Hydra itself."""
+    """Return all keys of the configuration around a node; of Hydra's section only those that a user sets."""
     root = node._get_root() if isinstance(node, DictConfig) else None
     if not isinstance(root, DictConfig):
         return []

@@ -1,4 +1,4 @@
-"""Overrides as a person types them -> overrides that Hydra can read; what it would choke on is refused by name."""
+"""Turn overrides as a person types them into overrides that Hydra can parse, and refuse those it cannot."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from meshrunner.runner.console import printable
 from meshrunner.runner.rundir import key_of
 
 MAX_DEPTH = 50
-"""Brackets inside brackets. Hydra's parser runs into Python's recursion limit at about a hundred."""
+"""Most nested brackets. Hydra's parser reaches Python's recursion limit at about a hundred."""
 MAX_DIGITS = 100
-"""Digits of a number."""
+"""Most digits of a number."""
 MAX_LENGTH = 100_000
-"""Characters of an override."""
+"""Most characters of an override."""
 MAX_RUNS = 100_000
-"""Runs of a sweep."""
+"""Most runs of a sweep."""
 
 QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
 WITHOUT_SECTION = re.compile(r"\+{0,2}(?P<rule>(exclude|baseline)=.*=.*)", re.DOTALL)
 SEVERAL = re.compile(r"tracker=\[\s*([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*\]", re.ASCII)
-"""Several trackers, which Hydra would merge into one."""
+"""A list of trackers, which Hydra would merge into one."""
 MEMBER = re.compile(r"\+tracker@tracker\.of\.(\w+)=(\w+)", re.ASCII)
 RULE_BEGINS = re.compile(r"\s*[\w./@-]+=")
 
 
 def prepared(overrides: Iterable[str]) -> list[str]:
-    """The overrides of a command line as Hydra reads them; raises ConfigError with the key of one that nobody can mean."""
+    """Return the overrides of a command line in Hydra's syntax; raise ConfigError that names an unreadable one."""
     return [each for override in overrides for each in _several(_unless_known(_quoted(_readable(override))))]
 
 
@@ -45,14 +45,14 @@ def _readable(override: str) -> str:
     key = _key_in_a_message(override)
     if printable(override) != override:
         raise ConfigError(
-            f"{key}: holds a control character or a byte that is not UTF-8: {printable(override)[:200]!r}"
+            f"{key}: remove the control character or the byte that is not UTF-8: {printable(override)[:200]!r}"
         )
     if len(override) > MAX_LENGTH:
-        raise ConfigError(f"{key}: {len(override):,} characters; at most {MAX_LENGTH:,} can be read")
+        raise ConfigError(f"{key}: {len(override):,} characters; an override has at most {MAX_LENGTH:,}")
     if (deepest := _depth(override)) > MAX_DEPTH:
-        raise ConfigError(f"{key}: brackets are nested {deepest} deep; at most {MAX_DEPTH} can be read")
+        raise ConfigError(f"{key}: brackets are nested {deepest} deep; nest them at most {MAX_DEPTH} deep")
     if found := re.search(rf"(?<![A-Za-z_\d])\d[\d_]{{{MAX_DIGITS},}}", override):
-        raise ConfigError(f"{key}: a number of {len(found[0]):,} digits; at most {MAX_DIGITS} can be read")
+        raise ConfigError(f"{key}: a number of {len(found[0]):,} digits; a number has at most {MAX_DIGITS}")
     return override
 
 
@@ -68,7 +68,7 @@ def _depth(text: str) -> int:
 
 
 def _quoted(override: str) -> str:
-    """A rule of `sweep.exclude` or `sweep.baseline` holds a second equals sign, so Hydra wants it quoted."""
+    """Quote a rule of `sweep.exclude` or `sweep.baseline` for Hydra: it has a second equals sign."""
     if bare := WITHOUT_SECTION.fullmatch(override):
         meant = shlex.quote(f"sweep.{bare['rule']}")
         raise ConfigError(f"{bare['rule'].partition('=')[0]}: unknown key. Did you mean {meant}?")
@@ -80,7 +80,7 @@ def _quoted(override: str) -> str:
         return f"{found['key']}={_in_quotes(value)}"
     rules: list[str] = []
     for part in split_outside(value[1:-1] if value.startswith("[") and value.endswith("]") else value, ","):
-        # A comma stands between rules, and between the values of one: micro_batch=8,16 is one rule.
+        # A comma separates rules and also the values of one rule: micro_batch=8,16 is one rule.
         if rules and not RULE_BEGINS.match(part) and not part.strip().startswith(("'", '"')):
             rules[-1] += f",{part}"
         else:
@@ -95,23 +95,23 @@ def _in_quotes(text: str) -> str:
 
 
 def _unless_known(override: str) -> str:
-    """launch.env takes any variable: one that is not in the configuration yet needs no plus sign."""
+    """Add the plus signs that Hydra wants for a variable of launch.env, which takes any name."""
     return f"++{override}" if override.startswith("launch.env.") else override
 
 
 def _several(override: str) -> list[str]:
-    """`tracker=[wandb,tensorboard]` as the option `several` and an option below `tracker.of` for each."""
+    """Turn `tracker=[wandb,tensorboard]` into the option `several` with an option below `tracker.of` for each."""
     found = SEVERAL.fullmatch(override)
     if found is None:
         return [override]
     names = [name.strip() for name in found[1].split(",")]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"tracker: {override} names {twice} twice")
+        raise ConfigError(f"tracker: {override} lists {twice} twice; list each tracker once")
     return ["tracker=several", *(f"+tracker@tracker.of.{name}={name}" for name in names)]
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
-    """Overrides with the list of trackers as it was typed: the inverse of that part of `prepared`."""
+    """Return overrides with the list of trackers as the user typed it, the inverse of `prepared`."""
     names = [found[1] for override in overrides if (found := MEMBER.fullmatch(override)) and found[1] == found[2]]
     if "tracker=several" not in overrides or not names:
         return list(overrides)
@@ -120,7 +120,7 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def split_outside(text: str, separators: str) -> list[str]:
-    """The parts of a text between any of some characters, where no bracket and no quote is open."""
+    """Split a text at separators outside brackets and quotes."""
     parts, start, depth, quote = [], 0, 0, ""
     for index, character in enumerate(text):
         if quote:
@@ -138,7 +138,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Where options of a group vary, keys in it as values of a sweep, of one value: each job then sees its own option."""
+    """Leave keys of a group whose option varies to the jobs: turn each into a sweep over its single value."""
     parser = OverridesParser.create()
     if not any(each.startswith(f"{group}=") and parser.parse_override(each).is_sweep_override() for each in overrides):
         return list(overrides)
@@ -151,12 +151,12 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError when the overrides of Hydra's own sweeper stand for more runs than any sweep has: it lists them all."""
+    """Raise ConfigError if the overrides of a grid make more than MAX_RUNS runs, before Hydra lists all of them."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if override.is_interval_sweep():
             raise ConfigError(
-                f"{override.key_or_group}: an interval is for a sweeper that chooses values, hydra/sweeper=..."
+                f"{override.key_or_group}: a grid has no intervals; list values, or choose another hydra/sweeper"
             )
         counts[override.get_key_element()] = _count(override.value())
     if (total := math.prod(counts.values())) > MAX_RUNS:
@@ -165,7 +165,7 @@ def check_number(overrides: Sequence[str]) -> None:
 
 
 def _count(value: object) -> int:
-    """Values of a sweep over one key."""
+    """Return the number of values of a sweep over one key."""
     if isinstance(value, ChoiceSweep):
         return len(value.list)
     if not isinstance(value, RangeSweep) or value.start is None or value.stop is None or not value.step:

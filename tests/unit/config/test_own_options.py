@@ -125,7 +125,7 @@ def test_the_baseline_of_a_sweep_is_no_flag(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_value_with_an_equals_sign(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, 2, "place", *TINY, "tracker.project=a=b")
-    assert "needs quotes, for the shell and for Hydra: 'tracker.project=\"a=b\"'" in text
+    assert "must be quoted for the shell and for Hydra: 'tracker.project=\"a=b\"'" in text
     said(capsys, 0, "place", *TINY[:-4], "hydra.run.dir=out", 'tracker.project="a=b"')
 
 

@@ -50,7 +50,7 @@ def test_the_number_of_threads_may_come_from_it(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_mapping_is_set_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli._dispatch(["show", "launch.env={NCCL_DEBUG: INFO}"]) == 2
-    assert capsys.readouterr().err == "launch.env: what is in it is set one by one: launch.env.NCCL_DEBUG=VALUE\n"
+    assert capsys.readouterr().err == "launch.env: cannot be set as a whole; use launch.env.NCCL_DEBUG=VALUE\n"
 
 
 def test_launch_env_wins_over_what_was_exported_and_that_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

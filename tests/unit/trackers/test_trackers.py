@@ -255,7 +255,7 @@ def test_one_tracker_in_a_list_is_that_tracker() -> None:
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (["tracker=[wandb,wandb]"], "names wandb twice"),
+        (["tracker=[wandb,wandb]"], "lists wandb twice"),
         (["tracker=several"], "names no tracker"),
         (["tracker=[wandb,several]"], "names no tracker"),
         (["tracker=[wandb,tensorboard]", "tracker.of.tensorboard.kind=wandb"], "2 trackers of kind 'wandb'"),
