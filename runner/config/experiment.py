@@ -1,4 +1,4 @@
-"""A configuration, checked: plain dict -> `Experiment`. All problems are reported at once, and torch is not imported."""
+"""Check a configuration: a plain dict becomes an `Experiment`. All problems are reported at once, without importing torch."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 YEAR_MINUTES = 366 * 24 * 60
 Minutes = Annotated[float, Field(gt=0, le=YEAR_MINUTES), Affects.NOTHING]
 READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
-"""Type of the devices -> `log_every`, where it is auto."""
+"""Device type -> the value of `log_every: auto`."""
 MAX_REPEATS = 10_000
-"""Runs of one combination of a sweep."""
+"""Most runs of one combination of a sweep."""
 
 
 def _known_figure(key: str) -> str:
@@ -61,35 +61,35 @@ def _figures(schema: JsonDict) -> None:
 
 
 class Launch(Section):
-    """How the workers of a run are started."""
+    """Settings of the workers of a run."""
 
     affects: ClassVar[Affects] = Affects.SPEED
 
     nodes: Annotated[int, whole(at_most=2**17)]
-    """Machines that a run is spread over."""
+    """Number of machines of a run."""
     workers: Annotated[int | Auto, whole("auto", at_most=1024)]
     """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
     threads: Annotated[int | Auto, whole("auto", at_most=4096)]
-    """Threads of a worker's CPU operations; auto: OMP_NUM_THREADS of launch.env, else the cores that the run has / workers."""
+    """CPU threads of a worker; auto: OMP_NUM_THREADS of launch.env, else the cores of the run / workers."""
     env: Annotated[
         dict[str, Annotated[str, BeforeValidator(as_text, json_schema_input_type=str | int | float | bool)]],
         AfterValidator(effective),
     ]
-    """Environment variables of the workers: allocator, NCCL, CUDA, torch settings. They win over those of the command."""
+    """Environment variables of the workers, such as allocator, NCCL, CUDA and torch settings. They override exported ones."""
     bind: Literal["auto", "none"] = "auto"
-    """CPUs of a worker; auto: those in its GPU's NUMA domain, if they are enough; none: all of the node."""
+    """CPUs of a worker; auto: those in its GPU's NUMA domain, if there are enough; none: all CPUs of the node."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
-    """TCP port of the rendezvous on the first node; null: one that is free."""
+    """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Past it the run is `oom`."""
+    """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Exceeding it is `oom`."""
     start_timeout_minutes: Minutes
-    """Minutes until the first step is done, compilation included; then the run ends in state `timeout`."""
+    """Most minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
-    """Minutes without a completed step, after the first; then the run ends in state `timeout`."""
+    """Most minutes without a completed step, after the first. A run that takes longer ends as `timeout`."""
 
     @property
     def given_threads(self) -> int | None:
-        """Threads of a worker, where the configuration says how many."""
+        """Threads of a worker, None if the configuration does not say."""
         if self.threads != "auto":
             return self.threads
         return int(self.env[THREADS]) if THREADS in self.env else None
@@ -99,34 +99,34 @@ class Launch(Section):
         if THREADS in self.env and self.threads not in ("auto", int(self.env[THREADS])):
             raise PydanticCustomError(
                 "threads",
-                "threads({threads}) and env.{name}({other}) contradict each other",
+                "threads({threads}) and env.{name}({other}) differ; set only one of them",
                 {"threads": self.threads, "name": THREADS, "other": self.env[THREADS]},
             )
         return self
 
 
 class Sweep(Section):
-    """How the runs of a sweep are treated."""
+    """Settings of a sweep as a whole."""
 
     affects: ClassVar[Affects] = Affects.SWEEP
 
     exclude: list[str]
-    """Combinations that are not run, as lines of conditions: `activation_checkpoint=full micro_batch=8,16`."""
+    """Combinations to leave out, each a line of conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
-    """What the rows of the table at the end are compared with: `parallelism=fsdp1`."""
+    """Setting that other rows of the table are compared with: `parallelism=fsdp1`."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Runs of every combination, interleaved: what differs between them is noise."""
+    """Runs of every combination, interleaved, from whose differences the noise is estimated."""
     seeds: Annotated[int, whole(at_most=1000)]
-    """Seeds of every combination, from `seed` on: what differs between them is the noise of seeds."""
+    """Seeds of every combination, from `seed` on, from whose differences the noise of seeds is estimated."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
-    """How often a run that failed or timed out is executed again."""
+    """Most times that a run that failed or timed out is executed again."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """Results that do not count: such runs are executed again when a sweep is resumed."""
+    """Results to discard: runs with them are executed again when a sweep is resumed."""
     devices: AutoCount
     """
-    Devices of this node that runs share: several run at once where they fit, each with its part of the cores.
+    Devices of this node for the sweep. Several runs that fit run at once, each with its share of the cores.
 
-    GPUs are counted inside CUDA_VISIBLE_DEVICES; auto: all of them, without any one run at a time.
+    CUDA_VISIBLE_DEVICES limits the GPUs. auto: all GPUs; without any, one run at a time.
     """
     fail_fast: bool
     """Stop at the first run that is not completed."""
@@ -135,7 +135,7 @@ class Sweep(Section):
         BeforeValidator(lambda value: "off" if value is False else value),  # which YAML reads `off` as
         Affects.SWEEP | Affects.DISPLAY,
     ] = "warn"
-    """Before runs begin: warn of those predicted not to fit, or skip them; on CPUs with skip alone."""
+    """Runs predicted not to fit, before any begin: warn about them or skip them. On CPUs only `skip` predicts."""
 
     @model_validator(mode="after")
     def _few_enough(self) -> Sweep:
@@ -150,43 +150,44 @@ class Experiment(Recipe):
     """A recipe and everything around it: one run, or one row of a sweep."""
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
-    """The device that MFU and memory percentages refer to: peak FLOP/s, memory, bandwidths."""
+    """Device that MFU and memory percentages refer to: its peak FLOP/s, memory and bandwidths."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
-    """Where figures go in addition to the run directory, such as Weights & Biases."""
+    """Destination of figures in addition to the run directory, such as Weights & Biases."""
     profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
-    """What is recorded of some steps in detail: a trace, or what holds memory."""
+    """Detailed record of some steps: a trace, or the memory by category."""
     launch: Launch
-    """How the workers of a run are started: nodes, workers, threads, environment, time limits."""
+    """Settings of the workers: nodes, workers per node, threads, environment, time limits."""
     sweep: Sweep
-    """How the runs of a sweep are treated: what is left out, repeated, tried again."""
+    """Settings of a sweep as a whole: combinations to leave out, repeats, retries."""
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
-    """What is shown meanwhile; auto: on a terminal a line or a sweep's table, else the steps of a run and the runs of a sweep."""
+    """Progress on the terminal; auto: a live line or table if it is a terminal, else a line per step or per run of a sweep."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
     """
-    Steps between two read-outs, each of which waits for the device and gathers from all ranks; auto: 1 on a CPU, 10 on CUDA.
-    Every step has its row.
+    Steps between reading metrics, which waits for the device and gathers from all ranks; auto: 1 on CPU, 10 on CUDA.
+    Every step has a row in events.jsonl.
     """
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
-    """Steps that do not count for throughput and peak memory: compilation, autotuning, first touch."""
+    """First steps, with compilation and autotuning, to leave out of throughput and peak memory."""
     objective: Annotated[str, AfterValidator(_known_figure), Field(json_schema_extra=_figures), Affects.SWEEP]
     """The key of summary.json that a sweeper optimises."""
 
     @property
     def profiled(self) -> ProfiledRun:
-        """What a profiler is told."""
+        """Facts that a profiler needs about the run."""
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
 
     def steps_between_read_outs(self, device_type: str) -> int:
-        """`log_every`, auto resolved: a CPU has done every step when it is issued, a GPU would fall idle."""
+        """Return `log_every` with auto resolved: reading metrics at every step would leave a GPU idle, but not a CPU."""
         return READ_OUT_EVERY[device_type] if self.log_every == "auto" else self.log_every
 
 
 def check(config: dict[str, Any]) -> Experiment:
     """
-    A configuration as a frozen `Experiment`, every part right by itself; `fit` checks the combination.
+    Return a configuration as a frozen `Experiment` whose keys are valid one by one. `fit` checks their combination.
 
     Raises:
-        ConfigError: lists every part that is wrong; NotImported where a class among them cannot be imported.
+        NotImported: a class cannot be imported. The message lists all problems.
+        ConfigError: a key is wrong. The message lists all problems.
     """
     try:
         return Experiment.model_validate(config)
@@ -198,7 +199,7 @@ def check(config: dict[str, Any]) -> Experiment:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """Check the parts against each other and against the devices; raises Incompatible with all that does not fit."""
+    """Check the settings against each other and the devices; raise Incompatible that lists all conflicts."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
@@ -222,36 +223,36 @@ def fit(experiment: Experiment, workers: int) -> None:
 
 def remarks(experiment: Experiment) -> list[str]:
     """
-    What works, but is perhaps not what was meant.
+    Return a line for each setting that works but is perhaps not intended.
 
-    Where names of parameters and modules matter the model is built, on meta: only then torch is imported.
+    Only if names of parameters or modules matter, torch is imported and the model built on the meta device.
 
     Raises:
-        ConfigError: the names are not those of the model.
+        ConfigError: a name is not in the model.
     """
     found = []
     if experiment.measure_after >= experiment.steps:
         found.append(
             f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
-            "will be unknown, and its peak memory is that of the start-up, too"
+            "will be unknown, and its peak memory includes the start-up; raise steps"
         )
     found += experiment.lr_schedule.remarks(experiment.steps)
     if experiment.precision.compute == "fp8" and not experiment.compile.is_partitioned:
         found.append(
-            "precision=float8 without inductor: scaling and casting are kernels of their own, which float8 counts on the "
-            "compiler to fuse; compile=per_block"
+            "precision=float8 without inductor: scaling and casting run as separate kernels, which is slow; use "
+            "compile=per_block to fuse them"
         )
     if experiment.model.inactive_parameters():
         if experiment.precision.kind == "float8":
-            found.append("precision=float8 leaves the products of routed experts in bf16, and the router in fp32")
+            found.append("precision=float8 leaves the matmuls of routed experts in bf16, and the router in fp32")
         if experiment.precision.fp32_matmul != "highest":
             found.append(
-                "precision.matmul=high lets routers score in TF32, too: with a score that is 1e-3 off, a token can go elsewhere"
+                "precision.matmul=high computes router scores in TF32: an error of 1e-3 can send a token to another expert"
             )
     if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
-        found.append(f"objective({experiment.objective}) is known only with profiler=trace")
+        found.append(f"objective({experiment.objective}) is known only with a trace; use profiler=trace")
     if experiment.objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
-        found.append(f"objective({experiment.objective}) is known only where a checkpoint is saved: checkpoint=dcp")
+        found.append(f"objective({experiment.objective}) is known only if a checkpoint is saved; use checkpoint=dcp")
     if not experiment.parallelism.wraps_units:
         idle = {
             f"wrap={experiment.wrap.kind}": experiment.wrap.kind != "blocks",
@@ -268,7 +269,7 @@ def remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Refuse what torch (2.13) fails on in backward: units in recomputed blocks, if gathered at other times than in forward."""
+    """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
     from meshrunner.recipes.parallelism.wrap_plan import units_in_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint
@@ -277,18 +278,18 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
     if names and recomputed and layout.plans_buffers:
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit where blocks are recomputed and buffers planned: backward gathers it at other "
-            "times than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
+            f"wrap: '{names[0]}' cannot be a unit if blocks are recomputed and buffers planned: backward gathers it at "
+            "other times than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit where blocks are recomputed by selective_op and units gathered ahead; use "
+            f"wrap: '{names[0]}' cannot be a unit if selective_op recomputes blocks and units are gathered ahead; use "
             "wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
         )
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
-    """The keys known at a configuration path, for the nearest name."""
+    """Return the keys that exist at a configuration path, from which to suggest the nearest name."""
     here: Any = Experiment
     for part in loc:
         field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None

@@ -42,7 +42,9 @@ def test_the_number_of_threads_may_come_from_it(monkeypatch: pytest.MonkeyPatch)
     assert node_devices(experiment(*cpu)).threads == 8
     assert node_devices(experiment(*cpu, "++launch.env.OMP_NUM_THREADS=3")).threads == 3
     assert node_devices(experiment(*cpu, "++launch.env.OMP_NUM_THREADS=3", "launch.threads=3")).threads == 3
-    with pytest.raises(ConfigError, match=r"launch: threads\(4\) and env.OMP_NUM_THREADS\(3\) contradict each other"):
+    with pytest.raises(
+        ConfigError, match=r"launch: threads\(4\) and env.OMP_NUM_THREADS\(3\) differ; set only one of them"
+    ):
         experiment("++launch.env.OMP_NUM_THREADS=3", "launch.threads=4")
     with pytest.raises(ConfigError, match="expected a whole number of at least 1 for OMP_NUM_THREADS, got '4,2'"):
         experiment("++launch.env={OMP_NUM_THREADS:'4,2'}")

@@ -363,18 +363,16 @@ UNITS = (
 @pytest.mark.parametrize("words", ["model=moe_tiny parallelism.expert=2", "model=llama_tiny parallelism.prefetch=1"])
 def test_units_inside_selectively_recomputed_blocks_are_rejected(words: str) -> None:
     given = (*words.split(), *UNITS)
-    with pytest.raises(
-        ConfigError, match=r"'layers\.0\.attention' cannot be a unit where blocks are recomputed by selective_op"
-    ):
+    with pytest.raises(ConfigError, match=r"'layers\.0\.attention' cannot be a unit if selective_op recomputes blocks"):
         fit(experiment(*given, "activation_checkpoint=selective_op"), 2)
     fit(experiment(*given, "activation_checkpoint=full"), 2)
 
 
 def test_remarks_say_what_precision_does_not_cover() -> None:
     float8 = remarks(experiment("model=moe_tiny", "precision=float8", "precision.emulate=true"))
-    assert any("leaves the products of routed experts in bf16" in remark for remark in float8)
+    assert any("leaves the matmuls of routed experts in bf16" in remark for remark in float8)
     tf32 = remarks(experiment("model=moe_tiny", "precision=fp32", "precision.matmul=high"))
-    assert any("score in TF32" in remark for remark in tf32)
+    assert any("router scores in TF32" in remark for remark in tf32)
     assert not remarks(experiment("model=llama_tiny", "precision=fp32", "precision.matmul=high"))
 
 
