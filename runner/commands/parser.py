@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.commands.declaration import Argument, Command, Option
 from meshrunner.runner.commands.table import COMMANDS
 from meshrunner.runner.commands.usage import usage_lines
@@ -43,6 +42,8 @@ def existing(directory: Path) -> Path:
 
 def suggestion(command: Command, message: str) -> str:
     """Return the option nearest to an unknown one in argparse's message as ` Did you mean ...?`, or an empty string."""
+    from meshrunner.recipes.option import did_you_mean  # here: it imports pydantic
+
     unknown = message.removeprefix(UNKNOWN).split() if message.startswith(UNKNOWN) else []
     flags = [flag for option in command.options for flag in option.flags if flag.startswith("--")]
     found = (did_you_mean(word.partition("=")[0], flags) for word in unknown if word.startswith("--"))
