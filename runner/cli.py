@@ -6,14 +6,17 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from types import FrameType
-from typing import NoReturn
 
 from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.process.streams import output_is_lost, secure_streams
+
+TYPE_CHECKING = False  # importing it from `typing` would slow down `--help`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import NoReturn
 
 HELP = {"-h", "--help"}
 

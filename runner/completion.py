@@ -9,10 +9,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from meshrunner.runner.commands import COMMANDS, Command, Value
+from meshrunner.runner.commands import COMMANDS, Command
 from meshrunner.runner.rundir.files import is_run, is_sweep
+
+if TYPE_CHECKING:
+    from meshrunner.runner.commands.declaration import Value
 
 INSTALL = """\
 _meshrunner_complete() {

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from meshrunner.runner.commands.declaration import Argument, Command, Option, Value
+from meshrunner.runner.commands.declaration import Argument, Command, Option
 from meshrunner.runner.commands.table import COMMANDS
 
-__all__ = ["COMMANDS", "Argument", "Command", "Option", "Value"]
+__all__ = ["COMMANDS", "Argument", "Command", "Option"]

@@ -1,23 +1,34 @@
-"""The record types of the command table: NamedTuples, because importing `dataclasses` would double the time of `--help`."""
+"""The record types of the command table: plain classes, because `dataclasses` and `typing` would slow down `--help`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, TypeAlias
 
-Value = Literal["text", "number", "directory", "file", "term", "group"] | tuple[str, ...]
-"""Type of a value, which decides what Tab offers: a `term` is a word that `help` explains, a tuple a fixed choice."""
+    Value: TypeAlias = Literal["text", "number", "directory", "file", "term", "group"] | tuple[str, ...]
+    """Type of a value, which decides what Tab offers: a `term` is a word that `help` explains, a tuple a fixed choice."""
 
 
-class Argument(NamedTuple):
+class Argument:
     """A positional argument of a verb."""
 
-    name: str
-    """Attribute of the parsed arguments that holds its value."""
-    metavar: str
-    help: str
-    number: Literal["one", "optional", "any", "several"] = "one"
-    """`any` allows none, `several` requires at least one."""
-    value: Value = "directory"
+    def __init__(
+        self,
+        name: str,
+        metavar: str,
+        help: str,
+        number: Literal["one", "optional", "any", "several"] = "one",
+        value: Value = "directory",
+    ) -> None:
+        """
+        Declare an argument.
+
+        Args:
+            name: attribute of the parsed arguments that holds its value.
+            number: `any` allows none, `several` requires at least one.
+        """
+        self.name, self.metavar, self.help, self.number, self.value = name, metavar, help, number, value
 
     @property
     def synopsis(self) -> str:
@@ -27,22 +38,33 @@ class Argument(NamedTuple):
         return forms[self.number]
 
 
-class Option(NamedTuple):
+class Option:
     """An option of a verb."""
 
-    flags: tuple[str, ...]
-    """Its spellings, the longest last."""
-    help: str
-    metavar: str = ""
-    """Name of its value in help texts; empty for an option without a value, `[NAME]` if the value may be omitted."""
-    value: Value = "text"
-    default: Any = None
-    repeats: bool = False
-    """Whether it may be given several times. Its value is then a list."""
-    excludes: str = ""
-    """Name of a set of options of which only one may be given."""
-    hydra: bool = False
-    """Whether Hydra parses it, not the verb."""
+    def __init__(
+        self,
+        flags: tuple[str, ...],
+        help: str,
+        metavar: str = "",
+        value: Value = "text",
+        *,
+        default: Any = None,
+        repeats: bool = False,
+        excludes: str = "",
+        hydra: bool = False,
+    ) -> None:
+        """
+        Declare an option.
+
+        Args:
+            flags: its spellings, the longest last.
+            metavar: name of its value in help texts; empty for an option without a value, `[NAME]` if it may be omitted.
+            repeats: whether it may be given several times; its value is then a list.
+            excludes: name of a set of options of which only one may be given.
+            hydra: whether Hydra parses it, not the verb.
+        """
+        self.flags, self.help, self.metavar, self.value = flags, help, metavar, value
+        self.default, self.repeats, self.excludes, self.hydra = default, repeats, excludes, hydra
 
     @property
     def name(self) -> str:
@@ -58,25 +80,35 @@ class Option(NamedTuple):
 HELP = Option(("-h", "--help"), "show this help")
 
 
-class Command(NamedTuple):
+class Command:
     """A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`."""
 
-    verb: str
-    room: str
-    """Directory of its module, and its heading in `meshrunner --help`."""
-    summary: str
-    """One line about what it does."""
-    arguments: tuple[Argument, ...] = ()
-    """Positional arguments. A verb that also takes Hydra's overrides takes one or the other."""
-    own_options: tuple[Option, ...] = ()
-    """Options other than --help."""
-    description: str = ""
-    """More about it, in paragraphs separated by empty lines."""
-    examples: tuple[str, ...] = ()
-    fails_if: str = ""
-    """Reason for exit status 1; empty if the verb never fails."""
-    executes: bool = False
-    """Whether it executes runs. Its result is then a run directory; that of other verbs is the text they print."""
+    def __init__(
+        self,
+        verb: str,
+        room: str,
+        summary: str,
+        arguments: tuple[Argument, ...] = (),
+        own_options: tuple[Option, ...] = (),
+        *,
+        description: str = "",
+        examples: tuple[str, ...] = (),
+        fails_if: str = "",
+        executes: bool = False,
+    ) -> None:
+        """
+        Declare a verb.
+
+        Args:
+            room: directory of its module, and its heading in `meshrunner --help`.
+            summary: one line about what it does.
+            arguments: positional arguments; a verb that also takes Hydra's overrides takes one or the other.
+            own_options: options other than --help.
+            fails_if: reason for exit status 1; empty if the verb never fails.
+            executes: whether it executes runs. Its result is then a run directory; that of other verbs is their output.
+        """
+        self.verb, self.room, self.summary, self.description, self.examples = verb, room, summary, description, examples
+        self.arguments, self.own_options, self.fails_if, self.executes = arguments, own_options, fails_if, executes
 
     @property
     def module(self) -> str:

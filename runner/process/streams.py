@@ -7,7 +7,10 @@ import io
 import os
 import select
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # importing it from `typing` would slow down `--help`
+if TYPE_CHECKING:
+    from typing import Any
 
 STREAMS = ("stdin", "stdout", "stderr")
 
