@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from meshrunner.runner.commands.declaration import Argument, Command, Option
-from meshrunner.runner.commands.table import COMMANDS
+from meshrunner.runner.commands.command_table import COMMANDS
+from meshrunner.runner.commands.declaration import Argument, Command, Flag
 
-__all__ = ["COMMANDS", "Argument", "Command", "Option"]
+__all__ = ["COMMANDS", "Argument", "Command", "Flag"]

@@ -38,7 +38,7 @@ class Argument:
         return forms[self.number]
 
 
-class Option:
+class Flag:
     """An option of a verb."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Option:
         return f"{', '.join(self.flags)} {self.metavar}".rstrip()
 
 
-HELP = Option(("-h", "--help"), "show this help")
+HELP = Flag(("-h", "--help"), "show this help")
 
 
 class Command:
@@ -89,7 +89,7 @@ class Command:
         room: str,
         summary: str,
         arguments: tuple[Argument, ...] = (),
-        own_options: tuple[Option, ...] = (),
+        own_options: tuple[Flag, ...] = (),
         *,
         description: str = "",
         examples: tuple[str, ...] = (),
@@ -116,7 +116,7 @@ class Command:
         return f"meshrunner.runner.verbs.{self.room}.{self.verb}"
 
     @property
-    def options(self) -> tuple[Option, ...]:
+    def options(self) -> tuple[Flag, ...]:
         """All options, --help included."""
         return (*self.own_options, HELP)
 

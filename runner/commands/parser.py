@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.commands.declaration import Argument, Command, Option
-from meshrunner.runner.commands.table import COMMANDS
+from meshrunner.runner.commands.command_table import COMMANDS
+from meshrunner.runner.commands.declaration import Argument, Command, Flag
 from meshrunner.runner.commands.usage import usage_lines
 
 UNKNOWN = "unrecognized arguments: "
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}.{suggestion(self.command, message)}\n{usage}")
 
 
-def _converter(given: Argument | Option) -> Any:
+def _converter(given: Argument | Flag) -> Any:
     """Return the function that converts a value from text."""
 
     def convert(text: str) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from meshrunner.runner.commands.declaration import Command, Option
-from meshrunner.runner.commands.table import COMMANDS
+from meshrunner.runner.commands.command_table import COMMANDS
+from meshrunner.runner.commands.declaration import Command, Flag
 from meshrunner.runner.running_text import in_two_columns, paragraph
 
 OVERRIDES = "key=value or group=option; +key=value adds a key, ~key removes one; with -m, key=a,b tries both values"
@@ -67,7 +67,7 @@ def usage_lines(command: Command) -> Iterator[str]:
         begin = " " * len(begin)
 
 
-def _options(options: Iterable[Option]) -> str:
+def _options(options: Iterable[Flag]) -> str:
     return in_two_columns((option.synopsis, option.help) for option in options)
 
 

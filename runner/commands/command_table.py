@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from meshrunner.runner.commands.declaration import Argument, Command, Option
+from meshrunner.runner.commands.declaration import Argument, Command, Flag
 
 DIRECTORY = Argument("directory", "DIR", "a run directory or a sweep directory")
 DIRECTORIES = Argument("directories", "DIR", "run directories and sweep directories", "several")
 DRY_RUN = ("--dry-run",)
 RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of memory"
 
-MULTIRUN = Option(("-m", "--multirun"), "make it a sweep: every combination of the given values", hydra=True)
+MULTIRUN = Flag(("-m", "--multirun"), "make it a sweep: every combination of the given values", hydra=True)
 HYDRA = (
-    Option(("-r", "--run"), "make it a single run, whatever hydra.mode says", hydra=True),
-    Option(("-cd", "--config-dir"), "directory with groups and options of your own", "DIR", "directory", hydra=True),
-    Option(("-cn", "--config-name"), "file of your own instead of run.yaml", "NAME", hydra=True),
-    Option(
+    Flag(("-r", "--run"), "make it a single run, whatever hydra.mode says", hydra=True),
+    Flag(("-cd", "--config-dir"), "directory with groups and options of your own", "DIR", "directory", hydra=True),
+    Flag(("-cn", "--config-name"), "file of your own instead of run.yaml", "NAME", hydra=True),
+    Flag(
         ("-c", "--cfg"),
         "print the configuration instead: meshrunner's part, Hydra's part or both",
         "job|hydra|all",
         ("job", "hydra", "all"),
         hydra=True,
     ),
-    Option(("-p", "--package"), "with --cfg: print only this key", "KEY", hydra=True),
-    Option(("--resolve",), "with --cfg: resolve interpolations", hydra=True),
-    Option(
+    Flag(("-p", "--package"), "with --cfg: print only this key", "KEY", hydra=True),
+    Flag(("--resolve",), "with --cfg: resolve interpolations", hydra=True),
+    Flag(
         ("-i", "--info"),
         "print how the configuration is composed instead: all, config, defaults, defaults-tree, plugins or searchpath",
         "[WHAT]",
         ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
         hydra=True,
     ),
-    Option(("--hydra-help",), "show Hydra's own help", hydra=True),
+    Flag(("--hydra-help",), "show Hydra's own help", hydra=True),
 )
 """Flags that Hydra parses."""
 
@@ -52,7 +52,7 @@ _COMMANDS = (
         "launching",
         "continue a run, or execute the unfinished runs of a sweep",
         (DIRECTORY,),
-        (Option(("--force",), "continue although the configuration differs from the checkpoint's"),),
+        (Flag(("--force",), "continue although the configuration differs from the checkpoint's"),),
         description="A run continues from its newest checkpoint, or begins again without one. A completed run trains "
         "further if its steps were raised.",
         examples=("resume runs/2026-11-02/10-15-00-3fa2c1", "resume sweeps/2026-11-02/10-15-00-3fa2c1"),
@@ -64,7 +64,7 @@ _COMMANDS = (
         "launching",
         "submit runs to SLURM",
         (DIRECTORY,),
-        (Option(DRY_RUN, "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
+        (Flag(DRY_RUN, "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
         description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of a run "
         "or sweep directory again; hydra.launcher.KEY=VALUE then changes a setting of the last time.",
         examples=(
@@ -88,7 +88,7 @@ _COMMANDS = (
         "planning",
         "print parameters, FLOPs, mesh, memory and wrap plan of a run",
         (),
-        (Option(("--config",), "also print the resolved configuration"), *HYDRA),
+        (Flag(("--config",), "also print the resolved configuration"), *HYDRA),
         description="Nothing is started and no GPU is needed.",
         examples=("show model=llama3_70b hardware=h100_80gb launch.nodes=8",),
     ),
@@ -98,12 +98,10 @@ _COMMANDS = (
         "predict whether runs fit and how fast they are, without a GPU",
         (),
         (
-            Option(("--json",), "print an object; with -m, a list of objects"),
-            Option(
-                ("--active",), "predict only the memory of tensors, which is faster: not what the allocator reserves"
-            ),
-            Option(("--max",), "find the largest value of KEY that fits; of a single run", "KEY"),
-            Option(("--html",), "also write a page that shows memory over a step; of a single run", "FILE", "file"),
+            Flag(("--json",), "print an object; with -m, a list of objects"),
+            Flag(("--active",), "predict only the memory of tensors, which is faster: not what the allocator reserves"),
+            Flag(("--max",), "find the largest value of KEY that fits; of a single run", "KEY"),
+            Flag(("--html",), "also write a page that shows memory over a step; of a single run", "FILE", "file"),
             MULTIRUN,
             *HYDRA,
         ),
@@ -120,14 +118,14 @@ _COMMANDS = (
         "fit the constants of a device to measured runs",
         (DIRECTORIES,),
         (
-            Option(
+            Flag(
                 ("--out",),
                 "write the device's file here; --config-dir CONFIGS hardware=NAME uses CONFIGS/hardware/NAME.yaml",
                 "FILE",
                 "file",
             ),
-            Option(("--force",), "write the file even if the runs cannot tell the constants apart"),
-            Option(("--json",), "print an object: the runs, their errors and the content of the file"),
+            Flag(("--force",), "write the file even if the runs cannot tell the constants apart"),
+            Flag(("--json",), "print an object: the runs, their errors and the content of the file"),
         ),
         description="`plan` predicts speeds from these constants.",
         examples=("calibrate sweeps/widths --out configs/hardware/mine.yaml",),
@@ -138,20 +136,20 @@ _COMMANDS = (
         "show which settings vary between runs and what they change",
         (DIRECTORIES,),
         (
-            Option(("--baseline",), "compare each row with the row that differs only in KEY", "KEY=VALUE"),
-            Option(
+            Flag(("--baseline",), "compare each row with the row that differs only in KEY", "KEY=VALUE"),
+            Flag(
                 ("--where",),
                 "only rows that meet this condition, such as parallelism=fsdp2,ddp, 'wps>5000' or state!=oom; may be "
                 "repeated",
                 "EXPR",
                 repeats=True,
             ),
-            Option(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
-            Option(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
-            Option(("--markdown",), "print the table for a pull request", excludes="form"),
-            Option(("--json",), "print a list of rows with raw figures", excludes="form"),
-            Option(("--csv",), "print the same as CSV", excludes="form"),
-            Option(("--html",), "also write a page with the table and charts", "FILE", "file"),
+            Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
+            Flag(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
+            Flag(("--markdown",), "print the table for a pull request", excludes="form"),
+            Flag(("--json",), "print a list of rows with raw figures", excludes="form"),
+            Flag(("--csv",), "print the same as CSV", excludes="form"),
+            Flag(("--html",), "also write a page with the table and charts", "FILE", "file"),
         ),
         description="A row is a combination of settings; repeats are merged. The table says how large the differences "
         "are, whether they exceed the noise, and whether losses agree.",
@@ -171,15 +169,15 @@ _COMMANDS = (
             ),
         ),
         (
-            Option(
+            Flag(
                 ("--where",),
                 "only those with a run that meets this condition, such as state=oom, model=llama3_8b,llama3_1b or "
                 "'wps>5000'; may be repeated",
                 "EXPR",
                 repeats=True,
             ),
-            Option(("--limit",), "list at most N, 0 for all; by default 20", "N", "number", default=20),
-            Option(("--json",), "print a list of objects"),
+            Flag(("--limit",), "list at most N, 0 for all; by default 20", "N", "number", default=20),
+            Flag(("--json",), "print a list of objects"),
         ),
         examples=("ls", "ls --where state=oom --limit 0", "ls sweeps --json"),
     ),
@@ -204,7 +202,7 @@ _COMMANDS = (
         "records",
         "upload W&B runs that were recorded offline",
         (Argument("directories", "DIR", "where to look for runs, at any depth", "several"),),
-        (Option(DRY_RUN, "print what would be uploaded and do nothing"),),
+        (Flag(DRY_RUN, "print what would be uploaded and do nothing"),),
         examples=("sync sweeps/layouts",),
         fails_if="a run could not be uploaded",
     ),
@@ -222,7 +220,7 @@ _COMMANDS = (
             ),
         ),
         (
-            Option(
+            Flag(
                 ("-cd", "--config-dir"), "also search this directory of your own groups and options", "DIR", "directory"
             ),
         ),
