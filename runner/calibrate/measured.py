@@ -45,8 +45,8 @@ class Measured(NamedTuple):
     """Combination -> reason why it is not used."""
 
 
-class _Executed(NamedTuple):
-    """A combination as it was executed."""
+class _Candidate(NamedTuple):
+    """A combination with a measured speed, as it was executed."""
 
     name: str
     wps: float
@@ -64,21 +64,21 @@ def read_measured(folders: Sequence[Path]) -> Measured:
         ConfigError: a directory holds no run, fewer than FEWEST combinations have a speed, or they ran on different devices.
     """
     comparison = compare_runs(read_runs(folders))
-    executed: list[_Executed] = []
+    candidates: list[_Candidate] = []
     left_out: dict[str, str] = {}
     for row in comparison.rows:
         name = row_name(row.values, comparison.keys) or row.runs[0].path.name
         try:
-            executed.append(_executed(name, row))
+            candidates.append(_candidate(name, row))
         except ConfigError as error:
             left_out[name] = one_line(str(error))
-    _check_enough(len(executed), left_out)
-    devices = list(dict.fromkeys(each.identity for each in executed))
+    _check_enough(len(candidates), left_out)
+    devices = list(dict.fromkeys(each.identity for each in candidates))
     if len(devices) > 1:
         raise ConfigError(f"calibrate: the runs used different devices: {'; '.join(devices)}. Name runs of one device")
-    hardware = _with_rates([each.device.hardware for each in executed if each.device.hardware is not None])
+    hardware = _with_rates([each.device.hardware for each in candidates if each.device.hardware is not None])
     runs = []
-    for each in executed:
+    for each in candidates:
         try:
             workload = trace_workload(each.experiment, each.device._replace(hardware=hardware))
         except Exception as error:  # a user's model may raise anything
@@ -99,7 +99,7 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
         )
 
 
-def _executed(name: str, row: Row) -> _Executed:
+def _candidate(name: str, row: Row) -> _Candidate:
     """Return a combination's speed and device; raises ConfigError if they are not known."""
     wps = row.figures.get(WPS.summary_keys[0]) if row.completed else None
     if not wps or wps < 0:
@@ -117,12 +117,12 @@ def _executed(name: str, row: Row) -> _Executed:
     if device_type == "cpu":
         identity = f"{device_name}, {threads} thread{'s' * (threads > 1)} per worker"
         device = Described("cpu", _cpu(summary), device_name, 0.0, workers)
-        return _Executed(name, wps, experiment, device, identity)
+        return _Candidate(name, wps, experiment, device, identity)
     hardware = experiment.hardware.found(device_name, summary.device_memory_gib or 0.0)
     if not isinstance(hardware, GPU):
         raise ConfigError(f"no option of the group `hardware` describes {device_name}")
     device = Described("cuda", hardware, device_name, hardware.memory_gib, workers)
-    return _Executed(name, wps, experiment, device, hardware.name)
+    return _Candidate(name, wps, experiment, device, hardware.name)
 
 
 def _cpu(summary: Summary) -> CPU:

@@ -46,7 +46,7 @@ class SpeedForecast:
     """Model FLOPs utilisation in percent; None if the device's peak rate is unknown."""
     step_time_s: float
     seconds_by_part: dict[str, float]
-    """Seconds of work by `device_clock.PARTS`; parts overlap."""
+    """Seconds of work by `simulated_clock.PARTS`; parts overlap."""
     exposed_communication_s: float
     """Seconds of a step during which compute waits for communication."""
     calibrated: bool

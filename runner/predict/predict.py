@@ -22,7 +22,7 @@ from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocat
 from meshrunner.runner.predict.forecast import Forecast, MemoryForecast
 from meshrunner.runner.predict.replay.allocations import InstantClock, Replayed, replay
 from meshrunner.runner.predict.replay.timeline import changes_without_allocator, timeline
-from meshrunner.runner.predict.timing.device_clock import DeviceClock, StepTime
+from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, extrapolate, start_peak, step_peak
 from meshrunner.runner.predict.trace.faults import needs_memory, why
 from meshrunner.runner.predict.trace.tracer import Trace
@@ -35,7 +35,7 @@ RESERVED_ERROR_PCT = 8.0
 
 
 class _Memory(NamedTuple):
-    """Answer on memory, and what the replay found besides."""
+    """Answer on memory, and the results of its replay."""
 
     verdict: Verdict
     forecast: MemoryForecast
@@ -142,7 +142,7 @@ def _reserved_memory(
 ) -> _Memory:
     """Judge by the memory that the allocator reserves; without `hardware`, freed memory is reusable at once."""
 
-    def clock() -> DeviceClock | InstantClock:
+    def clock() -> SimulatedClock | InstantClock:
         return InstantClock() if hardware is None else workload.clock(hardware)
 
     def replay_within(nbytes: int) -> Replayed:

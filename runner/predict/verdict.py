@@ -49,9 +49,11 @@ def explain(
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
     if left < 0 and flushes is not None:
-        margin += f", but it runs, and gives up its cache {flushes} time{'s' * (flushes != 1)}"
-    sentence = (
-        f"{needed / GIB:.2f} GiB {kind} of the {capacity / GIB:.2f} GiB that torch can have on {device}: {margin}"
+        margin += f", but it still fits after {flushes} allocator cache flush{'es' * (flushes != 1)}"
+    sentence = f"{needed / GIB:.2f} GiB {kind} of the {capacity / GIB:.2f} GiB available to torch on {device}: {margin}"
+    largest = max(by_category, key=by_category.__getitem__, default=None)
+    return (
+        sentence
+        if largest is None
+        else f"{sentence}; the largest part is {largest}, {by_category[largest] / GIB:.2f} GiB"
     )
-    most = max(by_category, key=by_category.__getitem__, default=None)
-    return sentence if most is None else f"{sentence}; most are {most}, {by_category[most] / GIB:.2f} GiB"

@@ -11,8 +11,8 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict.forecast import SpeedForecast
 from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, Operator, UsedByStream
-from meshrunner.runner.predict.timing.device_clock import DeviceClock, StepTime
 from meshrunner.runner.predict.timing.rates import Fp32Rate, Rates, device_rates
+from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, shallow_depths, trace_shallow
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
@@ -44,9 +44,9 @@ class Workload:
         """Field of `hardware.peak` that holds the rate of the run's fp32 matmuls."""
         return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
-    def clock(self, hardware: GPU | CPU) -> DeviceClock:
+    def clock(self, hardware: GPU | CPU) -> SimulatedClock:
         """Return a clock of the device that has taken no event yet."""
-        return DeviceClock(self._rates(hardware))
+        return SimulatedClock(self._rates(hardware))
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
         """Return the time of a step; raises ConfigError if the device's rate for an operator is unknown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from meshrunner.runner.ledger.allocations import Allocation
 from meshrunner.runner.ledger.categories import CATEGORIES
@@ -21,20 +21,7 @@ from meshrunner.runner.predict.record.trace_events import (
     TraceEvent,
     UsedByStream,
 )
-
-
-class ReplayClock(Protocol):
-    """Time of the host and of the device's streams, in seconds."""
-
-    @property
-    def host(self) -> float:
-        """Time at which the host issues its next operation."""
-
-    def done_at(self, stream: int) -> float:
-        """Return when a stream finishes the work issued to it so far."""
-
-    def take(self, event: TraceEvent) -> None:
-        """Advance by an event other than Allocated, Freed and UsedByStream, or by a wait of the allocator: HostWaited(None)."""
+from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
 class InstantClock:
@@ -43,11 +30,11 @@ class InstantClock:
     host = 0.0
 
     def done_at(self, stream: int) -> float:
-        """See `ReplayClock`."""
+        """See `SimulatedClock`."""
         return 0.0
 
     def take(self, event: TraceEvent) -> None:
-        """See `ReplayClock`."""
+        """See `SimulatedClock`."""
 
     def step_time(self, skipped_micro_batches: int) -> None:
         """Return None: the time of a step is unknown."""
@@ -110,7 +97,7 @@ class Replayed:
 
 
 def replay(
-    events: EventLog, clock: ReplayClock, allocator: CachingAllocator, *, record_changes: bool = False
+    events: EventLog, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, *, record_changes: bool = False
 ) -> Replayed:
     """Replay the events of a trace on an allocator that has not been used yet."""
     memory = _Replay(clock, allocator, record_changes)
@@ -134,7 +121,7 @@ def replay(
 class _Replay:
     """Blocks of the live allocations, and the peaks of each step."""
 
-    def __init__(self, clock: ReplayClock, allocator: CachingAllocator, record_changes: bool) -> None:
+    def __init__(self, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, record_changes: bool) -> None:
         self._clock = clock
         self._allocator = allocator
         allocator.synchronize = self._synchronize

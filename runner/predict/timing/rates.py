@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Literal, Protocol
+from typing import Literal
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.hardware import CPU, GPU
@@ -15,56 +15,27 @@ Fp32Rate = Literal["fp32", "tf32"]
 _STANDARD_NORMAL = NormalDist()
 
 
-class Rates(Protocol):
-    """Rates that a clock needs of a device."""
-
-    overlaps: bool
-    """Whether streams run concurrently and the host runs ahead of them."""
-    bytes_per_second: float
-    """Memory bandwidth that elementwise operators reach."""
-    kernel_s: float
-    """Fixed seconds of each operator on the device, in addition to its work."""
-    host_s: float
-    """Seconds the host takes to issue an operator."""
-    contention: float
-    """See `hardware.Efficiency`."""
-
-    def flops_per_second(self, kind: str, dtype: str) -> float:
-        """
-        Return the FLOP/s that matmuls or attention reach.
-
-        Args:
-            kind: of the `Operator`, not memory.
-
-        Raises:
-            ConfigError: the rate is unknown.
-        """
-
-    def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """Return the seconds of a collective; for the arguments see `collectives.seconds`."""
-
-    def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return how long a collective waits for its slowest rank after `work_s` seconds of work on each."""
-
-
-def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rates:
-    """Return the rates of this hardware with `workers` processes per node; a CPU needs a known `speed`."""
-    return GPURates(hardware, fp32_rate, workers) if isinstance(hardware, GPU) else CPURates(hardware)
-
-
 class GPURates:
     """Data-sheet rates times the share of them that programs reach."""
 
     overlaps = True
+    """Whether streams run concurrently and the host runs ahead of them."""
 
     def __init__(self, hardware: GPU, fp32_rate: Fp32Rate, workers: int) -> None:
         self._hardware, self._fp32_rate, self._workers = hardware, fp32_rate, workers
         efficiency = hardware.efficiency
         self.bytes_per_second = hardware.memory_bandwidth * 1e9 * efficiency.memory
+        """Memory bandwidth that elementwise operators reach."""
         self.kernel_s, self.host_s, self.contention = efficiency.kernel_s, efficiency.host_s, efficiency.contention
+        """See `hardware.Efficiency`."""
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
-        """See `Rates`."""
+        """
+        Return the FLOP/s that operators of a kind reach: matmul, attention or attention_backward.
+
+        Raises:
+            ConfigError: the rate is unknown.
+        """
         hardware = self._hardware
         rate, share = _peak_rate(dtype, self._fp32_rate)
         peak = hardware.peak_tflops(rate)
@@ -77,11 +48,11 @@ class GPURates:
         return peak * 1e12 * share * reached
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `Rates`."""
+        """Return the seconds of a collective; for the arguments see `collectives.seconds`."""
         return collectives.seconds(name, ranks, nbytes, self._hardware, self._workers)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return 0: the efficiencies were fitted to runs of several GPUs and include such waits."""
+        """Return 0: the efficiencies were fitted to runs of several GPUs and include waits for the slowest rank."""
         return 0.0
 
 
@@ -98,7 +69,7 @@ class CPURates:
         self.kernel_s = self._speed.operator_s
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
-        """See `Rates`."""
+        """See `GPURates`."""
         speed = self._speed
         rate, share = _peak_rate(dtype, "fp32")
         tflops = speed.fp32_tflops if rate == "fp32" else speed.bf16_tflops if rate == "bf16" else None
@@ -110,17 +81,29 @@ class CPURates:
         return tflops * 1e12 * share * (1.0 if kind == "matmul" else speed.attention)
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `Rates`. All links count as equal; gloo's reduce-scatter is an all-reduce of a copy."""
+        """See `GPURates`. All links count as equal; gloo's reduce-scatter is an all-reduce of a copy."""
         if len(ranks) < 2:
             return 0.0
         passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
         return self._speed.collective_s + passes * nbytes / (self._speed.link_bandwidth * 1e9)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return the expected maximum of `ranks` normal deviations (Blom) that grow with work like a random walk."""
+        """
+        Return how long a collective waits for its slowest rank after `work_s` seconds of work on each.
+
+        It is the expected maximum of `ranks` normal deviations (Blom), which grow with work like a random walk.
+        """
         if ranks < 2:
             return 0.0
         return self._speed.jitter * math.sqrt(work_s) * _STANDARD_NORMAL.inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+Rates = GPURates | CPURates
+
+
+def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rates:
+    """Return the rates of this hardware with `workers` processes per node; a CPU needs a known `speed`."""
+    return GPURates(hardware, fp32_rate, workers) if isinstance(hardware, GPU) else CPURates(hardware)
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:

@@ -117,7 +117,7 @@ def _searched(search: LargestThatFits) -> list[str]:
     if not search.tried:
         return []
     if value == MOST:
-        return [f"{key}={value} fits, and the search ends there"]
+        return [f"{key}={value} fits; the search stops there"]
     if value:
         return [f"{key}={value} is the largest that fits"]
     certain = " for certain" if search.forecast.verdict.answer == BORDERLINE else ""
@@ -130,15 +130,13 @@ def _remarks(forecast: Forecast) -> list[str]:
         return list(forecast.remarks)
     error = f"{speed.error_pct:g}%"
     if speed.calibrated:
-        rests_on = (
-            f"speed: calibrated; of the runs that it rests on, one was predicted from the others to {error} at worst"
-        )
+        basis = f"speed: calibrated; each measured run was predicted from the others to within {error}"
     else:
-        rests_on = (
-            "speed: uncalibrated, from the data sheet and shares of it that other devices of the kind reach; published runs "
-            f"differ from it by up to {error}"
+        basis = (
+            "speed: uncalibrated, from the data sheet and the share of it that similar devices reach; published runs differ by "
+            f"up to {error}"
         )
-    return [rests_on, *forecast.remarks]
+    return [basis, *forecast.remarks]
 
 
 def _rows(forecast: Forecast) -> list[tuple[str, str]]:
@@ -166,6 +164,6 @@ def _speed_rows(speed: SpeedForecast) -> list[tuple[str, str]]:
     mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1f}%"
     parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in speed.seconds_by_part.items() if seconds)
     return [
-        ("speed", f"{speed.wps:,.0f} WPS per device{mfu}, {speed.step_time_s:.3f} s a step"),
+        ("speed", f"{speed.wps:,.0f} WPS per device{mfu}, {speed.step_time_s:.3f} s per step"),
         ("of which", f"{parts} s; exposed communication {speed.exposed_communication_s:.3f} s"),
     ]

@@ -1,4 +1,4 @@
-"""`meshrunner calibrate`: constants that runs were planted with are found again, and sets that tell too little are refused."""
+"""`meshrunner calibrate` finds the constants behind planted speeds, and refuses runs that determine too little."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from meshrunner.runner.config.devices import described
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.ledger.phases import Phase
 from meshrunner.runner.predict.record.trace_events import Collective, EventRecorded, Operator, StreamWaitedForEvent
-from meshrunner.runner.predict.timing.device_clock import DeviceClock
 from meshrunner.runner.predict.timing.rates import device_rates
+from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 from meshrunner.runner.predict.workload import trace_workload
 from tests.composed import config, experiment
 from tests.run_dirs import write
@@ -32,9 +32,9 @@ SETUP = (
     "model.n_kv_heads=4",
 )
 WIDE = ("model.dim=8192", "model.ffn_dim=28672", "seq_len=512", "micro_batch=8")
-"""Products take most."""
+"""Matmuls take most of the time."""
 NARROW = ("model.dim=512", "model.ffn_dim=1024", "seq_len=4096", "micro_batch=16")
-"""Memory does."""
+"""Memory-bound operators take most of the time."""
 COMBINATIONS = {
     "wide": WIDE,
     "wide, full": (*WIDE, "activation_checkpoint=full"),
@@ -74,7 +74,7 @@ def test_planted_constants_are_found() -> None:
     assert max(map(abs, leave_one_out_errors(hardware(), runs, fitted))) < 3
 
 
-def test_runs_of_one_sort_do_not_tell_constants_apart() -> None:
+def test_similar_runs_cannot_separate_constants() -> None:
     fitted = fit(hardware(), [observed("wide"), observed("wide, full")])
     assert not fitted.tells_apart
 
@@ -102,7 +102,7 @@ SPEED = CPUSpeed(
 
 
 def test_nothing_overlaps_on_a_processor() -> None:
-    clock = DeviceClock(device_rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
+    clock = SimulatedClock(device_rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
     forward = Phase(0, "forward", 0)
     clock.take(Operator("aten::mm", "matmul", 0, forward, 10**9, "float32", 1000))  # 10 ms and 1
     clock.take(EventRecorded(0, 0))
@@ -126,7 +126,7 @@ def test_ranks_wait_for_the_slowest() -> None:
     assert device_rates(hardware(), "tf32", 8).waiting_s(4, 1.0) == 0
 
 
-def test_what_is_nothing_stays_so() -> None:
+def test_zero_constants_stay_zero() -> None:
     efficiency = hardware().efficiency.model_copy(update={"contention": 0.0, "host_s": 0.0})
     ideal = hardware().model_copy(update={"efficiency": efficiency})
     fitted = fit(ideal, [observed("wide"), observed("narrow")])
@@ -134,7 +134,7 @@ def test_what_is_nothing_stays_so() -> None:
     assert set(fitted.unknown) == {"efficiency.matmul", "efficiency.memory", "efficiency.attention"}
 
 
-def test_products_in_bf16_alone() -> None:
+def test_runs_in_bf16_only() -> None:
     def device(tflops: float) -> CPU:
         return CPU(kind="cpu", speed=SPEED.model_copy(update={"fp32_tflops": None, "bf16_tflops": tflops}))
 
@@ -165,7 +165,7 @@ def calibrated(capsys: pytest.CaptureFixture[str], *arguments: object, code: int
     return said.err if code else said.out
 
 
-def test_a_file_for_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrated_file_is_used_by_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in COMBINATIONS:
         run_of(tmp_path / "runs", name)
     file = tmp_path / "conf" / "hardware" / "ours.yaml"
@@ -186,7 +186,7 @@ def test_a_file_for_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "speed: calibrated; " in capsys.readouterr().out
 
 
-def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = run_of(tmp_path / "alike", "wide")
     assert "1 combination with a speed, at least 2 are needed" in calibrated(capsys, wide, code=2)
     run_of(tmp_path / "alike", "wide, full")

@@ -42,7 +42,7 @@ def predicted(layout: str, *, active_only: bool = False) -> dict[str, Any]:
     "parallelism=hsdp2*",
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nine_micro_batches_are_foreseen_by_four(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_micro_batches_predict_nine(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = predicted(layout)
     monkeypatch.setattr(tracer, "MICRO_BATCHES", 9)
     every = predicted(layout)
@@ -55,7 +55,7 @@ def test_nine_micro_batches_are_foreseen_by_four(layout: str, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_shallow_models_of_few_micro_batches_foresee_deep_ones_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shallow_models_of_few_micro_batches_predict_deep_ones_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     deep = "parallelism=fsdp2 model.n_layers=12"
     few = predicted(deep, active_only=True)
     monkeypatch.setattr(tracer, "MICRO_BATCHES", 9)

@@ -47,7 +47,7 @@ def traced(*overrides: str) -> Trace:
     return trace_recipe(chosen.on("cpu"), nodes=1, workers=chosen.launch.workers, device_type="cpu", operators=False)
 
 
-def test_full_keeps_nothing_but_the_input() -> None:
+def test_full_keeps_only_the_input() -> None:
     found = only(FULL)
     assert found.kept == KeptActivations(0, {})
     assert found.whole.operators["mm"] == (
@@ -62,7 +62,7 @@ def test_selective_op_keeps_what_is_listed() -> None:
     assert kept == KeptActivations(4 * 34 * 100, {"silu": (1, 1)})  # fp32, one sequence of 34, ffn_dim 100
 
 
-def test_products_in_float8_are_kept_like_others() -> None:
+def test_float8_matmuls_are_kept_like_others() -> None:
     option = experiment(SELECTIVE).activation_checkpoint
     assert isinstance(option, SelectiveOp)
     products = torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default
@@ -84,7 +84,7 @@ def test_autocast_keeps_the_weights_that_it_has_cast() -> None:
 
 
 def test_tensor_parallelism_keeps_its_share() -> None:
-    """Between the products a device has half of the heads and of the width, elsewhere half of the sequence."""
+    """Between matmuls a device holds half of the heads and of the width, elsewhere half of the sequence."""
     tensor = ("parallelism=tp", "parallelism.tensor=2", "launch.workers=2", FULL)
     whole, split = only(FULL), only(*tensor)
     assert split.whole.nbytes < 0.6 * whole.whole.nbytes
@@ -122,19 +122,19 @@ def test_a_block_adds_to_memory_what_it_keeps_and_its_input(overrides: tuple[str
         assert largest_block_bytes(found) == kept[0].nbytes + stream
 
 
-def test_what_a_function_with_its_own_backward_makes_is_kept_too() -> None:
+def test_results_of_a_function_with_its_own_backward_are_kept() -> None:
     dense, experts = kinds(*ON_CPU, "model=moe_tiny", SELECTIVE)
     assert (dense.name, experts.name) == ("Block", "ExpertBlock")
     assert experts.kept.operators["meshrunner.grouped_mm"] == (3, 3)
     assert "meshrunner.grouped_mm" not in dense.kept.operators
 
 
-def test_of_several_micro_batches_it_is_the_first() -> None:
+def test_first_micro_batch_counts() -> None:
     assert kept_by_block(traced("global_batch=6")) == kept_by_block(traced())
 
 
 @pytest.mark.slow
-def test_a_part_of_a_hybrid_tells_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_blocks_of_a_hybrid_predict_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     depths: list[int] = []
 
     def counted(recipe: Any, **how: Any) -> Trace:
@@ -200,7 +200,7 @@ class Looks(Llama):
     ],
     ids=lambda said: " ".join(said.overrides),
 )
-def test_what_is_said(
+def test_show_reports_kept_activations(
     said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "own_kept.py").write_text(OWN)
@@ -209,7 +209,7 @@ def test_what_is_said(
     assert said.line in capsys.readouterr().out
 
 
-def test_a_part_is_not_asked_for_where_single_blocks_are_named() -> None:
+def test_model_is_not_cut_if_single_blocks_are_named() -> None:
     with pytest.raises(ConfigError, match="all 70 blocks"):
         kinds(*ON_CPU, FULL, "model.n_layers=70", "model.freeze=[layers.1.*]")
     assert len(kinds(*ON_CPU, FULL, "model.n_layers=70", "model.freeze=[tok_embeddings.*]")) == 1

@@ -22,8 +22,8 @@ from meshrunner.runner.predict.record.trace_events import (
     TraceEvent,
 )
 from meshrunner.runner.predict.timing import collectives
-from meshrunner.runner.predict.timing.device_clock import DeviceClock
 from meshrunner.runner.predict.timing.rates import device_rates
+from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 FORWARD, NORM, OPTIMIZER = Phase(0, "forward", 0), Phase(0, "update"), Phase(0, "optimizer")
 COPY, NETWORK, OTHER = 1, 2, 3
@@ -64,8 +64,8 @@ def gather(ms: float, stream: int = NETWORK, ranks: tuple[int, ...] = (0, 1)) ->
     return Collective("all_gather", stream, FORWARD, ranks, round((ms * 1e-3 - 8e-6) * 537e9))
 
 
-def clock(*entries: TraceEvent, **efficiency: float) -> DeviceClock:
-    made = DeviceClock(device_rates(gpu(**efficiency), "tf32", 8))
+def clock(*entries: TraceEvent, **efficiency: float) -> SimulatedClock:
+    made = SimulatedClock(device_rates(gpu(**efficiency), "tf32", 8))
     for entry in entries:
         made.take(entry)
     return made
@@ -94,8 +94,8 @@ def test_an_operator_takes_its_arithmetic_or_its_traffic(operator: Operator, exp
     assert ms(clock(operator, kernel_s=1e-4).done_at(0)) == expected + 0.1
 
 
-def test_fp32_is_multiplied_at_the_rate_that_is_given() -> None:
-    exact = DeviceClock(device_rates(gpu(), "fp32", 8))
+def test_fp32_matmuls_use_the_given_rate() -> None:
+    exact = SimulatedClock(device_rates(gpu(), "fp32", 8))
     exact.take(product(3, dtype="float32"))
     assert ms(exact.done_at(0)) == 12
 
@@ -104,12 +104,12 @@ def test_fp32_is_multiplied_at_the_rate_that_is_given() -> None:
     ("dtype", "message"),
     [("float8_e4m3fn", r"hardware\.peak\.fp8 of Round is not known"), ("int8", "the rate of .* in int8 is not known")],
 )
-def test_rates_that_nobody_knows(dtype: str, message: str) -> None:
+def test_unknown_rate_is_reported(dtype: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         clock(product(1, dtype=dtype))
 
 
-def test_streams_run_beside_each_other_and_in_order() -> None:
+def test_streams_run_concurrently_and_in_order() -> None:
     run = clock(product(2), copy(3, COPY), product(2), copy(1, COPY))
     assert (ms(run.done_at(0)), ms(run.done_at(COPY)), run.done_at(OTHER)) == (4, 4, 0)
 
@@ -138,7 +138,7 @@ def test_the_host_waits() -> None:
     assert ms(clock(*one, HostWaited(5)).host) == 0
 
 
-def test_a_slow_host_is_what_the_device_waits_for() -> None:
+def test_device_waits_for_a_slow_host() -> None:
     run = clock(*[product(0.1)] * 10, host_s=1e-3)
     assert (ms(run.host), ms(run.done_at(0))) == (10, 10.1)
     timed = run.step_time()
@@ -178,7 +178,7 @@ def prefetching() -> list[TraceEvent]:
     ]
 
 
-def test_what_is_exposed_of_communication() -> None:
+def test_exposed_communication() -> None:
     timed = clock(*prefetching()).step_time()
     assert (ms(timed.seconds), ms(timed.exposed_communication_s)) == (11, 3)
     assert ms(timed.seconds_by_part["communication"]) == 7
@@ -213,7 +213,7 @@ def test_parts_of_a_step() -> None:
     assert (ms(timed.seconds), timed.exposed_communication_s) == (21, 0)
 
 
-def test_steps_are_counted_apart() -> None:
+def test_steps_are_timed_separately() -> None:
     """A step lasts from the end of the work before it to the end of its own, however far ahead the host issues it."""
     run = clock(product(10), gather(30))
     for _ in range(2):
@@ -238,7 +238,7 @@ def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
         Freed(allocation),
     ] * 100
     log: list[TraceEvent] = ([*block, *[gather(1, ranks=ranks)] * 6]) * 165
-    run = DeviceClock(device_rates(gpu(), "tf32", 8))
+    run = SimulatedClock(device_rates(gpu(), "tf32", 8))
     began = time.process_time()
     for entry in log:
         run.take(entry)

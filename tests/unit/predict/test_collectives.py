@@ -90,7 +90,7 @@ def test_the_node_with_the_fewest_ranks_is_the_slowest() -> None:
     assert bandwidth("all_gather", tuple(range(12))) == pytest.approx(0.87 * 200 * 12 / 11)
 
 
-def test_how_many_devices_a_node_has_is_the_hardware_s() -> None:
+def test_devices_per_node_come_from_the_hardware() -> None:
     four = H100.model_copy(update={"devices_per_node": 4})
     assert bandwidth("all_gather", tuple(range(8)), four) == pytest.approx(0.87 * 200 * 8 / 7)
 

@@ -37,7 +37,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
         ),
     ],
 )
-def test_values_are_needed(own: str, fault: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_that_needs_values_is_not_planned(
+    own: str, fault: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = f"model.kind=tests.beyond_meta:{own}"
     for arguments in (SMALL, (*SMALL, "--active"), (*SMALL, "--max", "micro_batch")):
         found = json.loads(said(capsys, "plan", *arguments, model, "--json"))
@@ -47,14 +49,14 @@ def test_values_are_needed(own: str, fault: str, line: str, capsys: pytest.Captu
     assert fault in " ".join(said(capsys, "show", *SMALL, model, "activation_checkpoint=full").split())
 
 
-def test_a_mistake_in_a_class_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """Would end a run, too: what is wrong is shown as everywhere."""
+def test_mistake_in_a_custom_class_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would also end a run, and is reported in the same way."""
     mistaken = said(capsys, "plan", *SMALL, "model.kind=tests.beyond_meta:Wrong", "--active", code=2)
     assert "return x @ x.new_empty(1, 3)" in mistaken and len(mistaken.splitlines()) <= 6
 
 
-def test_what_torch_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No class of the user's was at work."""
+def test_error_of_torch_is_the_reason(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No class of the user's is involved."""
     from meshrunner.recipes import pretrain
 
     def refused(*_: object) -> None:
@@ -66,15 +68,15 @@ def test_what_torch_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert found["reason"].startswith("it cannot be traced: RuntimeError: torch does not do that (")
 
 
-def test_what_the_compiler_refuses_is_not_taken_for_a_lack_of_values() -> None:
-    """Its messages end with an address that has `meta` in it."""
+def test_compiler_error_is_not_mistaken_for_missing_values() -> None:
+    """Compiler messages end with a URL that contains `meta`."""
     about = "https://meta-pytorch.github.io/compile-graph-break-site/gb/gb0208.html"
     error = RuntimeError(f"torch.* op returned non-Tensor\nFor more details visit: {about}")
     assert not needs_memory(error) and why(error) == "RuntimeError: torch.* op returned non-Tensor"
 
 
-def test_others_are_predicted_where_a_process_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
-    """More of them than there are processes at a time."""
+def test_other_runs_are_predicted_after_a_process_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    """There are more runs than processes."""
     lengths = [*range(32, 33 + MOST), 16]
     sweep = (f"seq_len={','.join(map(str, lengths))}", "model.kind=tests.beyond_meta:Killed")
     small = [each for each in SMALL if not each.startswith("seq_len")]

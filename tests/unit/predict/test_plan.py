@@ -1,4 +1,4 @@
-"""`meshrunner plan`: what it answers, and what it refuses."""
+"""`meshrunner plan`: its answers and its errors."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_a_run_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["fsdp1", "fsdp2"])
-def test_categories_add_up(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Units of FSDP1 included, which are freed and still in use."""
+def test_categories_add_up_to_the_peak(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """FSDP1 included, whose units are freed while they are still in use."""
     found = answered(capsys, "hardware=h100_80gb", *SMALL, f"parallelism={layout}")
     parts = found["memory/by_category_gib"]
     assert list(parts) == list(CATEGORIES)
@@ -83,11 +83,11 @@ def test_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     """70 billion parameters on 8 devices are 35 GB of weights and 70 GB of moments on each."""
     found = answered(capsys, "--active", "model=llama2_70b", "hardware=h100_80gb")
-    assert found["verdict"] == "does not fit" and "too much; most are" in found["reason"]
+    assert found["verdict"] == "does not fit" and "too much; the largest part is" in found["reason"]
     assert found["memory/by_category_gib"]["optimizer"] == pytest.approx(68_976_648_192 * 8 / 8 / GIB, rel=0.01)
 
 
-def test_active_alone_is_the_same_peak(capsys: pytest.CaptureFixture[str]) -> None:
+def test_active_flag_predicts_the_same_peak(capsys: pytest.CaptureFixture[str]) -> None:
     deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12")
     shallow, full = answered(capsys, "--active", *deep), answered(capsys, *deep)
     assert shallow["memory/peak_reserved_gib"] is None
@@ -96,7 +96,7 @@ def test_active_alone_is_the_same_peak(capsys: pytest.CaptureFixture[str]) -> No
     assert shallow["perf/step_time_s"] == pytest.approx(full["perf/step_time_s"], rel=0.01)
 
 
-def test_the_largest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_max_finds_the_largest_value_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--active", "hardware=h100_80gb", *SMALL[:-2], "seq_len=262144")
     found = answered(capsys, *arguments, "--max", "micro_batch")
     value = found["max"]["micro_batch"]
@@ -139,15 +139,13 @@ def test_a_page_of_the_largest_that_fits(capsys: pytest.CaptureFixture[str], tmp
     assert "--max micro_batch" in file.read_text(), "the whole command"
 
 
-def test_a_page_of_what_cannot_be_planned_has_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_page_of_an_unplanned_run_shows_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     planned(capsys, "parallelism=megatron_fsdp", "hardware=h100_80gb", *SMALL, "--html", str(file))
     assert drawn(file) is None and "megatron_fsdp is a package of its own" in file.read_text()
 
 
-def test_a_page_that_cannot_be_written_is_said_after_the_verdict(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_unwritable_page_is_reported_after_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "nowhere" / "page.html"
     assert cli._dispatch(["plan", "hardware=cpu", "launch.workers=2", *SMALL, "--html", str(file)]) == 2
     said = capsys.readouterr()
@@ -157,14 +155,14 @@ def test_a_page_that_cannot_be_written_is_said_after_the_verdict(
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 1000])
-def test_the_search(limit: int) -> None:
+def test_search_finds_the_limit(limit: int) -> None:
     assert largest(lambda value: value <= limit) == (limit or None)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 5, 11, 12, 37, 1000])
 @pytest.mark.parametrize("number", [1, 12, 37, 96, 1001])
-def test_what_is_not_allowed_is_passed_over(number: int, limit: int) -> None:
-    """Divisors of a number, such as micro batches of a global one: 37 has none between 1 and itself."""
+def test_search_skips_values_that_are_not_allowed(number: int, limit: int) -> None:
+    """Only divisors are allowed, as for micro batches of a global batch; 37 has none between 1 and itself."""
     divisors = [value for value in range(1, number + 1) if number % value == 0]
     asked: list[int] = []
 
@@ -177,7 +175,7 @@ def test_what_is_not_allowed_is_passed_over(number: int, limit: int) -> None:
     assert set(asked) <= set(divisors) and len(set(asked)) == len(asked), "each is predicted once"
 
 
-def test_the_search_ends() -> None:
+def test_search_stops_at_its_maximum() -> None:
     assert largest(lambda value: True) == MOST
     assert largest(lambda value: True, lambda value: value % 3 == 0) == MOST - 1
     assert largest(lambda value: True, lambda value: False) is None
@@ -192,25 +190,25 @@ def test_the_search_ends() -> None:
         (["micro_batch=2", "launch.workers=2", "parallelism.shard=2"], "parallelism.replicate", 1),
     ],
 )
-def test_the_largest_that_can_be_configured(
+def test_max_skips_values_that_cannot_be_configured(
     capsys: pytest.CaptureFixture[str], overrides: list[str], key: str, value: int
 ) -> None:
     found = answered(capsys, "--active", "hardware=h100_80gb", *SMALL, *overrides, "--max", key)
     assert found["max"] == {key: value} and found["verdict"] == "fits" and value in found["tried"]
 
 
-def test_a_search_without_an_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_reports_that_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     on_cpu = ("hardware=cpu", "launch.workers=2", *SMALL)
     text = planned(capsys, *on_cpu, "launch.host_memory_gib=1e-6", "--max", "micro_batch")
     assert text.startswith("not even micro_batch=1 fits\ndoes not fit: ")
     text = planned(capsys, *on_cpu, "--max", "seed")
-    assert text.startswith(f"seed={MOST} fits, and the search ends there\nfits: ")
+    assert text.startswith(f"seed={MOST} fits; the search stops there\nfits: ")
     text = planned(capsys, "hardware=h100_80gb", *SMALL, "parallelism=megatron_fsdp", "--max", "micro_batch")
     assert text.startswith("not planned: parallelism=megatron_fsdp")
 
 
-def test_a_rate_that_is_not_known_costs_the_speed_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """FSDP1's memory depends on time, too; then all that is freed is free at once."""
+def test_unknown_rate_leaves_out_only_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """FSDP1's memory depends on time. If speed is unknown, freed memory is reusable at once."""
     for flags in ((), ("--active",)):
         arguments = ("hardware=h100_80gb", "parallelism=fsdp1", *SMALL, *flags)
         known, unknown = answered(capsys, *arguments), answered(capsys, *arguments, "hardware.peak.bf16=null")
@@ -220,13 +218,13 @@ def test_a_rate_that_is_not_known_costs_the_speed_alone(capsys: pytest.CaptureFi
         assert known["remarks"] == [] and list(known) == list(unknown)
 
 
-def test_settings_of_the_allocator_that_are_not_modelled_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unmodelled_allocator_settings_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     setting = "launch.env.PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8"
     text = planned(capsys, "hardware=h100_80gb", *SMALL, "--active", setting)
     assert text.endswith("\nPYTORCH_CUDA_ALLOC_CONF: garbage_collection_threshold:0.8 is not modelled\n")
 
 
-def test_the_allocator_is_that_of_the_workers(
+def test_allocator_settings_are_those_of_the_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in VARIABLES:
@@ -246,14 +244,14 @@ def test_the_allocator_is_that_of_the_workers(
     assert reserved(both[1]) == grown, "launch.env wins, under whichever name"
 
 
-def test_a_run_that_fails_early_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before the micro batches are seen from which those that are left out follow."""
+def test_run_that_fails_in_its_first_micro_batches_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """It fails before the trace reaches the micro batches from which skipped ones are extrapolated."""
     found = answered(capsys, "hardware=h100_80gb", *SMALL, "global_batch=80", "hardware.memory_gib=1.5005")
     assert found["verdict"] == "does not fit" and found["perf/wps"] > 0
 
 
-def test_the_start_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole parameters are drawn there: of a model that many share that can be more than a step takes."""
+def test_startup_memory_decides_if_it_is_the_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unsharded parameters are initialised at start-up. Sharded over many devices, a step can need less than that."""
     shared = ("launch.nodes=64", "activation_checkpoint=full", "model.vocab_size=65536", "seq_len=8")
     arguments = ("hardware=h100_80gb", *SMALL, *shared, "model.n_layers=12")
     needed = {flags: answered(capsys, *arguments, *flags) for flags in ((), ("--active",))}
@@ -272,7 +270,7 @@ def test_the_start_counts(capsys: pytest.CaptureFixture[str]) -> None:
         ("parallelism.buffers=symmetric", "not planned: parallelism.buffers=symmetric"),
     ],
 )
-def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], override: str, why: str) -> None:
+def test_unplanned_run_states_the_reason(capsys: pytest.CaptureFixture[str], override: str, why: str) -> None:
     assert planned(capsys, override, "hardware=h100_80gb", *SMALL).startswith(why)
 
 
@@ -302,21 +300,21 @@ def test_what_cannot_be_planned_is_said(capsys: pytest.CaptureFixture[str], over
         ),
     ],
 )
-def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], why: str) -> None:
+def test_wrong_arguments_are_reported(capsys: pytest.CaptureFixture[str], arguments: list[str], why: str) -> None:
     assert why in planned(capsys, *arguments, code=2)
 
 
-def test_verdicts() -> None:
-    """100 bytes of a device, an error of 10%: what runs in 90 fits, what does not in 110 does not."""
+def test_verdict_follows_from_the_error_of_the_prediction() -> None:
+    """With 100 bytes and an error of 10%, a run that needs at most 90 bytes fits and one that needs over 110 does not."""
     expected = {89: "fits", 90: "fits", 95: "borderline", 110: "borderline", 111: "does not fit"}
     for needed, verdict in expected.items():
         assert judge(needed, 100, 0.1, lambda nbytes, needed=needed: needed <= nbytes) == verdict, needed
     assert judge(120, 100, 0.1, lambda nbytes: nbytes >= 90) == "fits", "it only wants more"
     said = explain("active", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB, "optimizer": 2 * GIB})
-    assert (
-        said
-        == "3.00 GiB active of the 2.00 GiB that torch can have on a GPU: 1.00 GiB too much; most are optimizer, 2.00 GiB"
+    assert said == (
+        "3.00 GiB active of the 2.00 GiB available to torch on a GPU: 1.00 GiB too much; "
+        "the largest part is optimizer, 2.00 GiB"
     )
     said = explain("reserved", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=1)
-    assert "1.00 GiB too much, but it runs, and gives up its cache 1 time; most" in said
-    assert "gives up" not in explain("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=0)
+    assert "1.00 GiB too much, but it still fits after 1 allocator cache flush; the largest" in said
+    assert "flush" not in explain("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=0)

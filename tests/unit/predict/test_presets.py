@@ -172,7 +172,7 @@ DEEP = (
 )
 
 
-def test_a_layout_of_ones_own() -> None:
+def test_custom_layout() -> None:
     """Its blocks may differ, so all are traced. Of the 6 that stay unsharded, 2 are unsharded at the peak of FSDP2 as well."""
     freed = planned(*DEEP, "parallelism.reshard_after_forward=always")
     own = planned(*DEEP, "parallelism.kind=tests.own_layout:EverySecondKept")
@@ -181,7 +181,7 @@ def test_a_layout_of_ones_own() -> None:
     assert more[0] - more[1] == pytest.approx(4 * of_a_block)
 
 
-def test_a_model_and_a_loss_of_ones_own() -> None:
+def test_custom_model_and_loss() -> None:
     """That of 2024 keeps more of the norm, and the logits in fp32."""
     outside = ("loss.kind=tests.titan2024:Logits", "parallelism.kind=tests.titan2024:FSDP2Then")
     own = planned(*DEEP, "model.kind=tests.titan2024:Titan2024", *outside)

@@ -135,7 +135,7 @@ def test_another_published_row(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recompute", "gib"), [("full", 20.4), ("selective_op", 47.2)])
-def test_todays_model_needs_less(recompute: str, gib: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_current_model_needs_less_memory(recompute: str, gib: float, capsys: pytest.CaptureFixture[str]) -> None:
     """One kernel for a norm, and logits in bf16 that nobody keeps: see docs/plan.md."""
     found = planned(capsys, "--active", *LAYOUTS["fsdp2"], f"activation_checkpoint={recompute}")
     assert found["memory/peak_active_gib"] == pytest.approx(gib, rel=0.005)

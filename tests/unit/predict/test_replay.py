@@ -68,7 +68,7 @@ def replayed(log: EventLog, capacity: int | None = None, clock: Seconds | None =
 
 
 def test_each_step_has_peaks_of_its_own() -> None:
-    """Of the start, too; its cache stays."""
+    """The start has its own peaks; its cache stays reserved."""
     weights, copy = allocation(20, STARTS), allocation(40, STARTS)
     first, second, third, fourth = (
         allocation(10),
@@ -96,8 +96,8 @@ def test_each_step_has_peaks_of_its_own() -> None:
     assert (found.retries, found.failed, found.asked) == (0, None, 0)
 
 
-def test_a_step_begins_with_what_there_is() -> None:
-    """At its first operator, even if nothing is born in it."""
+def test_step_begins_with_the_memory_held() -> None:
+    """A step begins at its first operator, even without an allocation."""
     kept = allocation(30, STARTS)
     found = replayed([Allocated(kept), operator(), Freed(kept)])
     assert found.steps[0].active == (30 * MIB, FORWARD)
@@ -106,13 +106,13 @@ def test_a_step_begins_with_what_there_is() -> None:
     assert list(found.steps) == [0]
 
 
-def test_nothing_but_the_start() -> None:
+def test_trace_without_a_step_peaks_at_the_start() -> None:
     found = replayed([Allocated(allocation(30, STARTS))])
     assert (found.steps, found.peak_active) == ({}, (30 * MIB, STARTS))
 
 
-def test_memory_that_another_stream_uses_is_kept_until_it_has_passed() -> None:
-    """By the time of the host, and noticed by the next request only; it is active until then."""
+def test_memory_used_by_another_stream_is_held_until_that_stream_is_done() -> None:
+    """The next request returns it, judged by the host's time; it is active until then."""
     gathered = allocation(20, stream=1)
     log: EventLog = [Allocated(gathered), operator(3), UsedByStream(gathered, 0), Freed(gathered), operator(9)]
     # The operator before the death ends after 4 seconds, the host has issued two.
@@ -124,8 +124,8 @@ def test_memory_that_another_stream_uses_is_kept_until_it_has_passed() -> None:
 
 
 @pytest.mark.parametrize(("host", "mib"), [(2, 60), (7, 60), (8, 40)])
-def test_all_streams_that_use_it_must_have_passed(host: int, mib: int) -> None:
-    """The first to die is not the first to be free: the streams pass after 2 and 8 seconds."""
+def test_memory_is_held_until_all_streams_are_done(host: int, mib: int) -> None:
+    """The first to be freed is not the first to be returned: the streams are done after 2 and 8 seconds."""
     slow, fast = allocation(20), allocation(20)
     log: EventLog = [Allocated(slow), Allocated(fast), operator(1, 1), operator(6, 2)]
     log += [UsedByStream(slow, 1), UsedByStream(slow, 2), Freed(slow), UsedByStream(fast, 1), Freed(fast)]
@@ -133,14 +133,14 @@ def test_all_streams_that_use_it_must_have_passed(host: int, mib: int) -> None:
     assert found.peak_active.nbytes == mib * MIB
 
 
-def test_its_own_stream_is_no_other() -> None:
+def test_use_by_the_own_stream_does_not_hold_memory() -> None:
     first = allocation(20)
     found = replayed([Allocated(first), operator(9), UsedByStream(first, 0), Freed(first), Allocated(allocation(20))])
     assert found.peak_active.nbytes == 20 * MIB
 
 
-def test_every_change_is_told_when_it_happens() -> None:
-    """With the block's size, which is more than was asked for; and where another part of the step begins."""
+def test_changes_are_recorded_in_order() -> None:
+    """Changes have the block's size, which is more than the request; a new part of the step is a change, too."""
     gathered, other = allocation(21.5, stream=1), allocation(30, BACKWARD)
     log: EventLog = [
         Allocated(gathered),
@@ -183,7 +183,7 @@ def test_at_the_capacity_the_host_waits_and_the_memory_comes_free() -> None:
 
 
 def test_out_of_memory() -> None:
-    """Peaks are those until then, of the step that it happened in."""
+    """Peaks are those until the failure, of the step in which it happens."""
     log: EventLog = [
         Allocated(allocation(30, STARTS)),
         Allocated(allocation(10)),
@@ -196,7 +196,7 @@ def test_out_of_memory() -> None:
     assert list(found.steps) == [0]
 
 
-def test_memory_of_no_bytes_is_no_request() -> None:
+def test_empty_allocation_is_no_request() -> None:
     empty = allocation(0)
     found = replayed([Allocated(empty), UsedByStream(empty, 1), Freed(empty), Allocated(allocation(0))])
     assert found.peak_active == (0, FORWARD)

@@ -1,4 +1,4 @@
-"""Memory over a step: what is held at every moment, what is left of it on a page, and the page's text."""
+"""Memory over a step: the timeline, its thinning for the page, and the page's text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of(changes: list[MemoryChange], step: int = 0, most: int = EVERY_POINT) -> T
     return timeline(changes, step, 90, 100, most)
 
 
-def test_a_step_begins_with_what_there_is() -> None:
+def test_step_begins_with_the_memory_held() -> None:
     early = [change(7, STARTS, "parameters", 8), change(5, STARTS), change(-5, STARTS, reserved=16)]
     found = of(
         [
@@ -63,8 +63,8 @@ def test_a_step_in_which_nothing_happens(changes: list[MemoryChange]) -> None:
 
 
 @pytest.mark.parametrize("count", [POINTS - 1, 40_001])
-def test_no_peak_is_lost_with_the_points_that_are_left_out(count: int) -> None:
-    """Of the step, of any phase, of what is reserved; nor what the step begins and ends with."""
+def test_thinning_keeps_every_peak(count: int) -> None:
+    """Peaks of the step, of each phase and of reserved memory stay, and so do the first and the last point."""
     chance = random.Random(count)
     phases = [Phase(0, part, block) for part in ("forward", "backward") for block in range(400)]
     sizes = [chance.randrange(1000) for _ in range(count)]
@@ -96,7 +96,7 @@ def trace() -> Trace:
     return trace_recipe(recipe, nodes=1, workers=2, device_type="cpu")
 
 
-def test_every_point_is_what_the_ledger_holds_then(trace: Trace) -> None:
+def test_every_point_equals_the_ledger(trace: Trace) -> None:
     ledger, log = trace.ledger, trace.events
     found = timeline(changes_without_allocator(log), trace.last_step, 0, 0, EVERY_POINT)
     moments = [
@@ -121,7 +121,7 @@ def test_every_point_is_what_the_ledger_holds_then(trace: Trace) -> None:
     assert [point.total for point in held] == list(totals)[first:]
 
 
-def test_the_peak_is_that_of_the_prediction(trace: Trace) -> None:
+def test_peak_equals_the_predicted_peak(trace: Trace) -> None:
     peak = step_peak(trace)
     for most in (EVERY_POINT, 100):
         points = timeline(changes_without_allocator(trace.events), trace.last_step, 0, 0, most).points
@@ -131,7 +131,7 @@ def test_the_peak_is_that_of_the_prediction(trace: Trace) -> None:
     assert points[-1].total == points[0].total, "the step ends as it began: the model is still alive"
 
 
-def test_the_parts_are_in_the_order_of_a_step(trace: Trace) -> None:
+def test_parts_follow_the_order_of_a_step(trace: Trace) -> None:
     found = timeline(changes_without_allocator(trace.events), trace.last_step, 0, 0, EVERY_POINT)
     names = [part.name for part in found.parts]
     assert list(dict.fromkeys(names)) == list(PARTS[1:]), "the optimizer's, too, which allocates nothing"
@@ -159,7 +159,7 @@ def written(file: Path, over_time: Timeline | None, text: str = "fits") -> tuple
     return page[: data.start()], json.loads(data[1])
 
 
-def test_what_the_page_is_given(tmp_path: Path) -> None:
+def test_page_receives_the_timeline(tmp_path: Path) -> None:
     changes = [change(3 * GIB, STARTS, "parameters", 4 * GIB), change(GIB, FORWARD, "logits", 5 * GIB)]
     _, data = written(tmp_path / "page.html", timeline(changes, 0, 9 * GIB, 10 * GIB))
     assert data == {
@@ -176,7 +176,7 @@ def test_what_the_page_is_given(tmp_path: Path) -> None:
     assert written(tmp_path / "page.html", of([]))[1] is None
 
 
-def test_what_is_said_does_not_become_markup(tmp_path: Path) -> None:
+def test_text_does_not_become_markup(tmp_path: Path) -> None:
     page, _ = written(tmp_path / "page.html", None, "</script><img src=x onerror=alert(1)>\x1b[31m")
     assert "<img" not in page and page.count("&lt;img") == 8 and "\x1b" not in page
     script = (PAGE / "memory.js").read_text()
@@ -193,7 +193,7 @@ def test_every_category_has_a_colour() -> None:
     assert set(pairs) == set(CATEGORIES) and len(set(pairs.values())) == len(CATEGORIES)
 
 
-def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_unwritable_page_is_reported(tmp_path: Path) -> None:
     for file in (tmp_path / "nowhere" / "page.html", tmp_path):
         with pytest.raises(ConfigError, match=r"--html: .* cannot be written"):
             written(file, None)

@@ -1,4 +1,4 @@
-"""Which runs are predicted before they begin, and what is said where that did not work."""
+"""Runs that are predicted before they start, and warnings about missing predictions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_runs_on_gpus_are_predicted_and_on_cpus_if_asked_for() -> None:
     assert not asked("hardware=cpu", "sweep.preflight=skip", here=False), "a cluster's memory is not known here"
 
 
-def test_off_is_a_word_in_a_file_too() -> None:
+def test_off_is_a_word_in_yaml_too() -> None:
     """YAML reads it as a boolean."""
     plain = config()
     assert experiment().sweep.preflight == "warn"
@@ -94,14 +94,14 @@ def test_the_limit_of_a_worker_is_what_it_has_on_a_cpu() -> None:
     assert (device.memory_gib, device.type) == (0.25, "cpu")
 
 
-def test_a_summary_has_what_was_predicted(tmp_path: Path) -> None:
+def test_summary_holds_the_prediction(tmp_path: Path) -> None:
     assert predicted(tmp_path).as_json() == {}
     (tmp_path / "plan.json").write_text('{"verdict": "fits", "memory/peak_active_gib": 1.5, "perf/wps": null}')
     known = {"plan/verdict": "fits", "plan/memory/peak_active_gib": 1.5, "plan/perf/wps": None}
     assert predicted(tmp_path).as_json() == known
 
 
-def test_a_comparison_shows_the_error_of_what_was_predicted(tmp_path: Path) -> None:
+def test_comparison_shows_the_error_of_the_prediction(tmp_path: Path) -> None:
     measured = {"memory/peak_active_gib": 20.0, "memory/peak_active_pct": 25.0}
     plan = {"plan/verdict": "fits", "plan/memory/peak_active_gib": 20.62, "plan/perf/wps": 90.0}
     make_run(tmp_path / "1", "seq_len=1", summary=measured | plan, wps=100.0)

@@ -32,7 +32,7 @@ class StepTime(NamedTuple):
     """Time of one step and the work in it."""
 
     seconds: float
-    """From the end of all earlier work to the end of the step's own, including contention."""
+    """Time between the end of all earlier work and the end of the step, including contention."""
     seconds_by_part: dict[str, float]
     """Seconds that streams work on each of PARTS. Parts overlap, so the sum is not the step's time."""
     exposed_communication_s: float
@@ -70,7 +70,7 @@ class _Totals(NamedTuple):
         )
 
 
-class DeviceClock:
+class SimulatedClock:
     """Clock of one device and its host, which takes the events of a trace in order."""
 
     def __init__(self, rates: Rates) -> None:
