@@ -1,1 +1,1 @@
-"""Execution of one run directory: data, workers, nodes, preemption, the first failure, the report."""
+"""Executes one run directory on this node: data, workers, failures, progress."""

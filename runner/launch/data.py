@@ -1,4 +1,4 @@
-"""Data, before workers exist: missing or unusable data stops a run here; a producer reads large data in the background."""
+"""Prepares data before workers exist: unusable data stops a run here, and a producer reads large data in the background."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
     """
-    A context in which workers can open the data, while a producer reads the rest in the background.
+    Prepare the data for the workers that open it inside the context; a producer reads the rest in the background.
 
-    One producer at a time writes to a cache entry; that of a second run waits for the first to end. The workers of both
-    read what is complete.
+    One producer at a time writes to a cache entry. A second run's producer waits for the first to end; the workers of both runs
+    read the complete part.
 
     Args:
-        doing: called with what takes place, a few times a second where that is a wait.
+        doing: called with a description of the current work, a few times a second while waiting.
 
     Raises:
         ConfigError: the data is missing, unusable, or does not fit the model.
@@ -57,13 +57,13 @@ def prepare_data(
 
 
 def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
-    """Raise ConfigError when the data of a run to be resumed is not what its steps so far were trained on."""
+    """Raise ConfigError if the data of a run to resume differs from the data it was trained on so far."""
     before = Summary.read(run_dir / SUMMARY).data
     now = experiment.data.open(_spec(experiment)).describe()
     if before is not None and (what := different_data(before, now)):
         raise ConfigError(
-            f"data: the {what} is not what the steps so far were trained on, though the configuration is the same: the files "
-            f"have changed; `meshrunner resume {run_dir} --force` continues with what is there now"
+            f"data: the {what} differs from the data that the run was trained on so far. The configuration is the same, so the "
+            f"files have changed. To continue with the new files: meshrunner resume {run_dir} --force"
         )
 
 
@@ -73,7 +73,9 @@ def _spec(experiment: Experiment) -> DataSpec:
 
 def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str], path: list[str]) -> None:
     forkserver.enter(log, environment, path)
-    signal.signal(forkserver.END_SIGNAL, signal.SIG_DFL)  # no stack in the log: this is how a producer ends
+    signal.signal(
+        forkserver.END_SIGNAL, signal.SIG_DFL
+    )  # a producer is ended by this signal; its stack is not of interest
     status = 1
     try:
         data.produce(spec)
@@ -92,14 +94,14 @@ def _wait_until_started(
     data: Data, spec: DataSpec, producer: BaseProcess, log: Path, doing: Callable[[str], object]
 ) -> None:
     while True:
-        ended = producer.exitcode is not None  # read first: the last record is written before the end
+        ended = producer.exitcode is not None  # before the check: a producer writes its last record before it ends
         checked_at = time.monotonic()
         doing(f"reading and tokenising the first sequences of the data; log: {shown(log)}")
         try:
             if data.started(spec):
                 return
         except ConfigError:
-            producer.join(PRODUCER_GRACE_S)  # what it recorded is in its log a moment later
+            producer.join(PRODUCER_GRACE_S)  # the log is complete once it has ended
             raise
         if ended:
             tail = "\n  ".join([f"The end of {log}:", *lines]) if (lines := last_lines(log)) else f"{log} is empty"

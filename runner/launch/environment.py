@@ -1,4 +1,4 @@
-"""The environment of the workers, and environment.json: versions, devices, variables of a run, and what `auto` became."""
+"""The environment of the workers, and environment.json: versions, devices, variables and the values of `auto`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_",
 
 
 def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
-    """Return the environment of the workers. What was exported wins over the defaults, and `launch.env` over both."""
+    """Return the environment of the workers: defaults, overridden by exported variables, overridden by `launch.env`."""
     own = experiment.launch.env
     given = dict(os.environ) | own
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
     if device_type == "cuda":
-        # Of the names of one setting torch may prefer another than that of `own`.
+        # torch prefers some names of a setting to others, whichever of them `own` uses.
         others = {name: value for name, value in given.items() if name not in allocator_env.VARIABLES}
         given = others | allocator_env.in_effect(own)
     if device_type == "cuda" and experiment.deterministic:
@@ -53,10 +53,10 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 def apply_allocator_settings() -> None:
     """
-    Hand torch the settings of its allocator that this process has: it may have read its environment before they were there.
+    Apply the allocator's settings in this process's environment: torch may have read the environment before they were set.
 
     Raises:
-        ConfigError: torch does not accept them.
+        ConfigError: torch rejects them.
     """
     import torch
 
@@ -95,10 +95,10 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
     """
-    Key -> value, for keys of the configuration whose `auto` or null stands for something that depends on the devices.
+    Return the values of keys that are `auto` or null in the configuration and depend on the devices.
 
     Args:
-        experiment: on these devices, as `Recipe.on` answers it.
+        experiment: the experiment on these devices, as `Recipe.on` returns it.
     """
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind

@@ -1,10 +1,10 @@
-"""Execution of a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM all use it."""
+"""Executes a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM jobs use it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -41,14 +41,14 @@ from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR
 from meshrunner.runner.trackers.handle import Trackers
 
 _executions = count()
-"""Runs that this process has executed."""
+"""Counts the runs that this process has executed."""
 
 
 class Executed(NamedTuple):
-    """An executed run."""
+    """A run after its execution."""
 
     run_dir: Path
-    """Where it is now."""
+    """Its current path."""
     outcome: Outcome
     summary: Summary | None
     """None on all nodes but the first."""
@@ -59,81 +59,84 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     Execute a run directory and record its outcome.
 
     Args:
-        force: continue from a checkpoint although keys have changed that affect what is trained.
-        display: shows the run as one of several; None: it is shown by itself, its directory first.
+        force: continue from a checkpoint even if keys changed that affect the result.
+        display: shows the run as one of several; None for a single run, whose directory is printed first.
 
     Raises:
         ConfigError: the configuration does not fit this node or its data; nothing was started.
         AlreadyRunning: another process executes the directory.
-        Interrupted: by the user; the workers are gone and the state is recorded.
-        Moved: the directory was moved before the workers had started.
+        Interrupted: by the user; the workers have ended and the state is recorded.
+        Moved: the directory was moved before the workers started.
     """
     experiment = _configuration(run_dir)
-    warm(experiment.launch.env)  # before anything is started: it replaces a forkserver that was started without
-    node = this_node(experiment.launch.nodes)
-    if node.rank > 0:
+    warm(experiment.launch.env)  # first: it replaces a forkserver that was started without these variables
+    if (node := this_node(experiment.launch.nodes)).rank > 0:
         return Executed(run_dir, _execute_other_node(run_dir, experiment, node), None)
     if display is None:
         say(f"run directory: {shown(run_dir)}")
     devices = node_devices(experiment)
     experiment = experiment.on(devices.type)
     continued, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
+    same_data = stored is not None and stored.path.parent == run_dir / FOLDER and not force
     _print_remarks(experiment, devices, stored)
     status: Status | None = None
     tracking: Trackers | None = None
-    with ExitStack() as stack:
-        location = stack.enter_context(Location(run_dir))
-        stack.enter_context(interruptible())
-        preemption = stack.enter_context(Preemption(run_dir, saves=experiment.checkpoint.saves))
-        shows = display or ProgressLine(experiment.steps, run_dir)
-        peers = stack.enter_context(Peers(run_dir, node))
+    shows = display or ProgressLine(experiment.steps, run_dir)
+    preemption, peers = Preemption(run_dir, saves=experiment.checkpoint.saves), Peers(run_dir, node)
+    with Location(run_dir) as location, interruptible(), preemption, peers:
 
         def run() -> Outcome:
             nonlocal status, tracking
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
-            if stored is not None:
-                say(f"{shows.whose(run_dir)}continues after step {stored.record.step}, from {stored.path}")
-            elif status.attempt > 1:
-                say(f"{shows.whose(run_dir)}begins again at step 1: there is no checkpoint")
+            _print_start(shows.whose(run_dir), stored, status.attempt)
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers.start(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
-            with heartbeat(run_dir):
-                variables = worker_environment(experiment, devices.type)
-                record = environment(devices, experiment.launch.env, variables)
-                record |= {"resolved": resolved(continued, devices)}
-                record.write(run_dir / ENVIRONMENT)
-                own = stored is not None and stored.path.parent == run_dir / FOLDER
-                with shows if isinstance(shows, ProgressLine) else nullcontext():
-                    return _prepare_and_launch(attempt, shows, same_data=own and not force)
+            with heartbeat(run_dir), shows if isinstance(shows, ProgressLine) else nullcontext():
+                _write_environment(attempt, continued)
+                return _prepare_and_launch(attempt, shows, same_data=same_data)
 
         outcome, error = _outcome(run)
-        if status is None:
-            assert error is not None
+        if status is None and error is not None:
             raise error
         outcome = replace(peers.agree_on_outcome(outcome), interrupted=preemption.interrupted)
         run_dir, outcome = _found(location, outcome)
         with blocked(INTERRUPTS):
             summary = _record(run_dir, experiment, outcome, cold=next(_executions) == 0)
-        if tracking is not None:
+        if tracking:
             tracking.finish_or_warn(f"the run is {outcome.state}")
-    if isinstance(error, Interrupted):
-        raise Interrupted(f"{error}; `meshrunner resume {run_dir}` {_resumes(run_dir, experiment)}")
     if isinstance(error, OSError) and run_dir != location.path:
         raise Moved(outcome.reason) from error
+    if isinstance(error, Interrupted):
+        raise Interrupted(f"{error}; `meshrunner resume {run_dir}` {_resumes(run_dir, experiment)}")
     if error is not None:
         raise error
     return Executed(run_dir, outcome, summary)
 
 
+def _print_start(prefix: str, stored: StoredCheckpoint | None, attempt: int) -> None:
+    """Print where a run continues, or that a later attempt starts again."""
+    if stored is not None:
+        say(f"{prefix}continues after step {stored.record.step}, from {stored.path}")
+    elif attempt > 1:
+        say(f"{prefix}starts again at step 1: there is no checkpoint")
+
+
+def _write_environment(attempt: Attempt, continued: Experiment) -> None:
+    """Write environment.json; `continued` is the experiment as it continues from a checkpoint."""
+    experiment, devices = attempt.experiment, attempt.devices
+    record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
+    (record | {"resolved": resolved(continued, devices)}).write(attempt.run_dir / ENVIRONMENT)
+
+
 def _found(location: Location, outcome: Outcome) -> tuple[Path, Outcome]:
-    """Where the run directory is now, and the outcome, which may be the consequence of its being moved."""
+    """Return the current path of the run directory, and the outcome; a moved directory may be its cause."""
     run_dir = location.now()
     if run_dir == location.path:
         return run_dir, outcome
     what = "was removed" if run_dir is None else f"was moved to {run_dir}"
-    what = f"the run directory {what} while the run went on"
+    what = f"the run directory {what} during the run"
     if run_dir is not None and outcome.state in ("completed", "interrupted"):
         warn(what)
         return run_dir, outcome
@@ -142,22 +145,22 @@ def _found(location: Location, outcome: Outcome) -> tuple[Path, Outcome]:
 
 
 def _resumes(run_dir: Path, experiment: Experiment) -> str:
-    """Where `meshrunner resume` takes the run up."""
-    with suppress(ConfigError):  # `checkpoint.load` names none
+    """Return a clause about the step at which `meshrunner resume` continues the run."""
+    with suppress(ConfigError):  # `checkpoint.load` names no checkpoint
         found, _ = candidates(experiment.checkpoint.load, run_dir / FOLDER)
         if found:
             return f"continues it after step {found[0].record.step}"
-    return "begins it again at step 1: there is no checkpoint"
+    return "starts it again at step 1: there is no checkpoint"
 
 
 def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Outcome:
-    """Execute the part of every node but the first: its workers. The first node records the run, failures here included."""
+    """Run the workers of a node other than the first. The first node records the run, including failures here."""
     saves = experiment.checkpoint.saves
     with interruptible(), Preemption(run_dir, saves=saves) as preemption, Peers(run_dir, node) as peers:
 
         def run() -> Outcome:
             devices = node_devices(experiment)
-            # Only the first node writes rows, which hold the number of the attempt.
+            # The number of the attempt is only in rows, which the first node writes.
             attempt = Attempt(run_dir, experiment.on(devices.type), devices, 0, peers, preemption)
             with prepare_data(experiment, run_dir):
                 return launch(attempt, started=lambda workers: peers.publish(workers=workers), poll=lambda _: None)
@@ -171,7 +174,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """Return the outcome of a node's part, and the exception to raise once it is recorded."""
+    """Return the outcome of this node, and the exception to raise once it is recorded."""
     try:
         return run(), None
     except (Interrupted, Exception) as error:
@@ -180,10 +183,10 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
 
 def _prepare_and_launch(attempt: Attempt, display: Display, *, same_data: bool) -> Outcome:
     """
-    Return the outcome of an attempt, from preparing its data on.
+    Prepare the data, launch the workers and return the outcome.
 
     Args:
-        same_data: refuse data that is not what the run was trained on so far.
+        same_data: refuse data that differs from the data that the run was trained on so far.
     """
     run_dir = attempt.run_dir
 
@@ -211,11 +214,11 @@ def _print_remarks(experiment: Experiment, devices: NodeDevices, stored: StoredC
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:
-    """Write the final state and the summary, and return the summary. On a full disk, only warn."""
+    """Write the final state and the summary; return the summary. Only warn if the disk is full."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())
         return write_summary(run_dir, experiment.measure_after, status, cold=cold)
     except OSError as error:
-        warn(f"the state '{outcome.state}' could not be written to {run_dir}: {error.strerror}")
+        warn(f"cannot write the state '{outcome.state}' to {run_dir}: {error.strerror}")
         return Summary(state=outcome.state, reason=outcome.reason)

@@ -1,4 +1,4 @@
-"""The rank that failed first, and why, from exit codes, error files and logs."""
+"""Finds the rank that failed first, and why, from exit codes, error files and logs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COLLATERAL = re.compile(
     r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
-"""Messages of a rank whose peer is gone."""
+"""Messages of a rank that lost its connection to another rank."""
 
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
     """
-    Return the outcome of a hang, with the rank that hangs: the stacks of the others show that they wait in a collective.
+    Return the outcome of a hang and the rank that hangs. The stacks of the other ranks show that they wait in a collective.
 
     Args:
         first: rank of this node's first worker.
@@ -40,11 +40,13 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
     """
-    The outcome of a failure, with the rank that failed first: a signal before an error, a cause before its victims, then by time.
+    Return the outcome of a failure and the rank that failed first.
+
+    Signals come before errors, causes before collateral failures, then earlier errors before later ones.
 
     Args:
         codes: exit codes of the ranks that failed.
-        killed_by_kernel: whether the kernel has killed a process for lack of memory during the run.
+        killed_by_kernel: whether the kernel killed a process for lack of memory during the run.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -55,7 +57,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
             return 0
         if error:
             return 3 if COLLATERAL.search(error.message) else 1
-        # A signal is a cause, except SIGABRT: communication libraries abort their victims.
+        # A signal is a cause, except SIGABRT: communication libraries abort ranks that lost a peer.
         return 2 if code < 0 else 1
 
     rank = min(codes, key=lambda rank: (order(rank), errors[rank].time or float("inf")))
@@ -78,7 +80,7 @@ def _aborted(run_dir: Path, rank: int) -> RankError:
     """
     Return the error of a C++ exception that aborted a rank, which could not write it; an empty record if there was none.
 
-    A fault of a kernel on the device, such as an index out of range, is often seen by NCCL's watchdog first.
+    NCCL's watchdog is often the first to notice a fault in a kernel on the device, such as an index out of range.
     """
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):

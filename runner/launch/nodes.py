@@ -1,4 +1,4 @@
-"""The nodes of one run: the place of this node, and what the nodes exchange through the run directory."""
+"""The nodes of a run: this node's rank, and the records that nodes exchange through the run directory."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ POLL_S = 0.2
 
 def this_node(nodes: int) -> Node:
     """
-    Return the place of this process among `launch.nodes` nodes: alone, or a task of the srun in slurm/run.sbatch.
+    Return this process's node among `launch.nodes` nodes: the only one, or a task of the srun in slurm/run.sbatch.
 
     Raises:
-        Incompatible: SLURM has started another number of nodes or tasks.
+        Incompatible: SLURM started another number of nodes or tasks.
         ConfigError: the address of the rendezvous is missing.
     """
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without it: a job step of separate runs
+    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, the step runs separate runs
         return Node(0, 1, "localhost", 0, "")
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
         only_this_node(nodes)
@@ -44,11 +44,11 @@ def this_node(nodes: int) -> Node:
         tasks = environment.get("SLURM_STEP_NUM_TASKS")
         raise Incompatible(
             f"launch.nodes({nodes}) needs {nodes} node{'s' * (nodes > 1)} with one task each, "
-            f"but SLURM has started {tasks} tasks on {here}"
+            f"but SLURM started {tasks} tasks on {here}"
         )
     if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():
         raise ConfigError(
-            "MASTER_ADDR and MASTER_PORT must be the address of the rendezvous; slurm/run.sbatch sets them"
+            "MASTER_ADDR and MASTER_PORT must hold the address of the rendezvous; slurm/run.sbatch sets them"
         )
     return Node(
         rank=int(environment["SLURM_NODEID"]),
@@ -60,19 +60,19 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible when a run that is not placed yet needs several nodes: each of them would place it."""
+    """Raise Incompatible if a run without a directory needs several nodes: each node would create one."""
     if nodes > 1:
         raise Incompatible(
-            f"launch.nodes({nodes}): this command starts workers on one machine only. `meshrunner submit` has SLURM start "
-            "the run on several, as slurm/run.sbatch does"
+            f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
+            "nodes with SLURM, or see slurm/run.sbatch"
         )
 
 
 class Peers:
     """
-    The other nodes of a run: `logs/node<N>.json` holds the heartbeat of a node and the outcome of its workers.
+    The other nodes of a run. `logs/node<N>.json` holds a node's heartbeat and the outcome of its workers.
 
-    A context manager: inside, this node sends heartbeats. A run on a single node writes nothing.
+    A context manager, inside which this node sends heartbeats. A run on a single node writes nothing.
     """
 
     def __init__(self, run_dir: Path, node: Node) -> None:
@@ -96,24 +96,24 @@ class Peers:
             self._write(gone=True)
 
     def publish(self, **changes: Any) -> None:
-        """Change this node's record, which the others read."""
+        """Change this node's record, which the other nodes read."""
         if self.others:
             self._write(**changes)
 
     def failed_elsewhere(self) -> bool:
-        """Return whether the workers of another node have failed, or it is lost."""
+        """Return whether another node is lost or its workers have failed."""
         self._read_peers()
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish the outcome of this node's workers, wait for the others', and return the run's: that of the cause."""
+        """Publish this node's outcome, wait for those of the others, and return the run's: the outcome of the first cause."""
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
         self._write(outcome=mine.as_json())
         if own.state == "completed":
             return own
-        # A victim waits for its cause; longest if the cause is a lost node, which publishes nothing.
+        # A collateral failure waits for its cause, longest for a lost node, which publishes nothing.
         deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
         while any(not self._has_ended(rank) for rank in self.others if rank not in self._lost_nodes()):
             if time.monotonic() > deadline:
@@ -130,7 +130,7 @@ class Peers:
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node has finished or is lost: srun kills the tasks that outlive the first to end."""
+        """Wait until the first node has finished or is lost: srun kills the remaining tasks once one has ended."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # it may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:
@@ -144,7 +144,7 @@ class Peers:
             self._write(beat=self.record.beat + 1)
 
     def _write(self, **changes: Any) -> None:
-        with self.lock, suppress(OSError):  # on a full disk this node becomes lost, which ends the run, too
+        with self.lock, suppress(OSError):  # on a full disk this node counts as lost, which also ends the run
             self.record |= changes
             self.record.write(node_file(self.run_dir, self.node.rank))
 
@@ -164,7 +164,7 @@ class Peers:
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
-        """Nodes whose heartbeats have stopped. include_ended: those that had published their outcome, too."""
+        """Return the nodes whose heartbeats have stopped; `include_ended` adds those that had published their outcome."""
         now = time.monotonic()
         return [
             rank

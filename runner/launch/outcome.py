@@ -1,4 +1,4 @@
-"""The outcome of a run, or of one node's part of it."""
+"""The outcome of a run, or of one node's part in it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Outcome:
     rank: int | None = None
     """The rank that failed first."""
     exit_code: int | None = None
-    """Exit code of that rank; negative: killed by that signal."""
+    """Exit code of that rank; a negative one is the signal that killed it."""
     collateral: bool = False
-    """Whether this failure may be the consequence of another rank's."""
+    """Whether another rank's failure may have caused this one."""
     interrupted: bool = False
-    """Whether the user has interrupted a run that then ended by itself: a sweep is to stop."""
+    """Whether the user interrupted a run that then ended by itself, so that a sweep should stop."""
 
     @classmethod
     def from_error(cls, error: BaseException) -> Outcome:

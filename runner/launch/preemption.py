@@ -1,10 +1,10 @@
-"""Requests to save a checkpoint and end: by SLURM, and by the user's first Ctrl-C.
+"""Requests to save a checkpoint and end, by SLURM or by the user's first Ctrl-C.
 
 A run that SLURM preempts ends with exit status 75 and continues when it is requeued.
 
-Clusters differ in what they send and to whom. SIGTERM reaches every process of a job's steps (the workers and the
-forkserver ignore it); SIGUSR1, as requested in slurm/run.sbatch, reaches the batch shell, which writes a file into the run
-directory. A run whose parent, SLURM's step daemon, was killed stops, too.
+Clusters differ in the signals they send and in the processes that get them. SIGTERM reaches every process of a job's steps; the
+workers and the forkserver ignore it. SIGUSR1, as requested in slurm/run.sbatch, reaches the batch shell, which writes a file
+into the run directory. A run also stops if its parent, SLURM's step daemon, was killed.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from meshrunner.runner.slurm.client import show_job
 
 CHECK_EVERY_S = 0.5
 NEAR_LIMIT_S = 240.0
-"""Seconds before the job's time limit in which a stop request is attributed to the limit."""
+"""Seconds before the job's time limit during which a stop request is attributed to the limit."""
 
 
 class Preemption:
-    """Whether a stop is requested. A context manager: inside, STOP_REQUESTS are handled (in a SLURM job)."""
+    """Detects stop requests. A context manager, inside which STOP_REQUESTS are handled in a SLURM job."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False) -> None:
-        """saves: whether the run saves checkpoints."""
+        """Prepare for a run; `saves`: whether it saves checkpoints."""
         self.request = run_dir / STOP_REQUEST
         self.saves = saves
         self.in_job = in_slurm_job()
         self.job_start = job_start_id()
         self.shared = SharedIntegers(1) if saves or self.in_job else None
-        """The flag that the workers read; None where nothing sets it."""
+        """The flag that the workers read; None if nothing can set it."""
         self.reason = ""
         self.interrupted = False
-        """Whether it was the user who requested the stop."""
+        """Whether the user requested the stop."""
         self._told = False
         self._signal = 0
         self._parent = os.getppid()
@@ -69,7 +69,7 @@ class Preemption:
         self._signal = number
 
     def interrupt(self) -> bool:
-        """Have the run save a checkpoint and end, for a signal handler; False if it saves none."""
+        """Request the run to save a checkpoint and end. Return False if it saves none. Safe in a signal handler."""
         if self.shared is None or not self.saves:
             return False
         self.interrupted = True
@@ -78,14 +78,14 @@ class Preemption:
 
     def poll(self) -> None:
         """
-        Check for a stop request, and pass it on to the workers; tell the user that an interrupt is one.
+        Check for a stop request and pass it on to the workers. Tell the user that the first interrupt is one.
 
         Raises:
             Interrupted: the job was cancelled. SLURM sends the same signals as for a preemption.
         """
         if self.interrupted and not self._told:
             self._told = True
-            warn("saving a checkpoint; Ctrl-C again ends at once")
+            warn("saving a checkpoint; press Ctrl-C again to stop at once")
         now = time.monotonic()
         if not self.in_job or self.shared is None or self.requested:
             return
@@ -108,12 +108,12 @@ class Preemption:
 
 
 def _reason() -> str:
-    """Why SLURM requests a stop; raises Interrupted when the job was cancelled."""
+    """Return why SLURM requests a stop; raise Interrupted if the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    # One task of an array has the array's own job id.
-    with blocked(STOP_REQUESTS):  # SLURM sends SIGTERM to all processes of a job, twice in a row: to scontrol, too
+    # One task of an array has the job id of the array itself.
+    with blocked(STOP_REQUESTS):  # SLURM sends SIGTERM twice to all processes of a job, including scontrol
         job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
-    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # its processes will be killed soon
+    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # SLURM kills its processes soon
         requeued = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
         if not requeued and job.get("Reason") != "TimeLimit":
             raise Interrupted("by scancel")

@@ -1,4 +1,4 @@
-"""How a run shows itself: one live line on a terminal, plain lines when piped, and what a sweep shows of several."""
+"""The progress of a run: one live line on a terminal, plain lines when piped, and the cells of a sweep's table."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ from meshrunner.runner.rundir.files import EVENTS
 
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", "last WPS", "memory", "left")
-"""Columns of a run that may be going on: the speed is that of its last step."""
+"""Columns of a run that may be running; the speed is its last step's."""
 YIELDING = ("last WPS", "median WPS", "memory")
-"""Columns that a narrow terminal does without, the last first."""
+"""Columns that a narrow terminal omits, the last first."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Characters of a run's name: for so many other columns make room, and so many are shown in any case."""
+"""Characters of a run's name for which other columns make room, and characters that are always shown."""
 LEAVING = ("norm", "mfu", "memory", "loss")
-"""Parts of a run's live line that a narrow terminal does without, the first first."""
+"""Parts of a run's live line that a narrow terminal omits, the first first."""
 SPINNER = 2
-"""Characters before a line in which something takes long."""
+"""Width of the spinner before a line."""
 RECENT = 20
-"""Last steps that the time left is judged by."""
+"""Number of recent steps from which the remaining time is estimated."""
 LINE_EVERY_S = 1.0
-"""Least time between two plain lines; the first and the last step always have theirs."""
+"""Minimum seconds between two plain lines. The first and the last step always have a line."""
 
 
 class Display(Protocol):
-    """Where a run that is executed is shown."""
+    """Shows a run while it is executed."""
 
     def whose(self, run_dir: Path) -> str:
-        """What a remark about the run begins with; empty where only one is executed."""
+        """Return the prefix of remarks about the run; empty if only one run is executed."""
 
     def refresh(self, phase: str) -> None:
         """
-        Show how far the run is. Called a few times a second, and before what may take long.
+        Show the progress of the run. Called a few times a second, and before work that may take long.
 
         Args:
-            phase: what takes place outside of steps (`recipes.meter.Phase`, or what the launcher does); empty in steps.
+            phase: the current work outside of steps (`recipes.meter.Phase`, or the launcher's); empty during steps.
         """
 
 
 class ProgressLine:
-    """The Display of a single run: its newest row, or what happens meanwhile. A context manager."""
+    """The Display of a single run: its newest row, or the current phase. A context manager."""
 
     def __init__(self, steps: int, run_dir: Path) -> None:
-        """Rows that exist already are of earlier attempts."""
+        """Start behind the rows of earlier attempts."""
         self.steps = steps
         self.tail = Tail(run_dir / EVENTS)
         self.tail.read()
         self.slow = Slow()
         self.console = console()
-        to_screen = sys.stderr.isatty()  # else stderr goes to a file, and there it is to stay
+        to_screen = sys.stderr.isatty()  # otherwise leave stderr, which is a file
         live = Live(console=self.console, refresh_per_second=5, transient=True, redirect_stderr=to_screen)
         self.live = live if self.console.is_terminal else None
         self.printed = 0.0
         self.parts: dict[str, str] = {}
-        """Of the newest row's line."""
+        """Parts of the newest row's line, by name."""
         self.shown = ""
-        """What stands on the terminal."""
+        """The line on the terminal."""
         self.waiting: str | None = None
         self.recent: list[float] = []
         self.stack = ExitStack()
@@ -92,7 +92,7 @@ class ProgressLine:
         self.show(self.tail.read(), phase)
 
     def show(self, rows: list[StepRow], phase: str = "") -> None:
-        """Show rows that are new since the last call, and what happens outside of steps."""
+        """Show rows that are new since the last call, and the phase."""
         if rows:
             self.recent = [*self.recent, *(row.get("perf/step_time_s") or 0.0 for row in rows)][-RECENT:]
             self.parts = self._parts(rows[-1])
@@ -108,14 +108,14 @@ class ProgressLine:
             self.waiting = "  ".join(self.parts.values())
 
     def _update(self, live: Live, phase: str) -> None:
-        """Show what fits on one line of the terminal: step, speed, time left and the phase in any case."""
+        """Show as many parts as fit on one line of the terminal; step, speed, time left and phase are always shown."""
         parts = self.parts | ({"phase": phase} if phase else {})
         for name in ("", *LEAVING):
             parts.pop(name, "")
             line = "  ".join(parts.values())
             if len(line) <= self.console.width - SPINNER:
                 break
-        if line != self.shown:  # a spinner begins anew with each update
+        if line != self.shown:  # an update restarts the spinner
             live.update(Spinner("line", Text(line)) if phase else Text(line))
             self.shown = line
 
@@ -133,7 +133,7 @@ class ProgressLine:
 
 
 def memory_text(row: Mapping[str, float | None]) -> str:
-    """Return peak memory as a line shows it: reserved on a GPU, resident on a CPU."""
+    """Format peak memory for a line: reserved on a GPU, resident on a CPU."""
     reserved = figure_of("memory/peak_reserved_gib").cell([row])
     resident = figure_of("memory/peak_rss_gib").cell([row])
     return reserved or (f"{resident} host" if resident else UNKNOWN)
@@ -146,9 +146,9 @@ def _titled(key: str, row: StepRow) -> str:
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
     """
-    Return a table of runs for a terminal, a line each. The first column, their names, yields to the others, which are never cut.
+    Return a table of runs for a terminal, one line per run. Only names, in the first column, are truncated.
 
-    Where a name would have too little room, the columns of YIELDING lose what stands in parentheses, then their places.
+    If names have too little room, the columns of YIELDING are shortened, then omitted.
     """
     columns = list(zip(titles, *(map(one_line, row) for row in rows), strict=True))
     wanted = min(NAME_ROOM, max(map(len, columns[0])))
@@ -173,16 +173,16 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def _brief(cell: str) -> str:
-    """`32.14 GiB` of `32.14 GiB (33.82%)`."""
+    """Drop the part in parentheses: `32.14 GiB` for `32.14 GiB (33.82%)`."""
     return cell.partition(" (")[0]
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
     """
-    Return the cells of PROGRESS after the state: what the newest step was like.
+    Return the cells of PROGRESS after the state, from the newest steps.
 
     Args:
-        steps: as configured; anything but a number where that cannot be known.
+        steps: the configured number of steps; any other type if it is unknown.
         rows: the newest steps, RECENT of them or more.
     """
     if not rows:

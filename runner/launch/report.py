@@ -1,4 +1,4 @@
-"""What a single run says when it has ended: its row, or why there is none."""
+"""The report of a single run after its end: its row, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from meshrunner.runner.rundir import Environment, Summary, TraceTable, last_line
 from meshrunner.runner.rundir.files import ENVIRONMENT, TRACE_TABLE, TRACES, rank_log
 
 SHOWN = ("model", "parallelism", "precision")
-"""Groups whose choice stands in the row of a single run."""
+"""Groups whose chosen option is shown in the row of a single run."""
 
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
     """
-    Print the row to stdout; for a run that did not complete, the reason and the end of its log to stderr.
+    Print the row to stdout. For a run that did not complete, print the reason and the end of its log to stderr.
 
     Args:
-        row: False where a table of all runs shows it.
+        row: False if a table of all runs shows the row.
     """
     if summary is None:
         return
@@ -30,11 +30,11 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
         print_row({group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary))
         if summary.figures.get("perf/mfu_median") is not None:
             peak = f"{summary.peak_tflops:,.4g} TFLOP/s, the {summary.peak_rate} peak of {summary.device}"
-            say(f"MFU is of {peak}")
+            say(f"MFU is relative to {peak}")
     for line in layout_remarks(summary):
         say(line)
     for late in summary.late_recompiles:
-        warn(f"step {late.step}, inside the measured window, was compiled again (it does not count): {late.reason}")
+        warn(f"recompiled in step {late.step}, inside the measured window; the step does not count: {late.reason}")
     print_profile(run_dir, summary)
     if outcome.state != "completed":
         say(f"\n{outcome.state}: {outcome.reason}", to_stderr=True)
@@ -46,7 +46,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
 
 
 def row_cells(summary: Summary) -> dict[str, str]:
-    """Title -> text of a run's columns. A median that is not known is a dash; what else is unknown has no column."""
+    """Return the columns of a run, title -> text. An unknown median is a dash; other unknown figures have no column."""
     cells = {figure: figure.cell([summary.figures]) for figure in table_figures()}
     medians = {figure for figure in cells if "median" in figure.over_steps and not figure.optional}
     kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or figure in medians}
@@ -54,7 +54,7 @@ def row_cells(summary: Summary) -> dict[str, str]:
 
 
 def print_row(row: dict[str, str]) -> None:
-    """One run as a table of one row: title -> text. On a narrow terminal one figure a line."""
+    """Print a run as a table with one row; on a narrow terminal, one figure per line."""
     lines = lines_of([Column(title, [text]) for title, text in row.items()])
     if len(lines[0]) > console().width:
         width = max(map(len, row))
@@ -63,7 +63,7 @@ def print_row(row: dict[str, str]) -> None:
 
 
 def print_profile(run_dir: Path, summary: Summary) -> None:
-    """Print what the profiler found, if there was one."""
+    """Print the profiler's figures, if there are any."""
     if traced := TraceTable.read(run_dir / TRACE_TABLE):
         first, last = traced.steps
         table = [Column(f"steps {first} to {last}", [f"rank {row.rank}" for row in traced.ranks])]
@@ -77,4 +77,4 @@ def print_profile(run_dir: Path, summary: Summary) -> None:
         for key in [key for key in figures if key.startswith("memory/live_")]:
             print(f"  {key.removeprefix('memory/live_').removesuffix('_gib'):16} {live.text(figures[key])}")
     for path in sorted((run_dir / TRACES).glob("memory_rank*")):
-        say(f"what held memory: {shown(path)}")
+        say(f"memory profile: {shown(path)}")

@@ -1,4 +1,4 @@
-"""A worker: one rank's process, forked from the forkserver, and what it does around the recipe."""
+"""A worker: the process of one rank, forked from the forkserver. It prepares the device and calls the recipe."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _kept_alive: list[Any] = []
-"""Referenced until the process exits: DDP may hang when it is destroyed before its process group."""
+"""Objects that live until the process exits: DDP may hang if it is destroyed before its process group."""
 STOPPED_EARLY = 75
-"""Exit code of a worker that stopped before the last step, on request."""
+"""Exit code of a worker that was requested to stop before the last step."""
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
@@ -39,13 +39,13 @@ def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: d
     Entry point of a worker process.
 
     Args:
-        experiment: pickled: a user's own classes can be imported under `path` only.
+        experiment: pickled, because a user's own classes can only be imported once `path` is set.
     """
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:
         code = _train(folder, pickle.loads(experiment), context)
-    except BaseException as error:  # of any kind: the launcher has to know
+    except BaseException as error:  # the launcher must learn of every kind
         _write_error(folder, context, error)
         code = 1
     sys.stdout.flush()
@@ -54,7 +54,7 @@ def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: d
 
 
 def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
-    """Train as this rank; returns the exit code."""
+    """Train as this rank; return the exit code."""
     import torch
     import torch.distributed as dist
 
@@ -99,7 +99,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
             raise
         try:
             meter.out_of_memory()
-        except Exception:  # the profiler's own failure must not hide that memory ran out
+        except Exception:  # a failure of the profiler must not hide the lack of memory
             traceback.print_exc()
         raise ran_out from error
     _kept_alive.append(result.model)
@@ -108,9 +108,9 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
 
 def _keep_freed_memory() -> None:
     """
-    Let the C library keep the memory of freed tensors, like the caching allocator of a GPU.
+    Make the C library keep the memory of freed tensors, like the caching allocator of a GPU.
 
-    glibc would return large blocks to the kernel, which zeroes their pages for the next step: 4% of a step.
+    glibc would return large blocks to the kernel, which zeroes their pages for the next step. That took 4% of a step.
     """
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
@@ -120,10 +120,10 @@ def _keep_freed_memory() -> None:
 
 def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
     """
-    Rendezvous with the other ranks. Rank 0 opens the store, on a free port if none is given, and shares the port with its node.
+    Join the other ranks. Rank 0 opens the store, on a free port if none is given, and shares the port with its node.
 
     Args:
-        timeout: for collectives; longer than the launcher's timeout, which names the missing rank.
+        timeout: timeout of collectives, longer than the launcher's own, which names the missing rank.
     """
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -151,13 +151,13 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 
 
 def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
-    """Add to environment.json the CPUs that each worker may run on, in the order of ranks."""
+    """Add the CPUs that each worker may run on to environment.json, in the order of ranks."""
     import torch.distributed as dist
 
     everyone = [""] * context.world_size
     dist.all_gather_object(everyone, allowed_cpus())
     if context.rank == 0:
-        with suppress(OSError):  # on a full disk the run goes on
+        with suppress(OSError):  # a full disk does not stop the run
             (Environment.read(run_dir / ENVIRONMENT) | {"cpus": everyone}).write(run_dir / ENVIRONMENT)
 
 
@@ -166,7 +166,7 @@ def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) ->
     from meshrunner.runner.measure.out_of_memory import explained
     from meshrunner.runner.own_code import fault
 
-    plain = isinstance(error, ConfigError | FloatingPointError)  # written for the user, who needs no traceback
+    plain = isinstance(error, ConfigError | FloatingPointError)  # a message for the user, without a traceback
     message = f"{error}" if plain else f"{type(error).__name__}: {error}"
     if ran_out := explained(error):
         message, error = str(ran_out), ran_out.__cause__ or error
@@ -179,9 +179,9 @@ def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) ->
         plain=plain,
         traceback=trace,
     )
-    # At the end, which is quoted: a traceback ends in the library that was called.
+    # Last, because the end of the log is quoted, and a traceback ends in the library that was called.
     own = f"{found}\n" if (found := fault(error)) else ""
     sys.stderr.write(f"{message}\n" if plain else trace + own)
     sys.stderr.flush()
-    with suppress(OSError):  # on a full disk the exit code has to suffice
+    with suppress(OSError):  # on a full disk the launcher has only the exit code
         record.write(rank_error(run_dir, context.rank))

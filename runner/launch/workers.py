@@ -1,7 +1,7 @@
-"""The workers of a run on this node, from start to end. The launcher does not import torch.
+"""Starts the workers of a run on this node and waits for their end. The launcher does not import torch.
 
-Not torch elastic: once ranks are coupled by collectives it reports a victim as the cause ("connection closed by peer"),
-and an out-of-memory rank as a network error.
+torch elastic is not used: once ranks are coupled by collectives it reports a collateral failure as the cause ("connection
+closed by peer"), and an out-of-memory rank as a network error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import rank_error
 
 FAILURE_GRACE_S = 2.0
-"""Seconds that the other ranks have after the first failure to report theirs."""
+"""Seconds after the first failure in which other ranks can report theirs."""
 KILL_AFTER_S = 5.0
 """Seconds from END_SIGNAL to SIGKILL."""
 POLL_S = 0.1
@@ -53,10 +53,10 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """The experiment as configured; the workers find the checkpoint themselves."""
+    """The configured experiment; the workers find the checkpoint themselves."""
     devices: NodeDevices
     number: int
-    """Counts from 1 over all executions of the run directory."""
+    """Number of the execution of the run directory, from 1."""
     peers: Peers
     preemption: Preemption
 
@@ -74,13 +74,13 @@ def launch(
 
     Args:
         started: called once with the workers, each {"rank", "pid"}.
-        poll: called a few times a second with what the first worker is doing (`recipes.meter.Phase`), to show progress.
+        poll: called a few times a second with the first worker's phase (`recipes.meter.Phase`), to show progress.
 
     Returns:
         The outcome of the run, as far as this node knows it.
 
     Raises:
-        Interrupted: the workers are gone.
+        Interrupted: by the user; the workers have ended.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
@@ -96,10 +96,10 @@ def launch(
         except (OSError, EOFError) as error:
             return Outcome("failed", f"the workers could not be started: {error}")
         started([{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)])
-        # Before the first step there is nothing to save.
+        # Before the first step there is no progress to save.
         with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
             stalled_minutes = _watch(attempt, processes, steps, lambda: poll(PHASES[phase[0]]))
-        codes = [process.exitcode for process in processes]  # before any of them is ended here
+        codes = [process.exitcode for process in processes]  # before _terminate ends the others
     finally:
         _terminate(processes)
     if stalled_minutes is not None:
@@ -149,11 +149,13 @@ def _watch(
     attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
 ) -> float | None:
     """
-    Wait until all workers have ended, one here or on another node has failed (plus a grace period), no step was completed
-    within the time limit, or a stop is requested before the first step.
+    Wait for the end of the run on this node.
+
+    It ends when all workers have ended, when a worker here or on another node failed and a grace period passed, when no step was
+    completed within the time limit, or when a stop is requested before the first step.
 
     Returns:
-        The minutes without a completed step, if they exceeded the limit; else None.
+        The minutes without a completed step if they exceeded the limit, else None.
     """
     settings, preemption = attempt.experiment.launch, attempt.preemption
     seen, since, saved_bytes = list(steps), time.monotonic(), 0
@@ -170,20 +172,20 @@ def _watch(
         if failed_at is not None and now - failed_at > FAILURE_GRACE_S:
             break
         if preemption.requested and not any(steps):
-            break  # nothing is lost, and the first step may take long
+            break  # there is no progress to save, and the first step may take long
         if list(steps) != seen:
             seen, since = list(steps), now
         minutes = settings.timeout_minutes if min(seen) else settings.start_timeout_minutes
         if failed_at is None and now - since > 60 * minutes:
             if (size := _unfinished_checkpoint_bytes(attempt.run_dir)) == saved_bytes:
                 return minutes
-            saved_bytes, since = size, now  # a slow save that still makes progress
+            saved_bytes, since = size, now  # a slow save is progress
     poll()
     return None
 
 
 def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
-    """Return bytes written so far of the checkpoint being saved."""
+    """Return the bytes written so far of the checkpoint that is being saved."""
     size = 0
     for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
         with suppress(FileNotFoundError):
@@ -192,7 +194,7 @@ def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """End the processes that still run, and wait for them. By id: the forkserver may be gone, too."""
+    """End the processes that still run and wait for them. Signals go to process ids: the forkserver may be gone."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):
@@ -204,5 +206,5 @@ def _terminate(processes: list[BaseProcess]) -> None:
 
 def _exists(process: BaseProcess) -> bool:
     if process.pid is None or (process.exitcode is not None and process.exitcode != 255):
-        return False  # 255 also means that the forkserver, which reports exit codes, is gone
+        return False  # 255 may also mean that the forkserver, which reports exit codes, is gone
     return started_at(process.pid) is not None

@@ -211,7 +211,9 @@ class _Parallel:
                 queue.clear()
                 self._signal_all(signal.SIGINT if self.interrupted else signal.SIGTERM)
                 if self.interrupted:
-                    warn("the runs end, after a checkpoint where they save any; Ctrl-C again ends them at once")
+                    warn(
+                        "the runs are ending, after a checkpoint if they save any; press Ctrl-C again to stop them at once"
+                    )
             # In order: small runs must not starve a large one that waits for devices.
             while queue and (self.needs[queue[0]].workers <= len(self.free) or not self.running):
                 run_dir = queue.pop(0)

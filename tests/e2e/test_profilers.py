@@ -78,7 +78,7 @@ def test_memory_that_runs_out(tmp_path: Path) -> None:
     ended = run(*window, "micro_batch=64", "seq_len=512", "launch.host_memory_gib=0.1", cwd=tmp_path)
     assert ended.code == 1 and status(tmp_path / "out")["state"] == "oom", ended
     records = [read(path) for path in (tmp_path / "out" / "trace").glob("memory_rank*.json")]
-    assert "what held memory: out/trace/memory_rank" in ended.out
+    assert "memory profile: out/trace/memory_rank" in ended.out
     assert any(record["out_of_memory"] and record["by_category"]["activations"] > 2**24 for record in records)
 
 

@@ -105,7 +105,7 @@ def test_interrupted_run_says_how_to_continue(folder: Path) -> None:
         in_a_step(command, folder)
         command.interrupt()
         said = command.wait().err
-    assert f"`meshrunner resume {folder}/out` begins it again at step 1: there is no checkpoint" in said
+    assert f"`meshrunner resume {folder}/out` starts it again at step 1: there is no checkpoint" in said
 
 
 SAVES = ("checkpoint=dcp", "checkpoint.every=1000")
@@ -117,7 +117,9 @@ def test_the_first_interrupt_saves(kind: str, folder: Path) -> None:
     with started(f"checkpoint={kind}", SAVES[1], folder=folder) as command:
         in_a_step(command, folder)
         command.interrupt()
-        check_interrupted(command, folder / "out", first="meshrunner: saving a checkpoint; Ctrl-C again ends at once\n")
+        check_interrupted(
+            command, folder / "out", first="meshrunner: saving a checkpoint; press Ctrl-C again to stop at once\n"
+        )
         said = command.wait().err
     done = steps_done(folder / "out")
     (saved,) = (folder / "out" / "checkpoints").iterdir()
@@ -138,7 +140,7 @@ def test_the_second_interrupt_ends_at_once(number: signal.Signals, folder: Path)
         command.until(half.exists)
         command.process.send_signal(number)
         check_interrupted(command, folder / "out", first="meshrunner: saving a checkpoint")
-        assert "begins it again at step 1: there is no checkpoint" in command.wait().err
+        assert "starts it again at step 1: there is no checkpoint" in command.wait().err
         assert half.stat().st_size < 6
     assert number.name in status(folder / "out")["reason"]
 

@@ -184,7 +184,7 @@ def test_the_run_directory_is_renamed(checkpoint: str, folder: Path) -> None:
         assert (ended.code, status(folder / "moved")["state"]) == (1, "failed"), ended
         assert "the checkpoint of step 10 could not be written" in ended.err, ended
         again = meshrunner("resume", "moved", cwd=folder)
-        assert again.code == 0 and "begins again at step 1" in again.out, again
+        assert again.code == 0 and "starts again at step 1" in again.out, again
 
 
 @slow
@@ -210,7 +210,7 @@ def test_the_run_directory_is_removed(folder: Path) -> None:
         shutil.rmtree(folder / "out")
         ended = command.wait().check_manners()
         command.check_nobody_left()
-    assert ended.code == 1 and "the run directory was removed while the run went on" in ended.err, ended
+    assert ended.code == 1 and "the run directory was removed during the run" in ended.err, ended
     assert not (folder / "out").exists()
 
 

@@ -75,7 +75,7 @@ def test_an_interrupt_is_a_request_where_checkpoints_are_saved(
         assert request.interrupt() and request.interrupted and request.requested
         for _ in range(2):
             request.poll()
-    assert capsys.readouterr().err == "meshrunner: saving a checkpoint; Ctrl-C again ends at once\n"
+    assert capsys.readouterr().err == "meshrunner: saving a checkpoint; press Ctrl-C again to stop at once\n"
 
 
 NOW = datetime.now()
