@@ -1,4 +1,4 @@
-"""A context without garbage collections."""
+"""A context manager that disables garbage collection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_held_off() -> Iterator[None]:
+def garbage_collection_disabled() -> Iterator[None]:
     """Disable automatic garbage collection inside the context."""
     collects = gc.isenabled()
     gc.disable()

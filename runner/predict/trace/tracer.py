@@ -30,7 +30,7 @@ from meshrunner.runner.predict.meta.stand_ins import meta_as
 from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
 from meshrunner.runner.predict.record.trace_events import EventLog
-from meshrunner.runner.process.garbage import collector_held_off
+from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 STEPS = 2
 """The first step creates the optimizer's state. The second is like all later ones."""
@@ -169,7 +169,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Hold the garbage collector off, as in training: tensors in reference cycles live on."""
+    """Disable garbage collection, as in training: tensors in reference cycles stay allocated."""
     gc.collect()
-    with collector_held_off():
+    with garbage_collection_disabled():
         yield

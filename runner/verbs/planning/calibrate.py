@@ -12,7 +12,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import replace_file
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.console import console, naming, one_line, say
-from meshrunner.runner.process.garbage import collector_held_off
+from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 if TYPE_CHECKING:
     from meshrunner.runner.calibrate import Calibration
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def calibrate(arguments: list[str]) -> int:
     """Fit, print each run's error and write the file; raises ConfigError for wrong arguments and too little evidence."""
     given = parse("calibrate", arguments)
-    with collector_held_off(), naming("tracing the runs, fitting the constants"):
+    with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device
 
         calibration = calibrate_device(given.directories)

@@ -16,7 +16,7 @@ from meshrunner.runner.config.devices import Described, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.console import console, one_line
-from meshrunner.runner.process.garbage import collector_held_off
+from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ WHOLE_GRADIENTS = "whole gradients between micro batches"
 
 def show(arguments: list[str]) -> int:
     """Explain one run; raises ConfigError as `run` does."""
-    with collector_held_off():  # imports create little garbage, and are a fifth faster if nothing looks for it
+    with garbage_collection_disabled():  # imports are a fifth faster, and create little garbage
         return _show(arguments)
 
 
