@@ -158,7 +158,7 @@ def test_a_grid_is_expanded_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) ->
     assert ["parallelism=fsdp1" in job for job in composer.grid(composer.compose_sweep())] == [True, False]
     config = composer.compose_sweep()
     config.hydra.sweeper._target_ = "own.Sweeper"
-    with pytest.raises(ConfigError, match="only a grid"):
+    with pytest.raises(ConfigError, match="its combinations are not known before it runs"):
         composer.grid(config)
     assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "micro_batch"]) == 2
     assert "--max works with a single run" in capsys.readouterr().err
