@@ -54,7 +54,7 @@ def test_show_knows_every_class_of_block(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ("model.mamba.kernel=fused", "fused needs a GPU; use model.mamba.kernel=torch"),
-        ("model.mtp.depth=16", "model.mtp.depth: a sequence has no token that far behind its first"),
+        ("model.mtp.depth=16", "model.mtp.depth: seq_len must be greater than the number of tokens predicted ahead"),
         ("parallelism=tp model.mamba.groups=1", "parallelism.tensor(2) does not divide model.mamba.groups(1)"),
         ("model.pattern=MX", "the letters are M (Mamba-2)"),
         ("model.n_layers=3", "n_layers"),

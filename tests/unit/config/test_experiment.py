@@ -125,13 +125,13 @@ def test_all_problems_are_listed_together() -> None:
             2,
             "global_batch(6) is not a multiple of micro_batch(2) x data-parallel ranks(2) = 4",
         ),
-        (["parallelism=single"], 2, "single is one device"),
+        (["parallelism=single"], 2, "single trains on one device"),
         (["parallelism=single", "precision=float8"], 1, "use precision=bf16, or parallelism=fsdp2 parallelism.shard=1"),
         (["precision=float8", "seq_len=24", "micro_batch=1"], 1, "use a multiple of 16 for micro_batch x seq_len"),
         (
             ["parallelism=ddp", "precision=bf16", "precision.reduce=bf16"],
             2,
-            "ddp reduces gradients in the dtype of its",
+            "ddp reduces gradients in fp32, the dtype of its parameters",
         ),
         (["parallelism.tensor=3"], 3, "parallelism.tensor(3) does not divide model.n_heads(8)"),
         (["parallelism=ddp", "parallelism.shard=2"], 2, "ddp does not shard, but shard is 2"),
@@ -143,7 +143,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism=fsdp1", "parallelism.reshard_after_forward=2"],
             4,
-            "use parallelism=fsdp2, or always, never, except_last",
+            "use always, never or except_last, or parallelism=fsdp2",
         ),
         (
             ["parallelism=fsdp1_tp", "global_batch=16", "parallelism.accumulate=hold"],

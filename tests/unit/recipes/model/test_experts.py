@@ -319,15 +319,15 @@ TOGETHER = {
     "parallelism.expert=2": (3, "expert(2) does not divide shard(3)"),
     "parallelism=fsdp1 parallelism.expert=2": (2, "only FSDP2"),
     "parallelism=ddp parallelism.expert=2": (2, "only FSDP2"),
-    "parallelism=fsdp2_tp parallelism.expert=2": (4, "tokens are exchanged whole"),
-    "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "one number cannot be for both"),
+    "parallelism=fsdp2_tp parallelism.expert=2": (4, "tokens are sent to the one device that holds an expert"),
+    "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "one number cannot apply to both"),
     "parallelism.expert=2 compile=per_block activation_checkpoint=memory_budget": (
         2,
         "cannot handle the process group",
     ),
     "parallelism.expert=2 compile=per_block activation_checkpoint=selective_op activation_checkpoint.save=[{op:aten.mm}]": (
         2,
-        "to exchange tokens again in a compiled block",
+        "torch cannot save the token counts, which repeating the exchange of tokens in a compiled block requires",
     ),
     "model.experts.ffn_dim=250": (2, "model.experts.ffn_dim(250) x 4 bytes = 1000 is not a multiple of 16"),
     "model.experts.ffn_dim=252 precision=bf16": (

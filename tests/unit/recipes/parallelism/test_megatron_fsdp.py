@@ -73,15 +73,27 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ("precision=float8", "precision: megatron_fsdp knows the float8 of Transformer Engine alone"),
-        ("parallelism.tensor=2", "parallelism.tensor: megatron_fsdp takes the local part"),
+        ("precision=float8", "precision: megatron_fsdp supports only the float8 of Transformer Engine"),
+        ("parallelism.tensor=2", "parallelism.tensor: megatron_fsdp treats local gradients as complete"),
         ("parallelism.expert=2 model=moe_tiny", "parallelism.expert: only FSDP2"),
-        ("parallelism.reshard_after_forward=never", "parallelism.reshard_after_forward: megatron_fsdp frees all"),
+        (
+            "parallelism.reshard_after_forward=never",
+            "parallelism.reshard_after_forward: megatron_fsdp reshards every unit",
+        ),
         ("parallelism.reshard_after_forward=except_last", "parallelism.reshard_after_forward: megatron_fsdp"),
         ("parallelism.reshard_after_forward=always parallelism.zero=2", "parallelism.reshard_after_forward: megatron"),
-        ("parallelism.accumulate=hold", "parallelism.accumulate: megatron_fsdp reduces gradients in every micro batch"),
-        ("parallelism.zero=1 parallelism.double_buffer=fixed", "parallelism.double_buffer: buffers are for gathered"),
-        ("parallelism.nccl_registration=true", "parallelism.nccl_registration: NCCL registers memory that stays"),
+        (
+            "parallelism.accumulate=hold",
+            "parallelism.accumulate: megatron_fsdp shards gradients with zero=2 and 3, and then reduces them in every micro batch",
+        ),
+        (
+            "parallelism.zero=1 parallelism.double_buffer=fixed",
+            "parallelism.double_buffer: double buffers hold gathered",
+        ),
+        (
+            "parallelism.nccl_registration=true",
+            "parallelism.nccl_registration: NCCL can register only permanent memory",
+        ),
         ("checkpoint=dcp", "checkpoint: the shards of megatron_fsdp"),
         ("checkpoint=dcp_async", "checkpoint: the shards of megatron_fsdp"),
         ("checkpoint.load=somewhere", "checkpoint: the shards of megatron_fsdp"),
