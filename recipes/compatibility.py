@@ -208,7 +208,7 @@ TABLE = [
         ),
         where="parallelism.reshard_after_forward",
         reason="megatron_fsdp reshards every unit after forward with zero=3, and does not shard parameters with zero=0 to 2",
-        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard or a smaller one to keep units gathered",
+        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard or a smaller one not to",
     ),
     Conflict(
         when=lambda r, _: (

@@ -11,8 +11,9 @@ from meshrunner.runner.calibrate.fit import MeasuredRun
 from meshrunner.runner.compare.keys import row_name
 from meshrunner.runner.compare.rows import WPS, Row, compare_runs
 from meshrunner.runner.compare.runs import read_runs
-from meshrunner.runner.config.devices import Described
-from meshrunner.runner.config.experiment import Experiment, check, fit
+from meshrunner.runner.config.consistency import fit
+from meshrunner.runner.config.devices import ExpectedDevices
+from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.console import one_line
 from meshrunner.runner.predict import not_planned, trace_workload, why
@@ -51,7 +52,7 @@ class _Candidate(NamedTuple):
     name: str
     wps: float
     experiment: Experiment
-    device: Described
+    device: ExpectedDevices
     identity: str
     """Name of the device; for a processor also the threads of a worker, on which its rates depend."""
 
@@ -116,12 +117,12 @@ def _candidate(name: str, row: Row) -> _Candidate:
         raise ConfigError(reason)
     if device_type == "cpu":
         identity = f"{device_name}, {threads} thread{'s' * (threads > 1)} per worker"
-        device = Described("cpu", _cpu(summary), device_name, 0.0, workers)
+        device = ExpectedDevices("cpu", _cpu(summary), device_name, 0.0, workers)
         return _Candidate(name, wps, experiment, device, identity)
     hardware = experiment.hardware.found(device_name, summary.device_memory_gib or 0.0)
     if not isinstance(hardware, GPU):
         raise ConfigError(f"no option of the group `hardware` describes {device_name}")
-    device = Described("cuda", hardware, device_name, hardware.memory_gib, workers)
+    device = ExpectedDevices("cuda", hardware, device_name, hardware.memory_gib, workers)
     return _Candidate(name, wps, experiment, device, hardware.name)
 
 

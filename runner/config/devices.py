@@ -1,4 +1,4 @@
-"""Find the devices of this node, without importing torch if there is no GPU."""
+"""The devices of this node, and those that a prediction is made for. Without a GPU torch is not imported."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.experiment import Experiment, check, fit
-from meshrunner.runner.config.hardware import CPU, GPU, Hardware
+from meshrunner.runner.config.consistency import fit
+from meshrunner.runner.config.experiment import Experiment, check
+from meshrunner.runner.config.hardware import CPU, GPU, AutoHardware, Hardware
 from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -19,15 +20,15 @@ CPU_WORKERS = 2
 """Workers on a node without GPUs: the fewest that still communicate."""
 
 
-class Described(NamedTuple):
-    """The devices that a run would use, on this machine or on the hardware that it names."""
+class ExpectedDevices(NamedTuple):
+    """The devices that a run is predicted for: those of the `hardware` option, else those of this machine."""
 
     type: str
     """`cuda` or `cpu`."""
     hardware: GPU | CPU | None
-    """None if its speed is unknown."""
+    """Rates to predict the speed from; None if they are unknown."""
     name: str
-    """Name shown to a person."""
+    """Name shown to the user."""
     memory_gib: float
     """Memory of one device in GiB; on a CPU, one worker's share or launch.host_memory_gib."""
     workers: int
@@ -46,7 +47,7 @@ class NodeDevices(NamedTuple):
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that torch can use. Without a driver's device file it is 0, and torch is not imported."""
+    """Return the number of GPUs that torch can use. torch is imported only if a driver's device file exists."""
     if not any(driver.exists() for driver in DRIVERS):
         return 0
     import torch
@@ -62,7 +63,7 @@ def visible_gpus() -> list[str]:
 
 
 def cores() -> int:
-    """Number of cores that this process may run on: of the runs that share a node each has its part."""
+    """Return the number of cores that this process may run on; runs that share a node divide its cores."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 
@@ -85,43 +86,47 @@ def cpu_name() -> str:
     return "CPU"
 
 
-def described_type(hardware: Hardware) -> str:
-    """Return `cuda` or `cpu`, for the named hardware or for this machine."""
+def expected_device_type(hardware: Hardware) -> str:
+    """Return `cuda` or `cpu`: the type of the `hardware` option, else of this machine's devices."""
     if isinstance(hardware, GPU):
         return "cuda"
-    return "cuda" if hardware.kind != "cpu" and gpu_count() else "cpu"
+    return "cuda" if not isinstance(hardware, CPU) and gpu_count() else "cpu"
 
 
-def described(experiment: Experiment) -> Described:
-    """Return the devices that an experiment would use, which may be those of another machine."""
+def expected_devices(experiment: Experiment) -> ExpectedDevices:
+    """Return the devices to predict an experiment for, which may be those of another machine."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if isinstance(hardware, GPU):
         workers = given if given != "auto" else hardware.devices_per_node
         if given == "auto" and gpu_count():
             workers = node_devices(experiment).workers
-        return Described("cuda", hardware, hardware.name, hardware.memory_gib, workers)
+        return ExpectedDevices("cuda", hardware, hardware.name, hardware.memory_gib, workers)
     workers = given if given != "auto" else node_devices(experiment).workers
-    if described_type(hardware) == "cuda":
+    if expected_device_type(hardware) == "cuda":
         import torch
 
         device = torch.cuda.get_device_properties(0)
-        found = hardware.found(device.name, device.total_memory / 2**30)
-        return Described(
-            "cuda", found if isinstance(found, GPU) else None, device.name, device.total_memory / 2**30, workers
-        )
+        memory_gib = device.total_memory / 2**30
+        found = hardware.found(device.name, memory_gib)
+        return ExpectedDevices("cuda", found if isinstance(found, GPU) else None, device.name, memory_gib, workers)
     timed = hardware if isinstance(hardware, CPU) and hardware.speed is not None else None
     if (limit := experiment.launch.host_memory_gib) is not None:
-        return Described("cpu", timed, "a worker (launch.host_memory_gib)", limit, workers)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers
+        return ExpectedDevices("cpu", timed, "a worker (launch.host_memory_gib)", limit, workers)
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers / 2**30
     name = "this machine's memory" + (f" / {workers} workers" if workers > 1 else "")
-    return Described("cpu", timed, name, memory / 2**30, workers)
+    return ExpectedDevices("cpu", timed, name, memory_gib, workers)
 
 
-def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, Described]:
-    """Return the experiment of a configuration and its devices; raises ConfigError if either is wrong or they do not match."""
+def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
+    """
+    Return the experiment of a configuration and its expected devices.
+
+    Raises:
+        ConfigError: a key is wrong, or the settings do not work together or on the devices.
+    """
     as_configured = check(config)
-    experiment = as_configured.on(described_type(as_configured.hardware))
-    device = described(experiment)
+    experiment = as_configured.on(expected_device_type(as_configured.hardware))
+    device = expected_devices(experiment)
     fit(experiment, device.workers)
     return experiment, device
 
@@ -135,8 +140,8 @@ def node_devices(experiment: Experiment) -> NodeDevices:
         ConfigError: the configuration requires a GPU and there is none.
     """
     launch, hardware = experiment.launch, experiment.hardware
-    gpus = 0 if hardware.kind == "cpu" else gpu_count()
-    if hardware.kind not in ("cpu", "auto") and not gpus:
+    gpus = 0 if isinstance(hardware, CPU) else gpu_count()
+    if not isinstance(hardware, CPU | AutoHardware) and not gpus:
         raise ConfigError(
             f"hardware: this node has no GPU that torch can use, but hardware is of kind '{hardware.kind}'; use hardware=auto. "
             "`meshrunner doctor` lists the devices of this node"

@@ -1,8 +1,8 @@
-"""Check a configuration: a plain dict becomes an `Experiment`. All problems are reported at once, without importing torch."""
+"""The configuration of a run as a frozen `Experiment`, built from a plain dict. Checking it does not import torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,9 +16,8 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes import compatibility
 from meshrunner.recipes.config_diff import flatten
-from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
+from meshrunner.recipes.errors import NotImported
 from meshrunner.recipes.option import (
     NOT_IMPORTED,
     Affects,
@@ -33,14 +32,10 @@ from meshrunner.recipes.option import (
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.hardware import Hardware
 from meshrunner.runner.config.launch_env import THREADS, as_text, effective
-from meshrunner.runner.config.validation import invalid, listed
+from meshrunner.runner.config.validation import invalid
 from meshrunner.runner.figures import summary_keys
 from meshrunner.runner.profiler.base import ProfiledRun, Profiler
 from meshrunner.runner.trackers.base import Tracker
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
 
 YEAR_MINUTES = 366 * 24 * 60
 Minutes = Annotated[float, Field(gt=0, le=YEAR_MINUTES), Affects.NOTHING]
@@ -183,7 +178,7 @@ class Experiment(Recipe):
 
 def check(config: dict[str, Any]) -> Experiment:
     """
-    Return a configuration as a frozen `Experiment` whose keys are valid one by one. `fit` checks their combination.
+    Return a configuration as an `Experiment` after checking every key by itself. `consistency.fit` checks their combination.
 
     Raises:
         NotImported: a class cannot be imported. The message lists all problems.
@@ -196,96 +191,6 @@ def check(config: dict[str, Any]) -> Experiment:
         if any(each["type"] == NOT_IMPORTED for each in error.errors(include_url=False)):
             raise NotImported(str(found)) from None
         raise found from None
-
-
-def fit(experiment: Experiment, workers: int) -> None:
-    """Check the settings against each other and the devices; raise Incompatible that lists all conflicts."""
-    layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
-    found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
-    found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
-    found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
-    found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
-    try:
-        degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
-        experiment.accumulation(degrees.data)
-    except ConfigError as error:
-        found.append(str(error))
-    else:
-        found += compatibility.problems(experiment, degrees)
-    if not found:
-        try:
-            remarks(experiment)
-        except ConfigError as error:
-            found.append(str(error))
-    if found:
-        raise Incompatible(listed("These settings do not go together:", found))
-
-
-def remarks(experiment: Experiment) -> list[str]:
-    """
-    Return a line for each setting that works but is perhaps not intended.
-
-    Only if names of parameters or modules matter, torch is imported and the model built on the meta device.
-
-    Raises:
-        ConfigError: a name is not in the model.
-    """
-    found = []
-    if experiment.measure_after >= experiment.steps:
-        found.append(
-            f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
-            "will be unknown, and its peak memory includes the start-up; raise steps"
-        )
-    found += experiment.lr_schedule.remarks(experiment.steps)
-    if experiment.precision.compute == "fp8" and not experiment.compile.is_partitioned:
-        found.append(
-            "precision=float8 without inductor: scaling and casting run as separate kernels, which is slow; use "
-            "compile=per_block to fuse them"
-        )
-    if experiment.model.inactive_parameters():
-        if experiment.precision.kind == "float8":
-            found.append("precision=float8 leaves the matmuls of routed experts in bf16, and the router in fp32")
-        if experiment.precision.fp32_matmul != "highest":
-            found.append(
-                "precision.matmul=high computes router scores in TF32: an error of 1e-3 can send a token to another expert"
-            )
-    if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
-        found.append(f"objective({experiment.objective}) is known only with a trace; use profiler=trace")
-    if experiment.objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
-        found.append(f"objective({experiment.objective}) is known only if a checkpoint is saved; use checkpoint=dcp")
-    if not experiment.parallelism.wraps_units:
-        idle = {
-            f"wrap={experiment.wrap.kind}": experiment.wrap.kind != "blocks",
-            "parallelism.reshard_after_forward": experiment.parallelism.reshard_after_forward not in ("auto", "always"),
-        }
-        found += [f"{key} has no effect: {experiment.parallelism.kind} has no units" for key in idle if idle[key]]
-    if not (experiment.model.freeze or experiment.wrap.needs_network or experiment.parallelism.checks_units):
-        return found
-    network = experiment.model.on_meta(experiment.seq_len)
-    units = experiment.wrap.plan(network, experiment.parallelism.reshard(shard=2))
-    _check_units_in_blocks(experiment, network, units)
-    experiment.parallelism.check_units(network, units)
-    return found + experiment.wrap.remarks(network, units, experiment.parallelism.kind)
-
-
-def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
-    from meshrunner.recipes.parallelism.wrap_plan import units_in_blocks
-
-    layout, option = experiment.parallelism, experiment.activation_checkpoint
-    ahead = layout.expert > 1 or layout.units_ahead > 0
-    names = units_in_blocks(network, plan)
-    recomputed = any(map(option.recomputes, range(len(network.block_names()))))
-    if names and recomputed and layout.plans_buffers:
-        raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit if blocks are recomputed and buffers planned: backward gathers it at "
-            "other times than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
-        )
-    if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
-        raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit if selective_op recomputes blocks and units are gathered ahead; use "
-            "wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
-        )
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:

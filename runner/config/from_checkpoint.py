@@ -10,7 +10,8 @@ from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoi
 from meshrunner.recipes.config_diff import differences, flatten
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.recipes.option import Affects
-from meshrunner.runner.config.experiment import Experiment, check, fit
+from meshrunner.runner.config.consistency import fit
+from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.console import warn
 
 STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP

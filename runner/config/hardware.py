@@ -1,4 +1,4 @@
-"""The `hardware` group: a device's peak FLOP/s, memory and bandwidths, the reference of MFU and memory percentages."""
+"""The `hardware` group: peak FLOP/s, memory and bandwidths of a device, which MFU and memory percentages are relative to."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from meshrunner.recipes.option import Count, Option, Section
 
 
 class PeakFlops(Section):
-    """Dense matrix-product rates in TFLOP/s, without structured sparsity; null: unknown or not supported."""
+    """Dense matmul rates in TFLOP/s, without structured sparsity; null: unknown or not supported."""
 
     fp32: float | None = Field(gt=0)
-    """True fp32, precision.matmul=highest, in TFLOP/s; null: unknown or not supported."""
+    """True fp32 (precision.matmul=highest), in TFLOP/s; null: unknown or not supported."""
     tf32: float | None = Field(gt=0)
-    """fp32 tensors multiplied as TF32, precision.matmul=high, in TFLOP/s."""
+    """fp32 tensors multiplied as TF32 (precision.matmul=high), in TFLOP/s."""
     bf16: float | None = Field(gt=0)
     """bf16 (and fp16) tensor cores, in TFLOP/s."""
     fp8: float | None = Field(gt=0)
@@ -25,59 +25,59 @@ class PeakFlops(Section):
 
 
 class Efficiency(Section):
-    """What real programs make of a data sheet's rates, and what they lose besides: constants of `plan`'s speeds."""
+    """Fractions of a data sheet's rates that programs reach, and overheads. `plan` predicts speeds with these constants."""
 
     matmul: float = Field(gt=0, le=1)
-    """Share of the peak rate of their dtype that matrix products reach."""
+    """Fraction of the peak rate that matmuls reach."""
     attention: float = Field(gt=0, le=1)
-    """Share of the peak rate that fused attention reaches in forward."""
+    """Fraction of the peak rate that fused attention reaches in forward."""
     attention_backward: float = Field(gt=0, le=1)
-    """Share of the peak rate that fused attention reaches in backward."""
+    """Fraction of the peak rate that fused attention reaches in backward."""
     memory: float = Field(gt=0, le=1)
-    """Share of the memory bandwidth that operators reach which only read and write."""
+    """Fraction of the memory bandwidth that elementwise operators reach."""
     contention: float = Field(ge=0, le=1)
-    """Part of the time of communication at the same time as compute by which it makes compute longer."""
+    """Slowdown of compute by overlapping communication, as a fraction of the overlapping time."""
     kernel_s: float = Field(ge=0)
-    """Latency of an operator on the device, in seconds."""
+    """Fixed time per operator on the device, in seconds."""
     host_s: float = Field(ge=0)
-    """Time that the host needs to issue an operator, in seconds."""
+    """Time the host needs to launch an operator, in seconds."""
 
 
 class Calibrated(Section):
-    """What the constants of `plan`'s speeds were fitted to."""
+    """The measured runs that `meshrunner calibrate` fitted the constants to."""
 
     runs: Count
-    """Combinations that had been measured."""
+    """Number of measured combinations."""
     error_pct: float = Field(ge=0)
-    """Largest error, in percent, of the speed of one of them as the others predict it."""
+    """Largest error, in percent, of the predicted speed of one combination when the constants are fitted to the others."""
 
 
 class CPUSpeed(Section):
-    """What a worker on a processor reaches: rates, not shares of a data sheet's, as found by `meshrunner calibrate`."""
+    """Rates that one worker reaches on this CPU, fitted by `meshrunner calibrate`."""
 
     fp32_tflops: float | None = Field(gt=0)
-    """Rate of matrix products in fp32, in TFLOP/s; null: no run was in fp32."""
+    """Rate of fp32 matmuls in TFLOP/s; null: no run was in fp32."""
     bf16_tflops: float | None = Field(gt=0)
-    """Rate of matrix products in bf16, in TFLOP/s; null: no run was in bf16."""
+    """Rate of bf16 matmuls in TFLOP/s; null: no run was in bf16."""
     attention: float = Field(gt=0)
-    """Rate of fused attention as a share of that of matrix products."""
+    """Rate of fused attention as a fraction of the matmul rate."""
     memory_bandwidth: float = Field(gt=0)
-    """Bandwidth of operators that only read and write, in GB/s."""
+    """Memory bandwidth that elementwise operators reach, in GB/s."""
     operator_s: float = Field(ge=0)
-    """What an operator takes besides its arithmetic, in seconds."""
+    """Fixed time per operator, in seconds."""
     link_bandwidth: float = Field(gt=0)
-    """Bandwidth of collectives, in GB/s of the whole."""
+    """Bandwidth of collectives in GB/s, relative to the size of the unsharded tensor."""
     collective_s: float = Field(ge=0)
     """Latency of a collective, in seconds."""
     jitter: float = Field(ge=0)
     """
-    How unevenly workers work: standard deviation of what takes a worker one second, in seconds. At a collective all wait for the
+    Standard deviation, in seconds, of the time a worker needs for one second of work. At a collective all workers wait for the
     slowest.
     """
 
 
 class Hardware(Option):
-    """A device."""
+    """A type of device."""
 
     kinds: ClassVar[dict[str, str]] = {
         "auto": "meshrunner.runner.config.hardware:AutoHardware",
@@ -86,61 +86,61 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        """The option that describes a device; None when its peak is unknown."""
+        """Return the option that describes a device, given the name and memory torch reports; None if its rates are unknown."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:
-        """Peak TFLOP/s of one device at a rate of `PeakFlops`; None when unknown."""
+        """Return the peak TFLOP/s of one device for a field of `PeakFlops`; None if unknown."""
         return None
 
 
 class GPU(Hardware):
-    """An accelerator, from its data sheet."""
+    """An accelerator, as its data sheet describes it."""
 
     name: str
     """Name shown in tables."""
     match: str
-    """Regular expression for the name that the driver reports."""
+    """Regular expression that matches the name the driver reports."""
     memory_gib: float = Field(gt=0, le=1e6)
     """Device memory in GiB, as torch reports it or the data sheet's GB converted."""
     peak: PeakFlops
-    """Dense matrix-product rates in TFLOP/s by dtype, without structured sparsity: what MFU is a percentage of."""
+    """Dense matmul rates in TFLOP/s by dtype, without structured sparsity. MFU is relative to these."""
     memory_bandwidth: float = Field(ge=1e-3)
     """Bandwidth of device memory in GB/s."""
     link_bandwidth: float = Field(ge=1e-3)
-    """Bandwidth of a device to the others of its node in GB/s, all links together, one direction."""
+    """Bandwidth from a device to the others of its node in GB/s, over all links, in one direction."""
     network_bandwidth: float = Field(ge=1e-3)
-    """Bandwidth of a device to other nodes in GB/s, one direction."""
+    """Bandwidth from a device to other nodes in GB/s, in one direction."""
     devices_per_node: Count
-    """Devices of a node: the workers that `submit` requests where launch.workers is auto."""
-    # Runs of before had neither of these.
+    """Devices of a node, which `submit` requests if launch.workers is auto."""
+    # Older run directories lack the following keys, so they need defaults.
     reserved_elsewhere_gib: float = Field(1.5, ge=0)
-    """Device memory in GiB that a process takes outside torch's allocator: the driver's context, NCCL."""
+    """Device memory in GiB that a process uses outside torch's allocator, such as the CUDA context and NCCL buffers."""
     efficiency: Efficiency = Efficiency(
         matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
     )
-    """Shares of the rates above that are reached, and latencies."""
+    """Fractions of the rates above that programs reach, and fixed times."""
     calibrated: Calibrated | None = None
-    """What `efficiency` was fitted to by `meshrunner calibrate`; null: to no run of this device."""
+    """The runs that `meshrunner calibrate` fitted `efficiency` to; null: it is not fitted to this device."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        # Named by the user, whatever the driver calls it; but a slice of a GPU (MIG) has not its peak.
+        # The user chose this option, so any name the driver reports is accepted. A slice of a GPU (MIG) has a lower peak.
         sliced = re.search(r"\bMIG\b", device_name) and not re.search(self.match, device_name, re.IGNORECASE)
         return None if sliced else self
 
     def peak_tflops(self, rate: str) -> float | None:
-        value = getattr(self.peak, rate)
-        return None if value is None else float(value)
+        peak = self.peak
+        return {"fp32": peak.fp32, "tf32": peak.tf32, "bf16": peak.bf16, "fp8": peak.fp8}[rate]
 
 
 class CPU(Hardware):
-    """The processor. Its peak is measured, by a matrix product with the run's number of threads."""
+    """A CPU. Its peak is measured with a matmul that uses the run's number of threads."""
 
-    # Runs of before had neither of these.
+    # Older run directories lack the following keys, so they need defaults.
     speed: CPUSpeed | None = None
-    """What `plan` predicts speeds from; null: it predicts none."""
+    """Rates that `plan` predicts speeds from; null: `plan` predicts no speed."""
     calibrated: Calibrated | None = None
-    """What `speed` was fitted to by `meshrunner calibrate`."""
+    """The runs that `meshrunner calibrate` fitted `speed` to."""
 
 
 class AutoHardware(Hardware):
@@ -148,13 +148,13 @@ class AutoHardware(Hardware):
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
         known = [gpu for gpu in known_gpus() if re.search(gpu.match, device_name, re.IGNORECASE)]
-        # One name may stand for several memory sizes (H100 80 GB and 96 GB): the nearest.
+        # Devices of one name may differ in memory, such as H100 80 GB and 96 GB.
         return min(known, key=lambda gpu: abs(gpu.memory_gib - memory_gib), default=None)
 
 
 def known_gpus() -> list[GPU]:
-    """The shipped `conf/hardware` files that describe a GPU."""
-    from omegaconf import OmegaConf  # here: every worker imports this module, few call this
+    """Return the options in conf/hardware that describe a GPU."""
+    from omegaconf import OmegaConf  # not at the top: every worker imports this module, but few call this function
 
     folder = files("meshrunner.conf") / "hardware"
     loaded = [

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, StoredCheckpoint, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
+from meshrunner.runner.config.consistency import remarks
 from meshrunner.runner.config.devices import NodeDevices, node_devices
-from meshrunner.runner.config.experiment import Experiment, check, remarks
+from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.launch.data import prepare_data, refuse_other_data

@@ -9,7 +9,7 @@ from meshrunner.recipes.activation_checkpoint.base import NoRecompute
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.network import Network
-from meshrunner.runner.config.devices import Described
+from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.ledger.allocations import UNKNOWN, Allocation
 from meshrunner.runner.predict.trace.depth import blocks_may_differ
@@ -40,7 +40,7 @@ class BlockKind(NamedTuple):
     """Activations that each keeps."""
 
 
-def recomputed_blocks(experiment: Experiment, device: Described, network: Network) -> list[BlockKind]:
+def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
     """
     Return the kinds of recomputed blocks and what each kind keeps.
 
@@ -97,7 +97,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
     return model
 
 
-def _traced(experiment: Experiment, device: Described) -> dict[int, KeptActivations]:
+def _traced(experiment: Experiment, device: ExpectedDevices) -> dict[int, KeptActivations]:
     nodes, workers = experiment.launch.nodes, device.workers
     return kept_by_block(
         trace_recipe(experiment, nodes=nodes, workers=workers, device_type=device.type, operators=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.devices import cores, described
+from meshrunner.runner.config.devices import cores, expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.console import one_line
 from meshrunner.runner.predict.forecast import Forecast
@@ -42,7 +42,7 @@ def predict_all(
     Predict runs that fit their devices (see `fit`).
 
     Args:
-        configs: as in config.yaml. `auto` in launch.workers is resolved by `described`.
+        configs: as in config.yaml. `auto` in launch.workers is resolved by `expected_devices`.
         active_only: see `predict`.
         within_s: seconds to wait; forecasts that are missing then are NOT_IN_TIME. None waits for all.
     """
@@ -115,7 +115,7 @@ def _predicted(config: dict[str, Any], active_only: bool) -> Predicted:
 
     try:
         experiment = check(config)
-        return Predicted(predict(experiment, described(experiment), active_only=active_only))
+        return Predicted(predict(experiment, expected_devices(experiment), active_only=active_only))
     except ConfigError as error:
         return Predicted(None, one_line(str(error)))
     except Exception as error:  # a user's model may raise anything

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.allocator_env import in_effect, that_counts
-from meshrunner.runner.config.devices import Described
+from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.ledger.allocations import PeakMemory
@@ -46,7 +46,7 @@ class _Memory(NamedTuple):
 
 
 def predict(
-    experiment: Experiment, device: Described, *, active_only: bool = False, with_timeline: bool = False
+    experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
     """
     Predict a run that fits its devices (see `fit`).
@@ -106,13 +106,13 @@ def allocator_settings(experiment: Experiment) -> tuple[AllocatorSettings, list[
     return settings, [f"{name}: {each} is not modelled" for each in settings.ignored]
 
 
-def _capacity(device: Described) -> int:
+def _capacity(device: ExpectedDevices) -> int:
     """Return the bytes of the device's memory that torch can have."""
     elsewhere = device.hardware.reserved_elsewhere_gib if isinstance(device.hardware, GPU) else 0.0
     return max(0, round((device.memory_gib - elsewhere) * GIB))
 
 
-def _active_memory(device: Described, depths: Depths | None, traces: tuple[Trace, ...]) -> _Memory:
+def _active_memory(device: ExpectedDevices, depths: Depths | None, traces: tuple[Trace, ...]) -> _Memory:
     """Judge by the memory that tensors hold."""
     if depths is None:
         (trace,) = traces
@@ -133,7 +133,7 @@ def _active_memory(device: Described, depths: Depths | None, traces: tuple[Trace
 
 def _reserved_memory(
     workload: Workload,
-    device: Described,
+    device: ExpectedDevices,
     hardware: GPU | CPU | None,
     settings: AllocatorSettings,
     trace: Trace,
@@ -165,7 +165,7 @@ def _reserved_memory(
 
 
 def _memory_forecast(
-    device: Described,
+    device: ExpectedDevices,
     peak: PeakMemory,
     startup: int,
     block: int | None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.runner.config.devices import Described
+from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict.forecast import SpeedForecast
@@ -97,7 +97,7 @@ class Workload:
 
 
 def workload_of(
-    experiment: Experiment, device: Described, depths: Depths | None, traces: tuple[Trace, ...]
+    experiment: Experiment, device: ExpectedDevices, depths: Depths | None, traces: tuple[Trace, ...]
 ) -> Workload:
     """Return the workload of a run that was traced by `trace_run`."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
@@ -107,7 +107,7 @@ def workload_of(
     return Workload(experiment, device.workers, tokens, first.skipped_micro_batches, events, depths)
 
 
-def trace_workload(experiment: Experiment, device: Described) -> Workload:
+def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
     """
     Trace a run that can be planned (see `not_planned`), whatever constants the device has.
 
@@ -120,7 +120,7 @@ def trace_workload(experiment: Experiment, device: Described) -> Workload:
 
 
 def trace_run(
-    experiment: Experiment, device: Described, *, shallow: bool, operators: bool
+    experiment: Experiment, device: ExpectedDevices, *, shallow: bool, operators: bool
 ) -> tuple[Depths | None, tuple[Trace, ...]]:
     """
     Trace the whole run, or two shallow models and their depths.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.runner.config.devices import described_type
+from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import naming, one_line, warn
@@ -38,7 +38,7 @@ def wanted(experiment: Experiment, *, here: bool) -> bool:
         return False
     if isinstance(experiment.hardware, GPU):
         return True
-    return here and (experiment.sweep.preflight == "skip" or described_type(experiment.hardware) == "cuda")
+    return here and (experiment.sweep.preflight == "skip" or expected_device_type(experiment.hardware) == "cuda")
 
 
 def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: int, *, here: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from meshrunner.runner.config.compose import Composer
-from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.console import naming
@@ -35,7 +35,7 @@ class _PlannedTarget(ConfiguredTarget):
     """Devices that `plan` predicts for."""
 
     def workers(self, experiment: Experiment) -> int:
-        return described(experiment).workers
+        return expected_devices(experiment).workers
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:

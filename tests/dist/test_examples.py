@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.config.consistency import fit
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import compare, observe, relative

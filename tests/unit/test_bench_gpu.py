@@ -26,7 +26,8 @@ from meshrunner.recipes.errors import Incompatible
 from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.model.transformer import Transformer
 from meshrunner.runner import shipped
-from meshrunner.runner.config.experiment import Experiment, fit
+from meshrunner.runner.config.consistency import fit
+from meshrunner.runner.config.experiment import Experiment
 from tests.composed import experiment
 
 MACHINES = {

@@ -12,7 +12,7 @@ from rich.table import Table
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer
-from meshrunner.runner.config.devices import Described, check_on_devices
+from meshrunner.runner.config.devices import ExpectedDevices, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.console import console, one_line
@@ -139,7 +139,9 @@ def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
     return table
 
 
-def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: Described) -> Table:
+def _memory(
+    experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: ExpectedDevices
+) -> Table:
     """Return the bytes that a device holds from step to step, and their share of its memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
@@ -165,7 +167,7 @@ def _memory(experiment: Experiment, units: dict[str, UnitParameters], degrees: D
     return _columns([*rows, ("together", _bytes(total), where)])
 
 
-def _of_memory(device: Described, total: int) -> str:
+def _of_memory(device: ExpectedDevices, total: int) -> str:
     """Return a share of the device's memory: `18.9% of 79.11 GiB (H100 80GB)`."""
     memory = device.memory_gib * 2**30
     return f"{total / memory:.1%} of {_bytes(round(memory))} ({device.name})"
@@ -217,7 +219,7 @@ def _buffers(
             )
 
 
-def _recompute(experiment: Experiment, device: Described, network: Network) -> str:
+def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network) -> str:
     """Return which blocks are recomputed and what each of them keeps of a micro batch."""
     option, blocks = experiment.activation_checkpoint, len(network.block_names())
     recomputed = sum(map(option.recomputes, range(blocks)))

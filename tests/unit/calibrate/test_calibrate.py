@@ -13,7 +13,7 @@ import yaml
 
 from meshrunner.runner import cli
 from meshrunner.runner.calibrate.fit import MeasuredRun, constant, fit, leave_one_out_errors, scaled
-from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.ledger.phases import Phase
 from meshrunner.runner.predict.record.trace_events import Collective, EventRecorded, Operator, StreamWaitedForEvent
@@ -48,7 +48,7 @@ PLANTED = {"efficiency.matmul": 1.3, "efficiency.memory": 0.8}
 def observed(name: str) -> MeasuredRun:
     """A combination as fast as PLANTED makes it."""
     run = experiment(*SETUP, *COMBINATIONS[name])
-    device = described(run)
+    device = expected_devices(run)
     assert device.hardware is not None
     workload = trace_workload(run, device)
     return MeasuredRun(name, workload, workload.wps(scaled(device.hardware, PLANTED)))

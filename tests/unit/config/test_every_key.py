@@ -15,7 +15,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli, figures
 from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.commands.usage import describe
-from meshrunner.runner.config.experiment import fit, remarks
+from meshrunner.runner.config.consistency import fit, remarks
 from meshrunner.runner.config.hydra.private import get_args_parser
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.launcher import _check_direction

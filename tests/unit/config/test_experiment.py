@@ -25,7 +25,8 @@ from meshrunner.recipes.option import Option
 from meshrunner.recipes.parallelism.base import Parallelism
 from meshrunner.recipes.parallelism.wrap_policy import Wrap
 from meshrunner.recipes.precision.base import Precision
-from meshrunner.runner.config.experiment import Experiment, Launch, Sweep, check, fit, remarks
+from meshrunner.runner.config.consistency import fit, remarks
+from meshrunner.runner.config.experiment import Experiment, Launch, Sweep, check
 from meshrunner.runner.config.hardware import Hardware, known_gpus
 from meshrunner.runner.profiler.base import Profiler
 from meshrunner.runner.trackers.base import Tracker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.config.consistency import fit
 from tests.composed import CONF, experiment
 
 LAPTOP = ("model=llama_tiny", "data=stdlib", "precision=fp32", "seq_len=128", "micro_batch=2", "steps=5")

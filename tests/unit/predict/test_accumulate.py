@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.predict.predict import predict
 from meshrunner.runner.predict.trace import tracer
 from tests.composed import SMALL, experiment
@@ -29,7 +29,7 @@ def predicted(layout: str, *, active_only: bool = False) -> dict[str, Any]:
     own = layout.split()
     small = () if layout.startswith("model=") else SMALL
     run = experiment(*small, *MANY, *own)
-    return predict(run, described(run), active_only=active_only).as_json()
+    return predict(run, expected_devices(run), active_only=active_only).as_json()
 
 
 @pytest.mark.slow_cases(

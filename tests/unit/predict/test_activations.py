@@ -13,7 +13,7 @@ import torch
 from meshrunner.recipes.activation_checkpoint.selective_op import SelectiveOp
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
-from meshrunner.runner.config.devices import described, described_type
+from meshrunner.runner.config.devices import expected_device_type, expected_devices
 from meshrunner.runner.ledger.allocations import UNKNOWN
 from meshrunner.runner.predict import activations
 from meshrunner.runner.predict.activations import (
@@ -33,8 +33,8 @@ ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 def kinds(*overrides: str) -> list[BlockKind]:
     chosen = experiment(*overrides)
-    chosen = chosen.on(described_type(chosen.hardware))
-    return recomputed_blocks(chosen, described(chosen), chosen.model.on_meta(chosen.seq_len))
+    chosen = chosen.on(expected_device_type(chosen.hardware))
+    return recomputed_blocks(chosen, expected_devices(chosen), chosen.model.on_meta(chosen.seq_len))
 
 
 def only(*overrides: str) -> BlockKind:

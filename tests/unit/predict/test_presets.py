@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from meshrunner.runner.config.compose import Composer
-from meshrunner.runner.config.devices import described, described_type
-from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.config.consistency import fit
+from meshrunner.runner.config.devices import expected_device_type, expected_devices
 from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.predict.pool import Predicted, _predicted
 from meshrunner.runner.predict.predict import predict
@@ -24,8 +24,8 @@ ANSWERS = (FITS, BORDERLINE, DOES_NOT_FIT)
 def planned(*overrides: str) -> dict[str, Any]:
     """What `plan --active --json` prints, in this process."""
     chosen = experiment(*overrides)
-    chosen = chosen.on(described_type(chosen.hardware))
-    device = described(chosen)
+    chosen = chosen.on(expected_device_type(chosen.hardware))
+    device = expected_devices(chosen)
     fit(chosen, device.workers)
     return predict(chosen, device, active_only=True).as_json()
 

@@ -14,7 +14,7 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.calibrate.fit import MeasuredRun, fit
-from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.predict.predict import RESERVED_ERROR_PCT
 from meshrunner.runner.predict.workload import ERROR_PCT, trace_workload
 from tests.composed import experiment
@@ -168,7 +168,7 @@ def test_a_published_row_of_compiled_code(recompute: str, capsys: pytest.Capture
 def observed(layout: str, recompute: str, wps: tuple[float, float], *, compiled: bool = False) -> MeasuredRun:
     overrides = (*AS_THEN, *LAYOUTS[layout], LOSS_OUTSIDE[layout], *recomputed(recompute, compiled=compiled))
     run = experiment(*SETUP[:-1], *overrides).on("cuda")
-    return MeasuredRun(f"{layout} {recompute}", trace_workload(run, described(run)), sum(wps) / 2)
+    return MeasuredRun(f"{layout} {recompute}", trace_workload(run, expected_devices(run)), sum(wps) / 2)
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_calibrated_with_an_eager_and_a_compiled_row() -> None:
     eager = {key: observed(*key, row.wps) for key, row in PUBLISHED.items()}
     compiled = {key: observed("fsdp2", key, wps, compiled=True) for key, (_, wps) in COMPILED.items()}
     ranges = [row.wps for row in PUBLISHED.values()] + [wps for _, wps in COMPILED.values()]
-    hardware = described(eager["fsdp2", "full"].workload.experiment).hardware
+    hardware = expected_devices(eager["fsdp2", "full"].workload.experiment).hardware
     assert hardware is not None
     for one, other in product(eager.values(), compiled.values()):
         fitted = fit(hardware, [one, other])

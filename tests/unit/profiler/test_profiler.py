@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.profiler.base import WindowSession
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.summary import summarise

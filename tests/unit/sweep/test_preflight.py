@@ -15,7 +15,7 @@ from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer
-from meshrunner.runner.config.devices import described
+from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.predict import NOT_IN_TIME, Forecast, MemoryForecast, Predicted, SpeedForecast, Verdict
@@ -90,7 +90,7 @@ def test_only_a_run_that_certainly_does_not_fit_is_warned_of(
 
 
 def test_the_limit_of_a_worker_is_what_it_has_on_a_cpu() -> None:
-    device = described(experiment("hardware=cpu", "launch.host_memory_gib=0.25"))
+    device = expected_devices(experiment("hardware=cpu", "launch.host_memory_gib=0.25"))
     assert (device.memory_gib, device.type) == (0.25, "cpu")
 
 

@@ -21,7 +21,7 @@ from meshrunner.recipes.model.experts.moe import MoE
 from meshrunner.recipes.model.experts.router import balance_loss
 from meshrunner.recipes.model.experts.section import Experts
 from meshrunner.recipes.model.init_weights import Initialiser, initial_value
-from meshrunner.runner.config.experiment import fit, remarks
+from meshrunner.runner.config.consistency import fit, remarks
 from tests.composed import config, experiment
 
 LOADS = {

@@ -6,8 +6,8 @@ import pytest
 from torch.distributed.fsdp import FSDPModule
 
 from meshrunner.recipes.errors import Incompatible
+from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.devices import node_devices
-from meshrunner.runner.config.experiment import fit
 from tests.composed import experiment
 from tests.unit.verbs.test_show import shown
 

@@ -14,7 +14,7 @@ from meshrunner.recipes.parallelism import megatron_fsdp
 from meshrunner.recipes.parallelism.megatron_fsdp import without_update
 from meshrunner.runner import cli
 from meshrunner.runner.config import devices
-from meshrunner.runner.config.experiment import fit
+from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.launch import environment
 from tests.composed import SMALL, experiment
 
@@ -84,7 +84,7 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
         ("parallelism.reshard_after_forward=always parallelism.zero=2", "parallelism.reshard_after_forward: megatron"),
         (
             "parallelism.accumulate=hold",
-            "parallelism.accumulate: megatron_fsdp shards gradients with zero=2 and 3, and then reduces them in every micro batch",
+            "parallelism.accumulate: megatron_fsdp shards gradients with zero=2 and 3, and then reduces them in every",
         ),
         (
             "parallelism.zero=1 parallelism.double_buffer=fixed",

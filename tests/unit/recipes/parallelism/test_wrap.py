@@ -17,7 +17,7 @@ from meshrunner.recipes.parallelism.wrap_plan import (
     top_modules,
     unit_parameters,
 )
-from meshrunner.runner.config.experiment import remarks
+from meshrunner.runner.config.consistency import remarks
 from tests.composed import SMALL, experiment
 
 BLOCKS = ["layers.0", "layers.1", "layers.2"]

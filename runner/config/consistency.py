@@ -1,0 +1,125 @@
+"""Check that the settings of an experiment work together and on its devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshrunner.recipes import compatibility
+from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.validation import listed
+
+if TYPE_CHECKING:
+    from meshrunner.recipes.model.network import Network
+    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+
+
+def fit(experiment: Experiment, workers: int) -> None:
+    """
+    Check the settings against each other and the devices.
+
+    Args:
+        workers: workers on each node.
+
+    Raises:
+        Incompatible: some settings conflict. The message lists all conflicts.
+    """
+    layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
+    found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
+    found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
+    found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
+    found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
+    try:
+        degrees = layout.degrees(experiment.launch.nodes, workers)
+        experiment.accumulation(degrees.data)
+    except ConfigError as error:
+        found.append(str(error))
+    else:
+        found += compatibility.problems(experiment, degrees)
+    if not found:
+        try:
+            remarks(experiment)
+        except ConfigError as error:
+            found.append(str(error))
+    if found:
+        raise Incompatible(listed("These settings do not go together:", found))
+
+
+def remarks(experiment: Experiment) -> list[str]:
+    """
+    Return a line for each setting that works but may not be intended.
+
+    Import torch and build the model on the meta device only if names of parameters or modules matter.
+
+    Raises:
+        ConfigError: a name is not in the model, or the wrap plan has units that cannot work.
+    """
+    found = _remarks_on_figures(experiment) + _remarks_on_precision(experiment)
+    found += experiment.lr_schedule.remarks(experiment.steps)
+    layout, wrap = experiment.parallelism, experiment.wrap
+    if not layout.wraps_units:
+        unused = [f"wrap={wrap.kind}"] if wrap.kind != "blocks" else []
+        if layout.reshard_after_forward not in ("auto", "always"):
+            unused.append("parallelism.reshard_after_forward")
+        found += [f"{key} has no effect: {layout.kind} has no units" for key in unused]
+    if not (experiment.model.freeze or wrap.needs_network or layout.checks_units):
+        return found
+    network = experiment.model.on_meta(experiment.seq_len)
+    units = wrap.plan(network, layout.reshard(shard=2))
+    _check_units_in_blocks(experiment, network, units)
+    layout.check_units(network, units)
+    return found + wrap.remarks(network, units, layout.kind)
+
+
+def _remarks_on_figures(experiment: Experiment) -> list[str]:
+    """Return a line for each figure that this run will not have."""
+    found = []
+    if experiment.measure_after >= experiment.steps:
+        found.append(
+            f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
+            "will be unknown, and its peak memory includes the start-up; raise steps"
+        )
+    if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
+        found.append(f"objective({experiment.objective}) is known only with a trace; use profiler=trace")
+    if experiment.objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
+        found.append(f"objective({experiment.objective}) is known only if a checkpoint is saved; use checkpoint=dcp")
+    return found
+
+
+def _remarks_on_precision(experiment: Experiment) -> list[str]:
+    """Return a line for each part of the model that is slower or less precise than the precision suggests."""
+    found = []
+    precision = experiment.precision
+    if precision.compute == "fp8" and not experiment.compile.is_partitioned:
+        found.append(
+            "precision=float8 without inductor: scaling and casting run as separate kernels, which is slow; use "
+            "compile=per_block to fuse them"
+        )
+    if experiment.model.inactive_parameters():
+        if precision.kind == "float8":
+            found.append("precision=float8 leaves the matmuls of routed experts in bf16, and the router in fp32")
+        if precision.fp32_matmul != "highest":
+            found.append(
+                "precision.matmul=high computes router scores in TF32: an error of 1e-3 can send a token to another expert"
+            )
+    return found
+
+
+def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
+    """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
+    from meshrunner.recipes.parallelism.wrap_plan import units_in_blocks
+
+    layout, option = experiment.parallelism, experiment.activation_checkpoint
+    ahead = layout.expert > 1 or layout.units_ahead > 0
+    names = units_in_blocks(network, plan)
+    recomputed = any(map(option.recomputes, range(len(network.block_names()))))
+    if names and recomputed and layout.plans_buffers:
+        raise ConfigError(
+            f"wrap: '{names[0]}' cannot be a unit if blocks are recomputed and buffers planned: backward gathers it at "
+            "other times than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
+        )
+    if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
+        raise ConfigError(
+            f"wrap: '{names[0]}' cannot be a unit if selective_op recomputes blocks and units are gathered ahead; use "
+            "wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
+        )
