@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _is_slow_case(item):
             item.add_marker(pytest.mark.slow)
     every = config.getoption("--sample")
-    left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % every]
+    left_out = [item for item in items if _is_left_out(item, every)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
@@ -39,3 +39,9 @@ def _is_slow_case(item: pytest.Item) -> bool:
 
     slow, fast = item.get_closest_marker("slow_cases"), item.get_closest_marker("slow_but")
     return (slow is not None and named(slow)) or (fast is not None and not named(fast))
+
+
+def _is_left_out(item: pytest.Item, every: int) -> bool:
+    """Return whether a sample of one in `every` slow tests leaves a test out. `slow(sampled=True)` is in every sample."""
+    slow = item.get_closest_marker("slow")
+    return slow is not None and not slow.kwargs.get("sampled") and zlib.crc32(item.nodeid.encode()) % every > 0

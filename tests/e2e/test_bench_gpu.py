@@ -55,13 +55,7 @@ WORK = {
 }
 
 
-@pytest.mark.slow_cases(
-    "parallelism=fsdp1_tp*",
-    "parallelism=fsdp2 parallelism.cpu_offload*",
-    "precision=bf16 profiler=memory*",
-    "precision=bf16 profiler=trace*",
-    "precision=float8*",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("row", WORK)
 def test_a_row_works(row: str, bench: Bench) -> None:
     [result] = found(bench, bench._row(row, WORK[row]))

@@ -58,6 +58,7 @@ def test_a_mistake_ends_with_2_and_is_said(sweep: Path, arguments: tuple[str, ..
     assert ended.code == 2 and said in ended.err and not ended.out, ended
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_compared(tmp_path: Path) -> None:
     for layout in ("fsdp1", "fsdp2"):
         source = make_run(tmp_path / layout, f"parallelism={layout}", losses=[6.0] * 30)

@@ -40,6 +40,7 @@ def test_a_dense_model_has_no_figures_of_experts(tmp_path: Path) -> None:
     assert "expert" not in meshrunner("compare", "out", cwd=tmp_path).out
 
 
+@pytest.mark.slow_cases("parallelism.expert*")
 @pytest.mark.parametrize("words", ["", "parallelism.expert=2 activation_checkpoint=selective_op"])
 def test_show_is_one_screen(words: str, tmp_path: Path) -> None:
     ended = meshrunner("show", "model=moe_tiny", *words.split(), cwd=tmp_path, COLUMNS="120")

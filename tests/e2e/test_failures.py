@@ -107,7 +107,21 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.slow_cases("class*", "frozen", "no such class", "own*")
+@pytest.mark.slow_but(
+    "option",
+    "key in a group",
+    "word for a number",
+    "group",
+    "auto shard",
+    "heads",
+    "batch",
+    "kind",
+    "no class",
+    "several words",
+    "interpolation",
+    "another launcher",
+    "missing value",
+)
 @pytest.mark.parametrize("overrides, said", WRONG.values(), ids=WRONG)
 def test_wrong_configuration(overrides: list[str], said: list[str], folder: Path) -> None:
     """The message names the place, what was expected and the nearest name that is right."""
@@ -125,6 +139,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     assert len(text.splitlines()) == 1 + len(overrides)
 
 
+@pytest.mark.slow
 def test_flags_may_stand_anywhere(tmp_path: Path) -> None:
     """Hydra's parser refuses overrides on both sides of a flag, with ten lines of usage and no word on why."""
     text = meshrunner("run", *TINY, "steps=abc", "--multirun", "hydra.sweep.dir=out", cwd=tmp_path).err
@@ -215,6 +230,7 @@ def sweep(*overrides: str, cwd: Path) -> Ended:
     return run("hydra.sweep.dir=sweep", *overrides, flags=["-m"], cwd=cwd)
 
 
+@pytest.mark.slow
 def test_one_wrong_job_of_a_sweep(tmp_path: Path) -> None:
     """Every wrong job is listed, by what varies, and none starts."""
     ended = sweep("steps=3,abc,4,0", cwd=tmp_path)
@@ -255,6 +271,7 @@ def test_a_failed_job_does_not_end_the_sweep(folder: Path) -> None:
     assert states == ["failed", "completed"]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
     """Ten thousand runs leave ten thousand folders otherwise."""
     with TemporaryDirectory() as folder:  # the name of a socket in it has at most 107 characters
@@ -353,7 +370,7 @@ HANGS = {
 }
 
 
-@pytest.mark.slow_cases("before the first step")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, limit, where", HANGS.values(), ids=HANGS)
 def test_hanging_rank(kind: str, limit: str, where: str, folder: Path) -> None:
     """The reason names the setting and the rank that hangs, not one that waits for it; its stack is in its log."""
@@ -383,7 +400,7 @@ NOT_FINITE = {
 }
 
 
-@pytest.mark.slow_cases("gradient")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, reason", NOT_FINITE.values(), ids=NOT_FINITE)
 def test_not_finite(kind: str, reason: str, folder: Path) -> None:
     """The run stops and says in which step; that step did not touch the weights, although the next one was begun."""

@@ -20,7 +20,7 @@ HYBRID = (
 )
 
 
-@pytest.mark.slow_cases("parallelism=ep*")
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["", "parallelism=ep precision=bf16 activation_checkpoint=selective_op loss=chunked"])
 def test_a_hybrid_is_trained_and_the_further_tokens_have_a_loss(words: str, tmp_path: Path) -> None:
     ended = meshrunner(*HYBRID, "model.mtp.depth=2", *words.split(), cwd=tmp_path)

@@ -53,6 +53,7 @@ def test_runs_of_one_command_have_each_their_own(folder: Path) -> None:
     assert "inductor's settings: False" in log(first) and "inductor's settings: True" in log(second)
 
 
+@pytest.mark.slow
 def test_caches_are_where_the_user_says(folder: Path) -> None:
     """Exported in the shell or a SLURM preamble, or in `launch.env`, which wins."""
     inductor, triton = str(folder / "inductor"), str(folder / "triton")

@@ -95,6 +95,7 @@ def test_a_sweep_stops_and_continues(devices: int, folder: Path) -> None:
     assert [status(run)["attempt"] for run in runs(folder)] == [2] * going + [1] * (3 - going)
 
 
+@pytest.mark.slow
 def test_requested_to_stop_before_it_begins_a_run_begins_nothing(folder: Path) -> None:
     """While torch is imported; a signal must not be lost then, nor end the command by itself."""
     with Command("run", *TINY, *SLOW, "steps=1000", "hydra.run.dir=out", cwd=folder) as command:

@@ -47,6 +47,7 @@ def test_a_single_run_is_only_warned_of(folder: Path) -> None:
     assert read(folder / "out" / "plan.json")["verdict"] == "does not fit"
 
 
+@pytest.mark.slow
 def test_runs_on_named_hardware_are_warned_of(folder: Path) -> None:
     gpu = ("hardware=h100_96gb", "seq_len=4096", "micro_batch=1,65536", "hydra.sweep.dir=sweep")
     ended = meshrunner("place", "-m", *TINY, *gpu, cwd=folder)
@@ -56,6 +57,7 @@ def test_runs_on_named_hardware_are_warned_of(folder: Path) -> None:
         assert status(each)["state"] == "pending" and read(each / "plan.json")["perf/wps"], each
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_jobs_is_said(folder: Path) -> None:
     gpu = ("hardware=h100_96gb", "seq_len=4096", "sweep.preflight=skip")
     ended = meshrunner("submit", "--dry-run", "-m", *TINY, *gpu, "micro_batch=32768,65536", cwd=folder)
@@ -67,6 +69,7 @@ def test_what_is_left_out_of_jobs_is_said(folder: Path) -> None:
     assert "meshrunner: predicted not to fit: " in ended.err
 
 
+@pytest.mark.slow
 def test_a_command_of_its_own_plans_float8_in_compiled_code(folder: Path) -> None:
     """In a process that has not imported the compiler before tracing begins."""
     wide = ("model.dim=64", "model.ffn_dim=128", "hardware=h100_80gb", "precision=float8", "compile=per_block")
@@ -74,6 +77,7 @@ def test_a_command_of_its_own_plans_float8_in_compiled_code(folder: Path) -> Non
     assert ended.code == 0 and ended.out.startswith("fits: "), ended
 
 
+@pytest.mark.slow
 def test_a_placed_run_on_named_hardware_is_predicted(folder: Path) -> None:
     ended = meshrunner("place", *TINY, "hardware=h100_96gb", "hydra.run.dir=out", cwd=folder)
     assert ended.code == 0, ended

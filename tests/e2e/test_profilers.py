@@ -58,6 +58,7 @@ def test_trace(tmp_path: Path, ranks: str) -> None:
     assert "exposed communication" in ended.out and f"{table['ranks'][0]['compute_pct']:.1f}%" in ended.out
 
 
+@pytest.mark.slow
 def test_memory(tmp_path: Path) -> None:
     """FSDP2 on 2 ranks: each holds half of the optimizer's two moments, half of the parameters, or more while gathered."""
     ended, summary = profiled(tmp_path, "profiler=memory", "profiler.ranks=all", warm_up=False)

@@ -86,24 +86,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SLOW = ("compile=", "profiler=", "sweep.repeat=3")
-
-
-@pytest.mark.slow_cases(
-    "meshrunner run --config-dir*",
-    "meshrunner run experiment=*",
-    "meshrunner run steps=5 data=*",
-    "meshrunner run steps=5 model.*",
-    "meshrunner run steps=5 parallelism*",
-    "meshrunner run steps=5 precision=*",
-    "meshrunner run steps=5 tracker=*",
-)
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(each, marks=[pytest.mark.slow] * any(word in each for word in SLOW)) for each in COMMANDS[3:]],
-)
-def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
-    works(command, folder)
+@pytest.mark.slow(sampled=True)
+def test_the_commands_of_the_readme_work(folder: Path) -> None:
+    """The commands run in order, because later ones use the files of earlier ones."""
+    for command in COMMANDS[3:]:
+        works(command, folder)
 
 
 def works(command: str, folder: Path) -> None:

@@ -78,6 +78,7 @@ def test_keep_keeps_the_newest_and_the_last_step_is_saved(tmp_path: Path) -> Non
         assert kept(tmp_path / kind) == ["step-00000006", "step-00000007"]
 
 
+@pytest.mark.slow
 def test_a_run_without_checkpoints_has_no_folder_for_them(tmp_path: Path) -> None:
     completed(run(cwd=tmp_path), tmp_path / "out")
     assert not (tmp_path / "out" / "checkpoints").exists()
@@ -111,7 +112,7 @@ def flipped_bit(newest: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.slow_cases("flipped_bit", "garbage_record", "missing", "other_metadata", "without_record")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [truncated, missing, other_metadata, garbage_record, without_record, flipped_bit],
@@ -128,6 +129,7 @@ def test_a_damaged_newest_checkpoint_is_skipped(damage: Callable[[Path], None], 
     assert kept(run_dir) == kept(straight), "the damaged one was written again"
 
 
+@pytest.mark.slow
 def test_what_was_half_written_is_removed(straight: Path, tmp_path: Path) -> None:
     run_dir = cut_back(straight, tmp_path, 3)
     shutil.copytree(run_dir / "checkpoints" / "step-00000003", run_dir / "checkpoints" / ".tmp-step-00000004")
@@ -259,6 +261,7 @@ def test_load_continues_another_run_in_a_new_directory(straight: Path, tmp_path:
         assert curve(tmp_path / name) == curve(straight)[first - 1 :]
 
 
+@pytest.mark.slow_but("overrides0*")
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -312,7 +315,7 @@ def is_complete(run_dir: Path, steps: int) -> bool:
     return (run_dir / "checkpoints" / f"step-{steps:08}").exists()
 
 
-@pytest.mark.slow_cases("true*")
+@pytest.mark.slow
 @pytest.mark.parametrize(("grows", "state"), [("true", "completed"), ("false", "timeout")])
 def test_a_slow_save_is_not_taken_for_a_hang_and_a_hang_is_not_taken_for_a_slow_save(
     grows: str, state: str, tmp_path: Path

@@ -199,6 +199,7 @@ def test_a_sweep_skips_what_cannot_work_and_runs_the_rest(tmp_path: Path) -> Non
     assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]) == 4
 
 
+@pytest.mark.slow
 def test_fail_fast_leaves_the_rest_pending(tmp_path: Path) -> None:
     """The first of two runs fails for want of memory, so early that the C library may be the one to give up."""
     limits = "launch.host_memory_gib=0.0001,null"

@@ -88,7 +88,7 @@ def test_interrupt(moment: str, send: Callable[[Command], None], folder: Path) -
         check_interrupted(command, folder / "out")
 
 
-@pytest.mark.slow_cases("workers")
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["claimed", "workers"])
 def test_interrupt_with_a_tracker(moment: str, folder: Path) -> None:
     """A run is claimed before its tracker is started, which waits for the forkserver's imports: a second of its own."""
@@ -231,7 +231,7 @@ def test_interrupt_while_it_starts(moment: float, folder: Path) -> None:
         command.check_nobody_left()
 
 
-@pytest.mark.slow_cases("SIGHUP")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_end_by_the_system(number: signal.Signals, folder: Path) -> None:
     """A closed terminal or a shutdown ends the run in order, and the reason says what it was."""

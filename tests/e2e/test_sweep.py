@@ -46,6 +46,7 @@ def test_repeats_are_interleaved_and_equal(folder: Path) -> None:
     assert (folder / "sweep" / "report.html").exists() and "report page: sweep/report.html" in ended.out
 
 
+@pytest.mark.slow
 def test_the_same_command_executes_unfinished_runs(folder: Path) -> None:
     """Here the second of three is killed with the sweep, as by a crash of the node."""
     arguments = [

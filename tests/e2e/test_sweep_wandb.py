@@ -134,7 +134,7 @@ def test_a_server_that_does_not_answer_costs_a_warning_at_the_end(folder: Path) 
     )
 
 
-@pytest.mark.slow_cases("tracker=none", "tracker=wandb*")
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", ["tracker=none", "tracker=wandb tracker.mode=disabled", "tracker=tensorboard"])
 def test_other_trackers_show_no_table(folder: Path, tracker: str) -> None:
     ended = meshrunner(*SWEEP, "seed=1,2", *tracker.split(), cwd=folder)

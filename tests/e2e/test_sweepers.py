@@ -31,7 +31,7 @@ def table(ended: Ended) -> list[str]:
     return rows[max(i for i, row in enumerate(rows) if row.startswith("|--")) + 1 :]
 
 
-@pytest.mark.slow_cases("minimize")
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 def test_a_failed_job_has_the_worst_value_and_the_table_all_jobs(folder: Path, direction: str) -> None:
     faulty = ("model.kind=faulty:Raises", "hydra.sweeper.key=+model.step", "hydra.sweeper.batches=[[9,2],[8]]")
@@ -62,6 +62,7 @@ def test_fail_fast_hands_over_no_more_jobs(folder: Path) -> None:
     assert [status(run)["state"] for run in runs(folder)] == ["failed"]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_wrong_after_others_have_run(folder: Path) -> None:
     ended = sweep("hydra.sweeper.key=micro_batch", "hydra.sweeper.batches=[[1],[0]]", cwd=folder)
     assert ended.code == 2 and "micro_batch" in ended.err and len(table(ended)) == 1, ended

@@ -129,7 +129,7 @@ def test_ls_never_cuts_a_path(columns: int, lines: int, tmp_path: Path) -> None:
     assert re.search(r"1 oom(, |[^\n]*\n.*)2 completed", text) and "…" in text, "what was typed yields"
 
 
-@pytest.mark.slow_cases("120-40")
+@pytest.mark.slow
 @sizes
 def test_the_table_of_a_sweep_that_runs(columns: int, lines: int, folder: Path) -> None:
     grid = ("activation_checkpoint=none,full", "optimizer.lr=1e-3,2e-3")

@@ -70,6 +70,7 @@ def test_the_axes_are_shipped_options() -> None:
         assert {*names} <= {*shipped.options(group)}
 
 
+@pytest.mark.slow_cases("node")
 @pytest.mark.parametrize("machine", ["cpu", "node"])
 def test_a_row_is_a_configuration(machine: str) -> None:
     """A row whose options do not go together is refused for that; none has a key or value that does not exist."""

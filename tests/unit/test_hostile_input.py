@@ -60,6 +60,7 @@ NOBODY_MEANS = {
 }
 
 
+@pytest.mark.slow_but("run*")
 @pytest.mark.parametrize("key", NOBODY_MEANS)
 @pytest.mark.parametrize("verb", [("place",), ("place", "-m", "seed=1,2"), ("show",)], ids=["one", "sweep", "show"])
 def test_what_nobody_means_is_refused_by_name(

@@ -165,6 +165,7 @@ def calibrated(capsys: pytest.CaptureFixture[str], *arguments: object, code: int
     return said.err if code else said.out
 
 
+@pytest.mark.slow
 def test_calibrated_file_is_used_by_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in COMBINATIONS:
         run_of(tmp_path / "runs", name)

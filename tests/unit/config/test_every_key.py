@@ -212,6 +212,7 @@ def test_remarked_on(key: str, sweep: tuple[str, ...], capsys: pytest.CaptureFix
     assert remark.startswith(f"meshrunner: {key} has no effect")
 
 
+@pytest.mark.slow_but("sweep.repeat", "hydra.sweeper")
 @pytest.mark.parametrize("key", listed(SWEEPS))
 def test_settings_of_sweeps_are_remarked_on_in_a_single_run(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     value = VALUE[key]

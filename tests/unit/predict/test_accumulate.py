@@ -32,15 +32,7 @@ def predicted(layout: str, *, active_only: bool = False) -> dict[str, Any]:
     return predict(run, expected_devices(run), active_only=active_only).as_json()
 
 
-@pytest.mark.slow_cases(
-    "model=*",
-    "parallelism=ddp*",
-    "parallelism=fsdp1 parallelism.accumulate*",
-    "parallelism=fsdp2 parallelism.accumulate*",
-    "parallelism=fsdp2 precision*",
-    "parallelism=fsdp2_tp*",
-    "parallelism=hsdp2*",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_four_micro_batches_predict_nine(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = predicted(layout)

@@ -92,6 +92,7 @@ def test_tensor_parallelism_keeps_its_share() -> None:
     assert only(*tensor[:-1], *of_product).kept.nbytes == 4 * 34 * 100 / 2
 
 
+@pytest.mark.slow_but("parallelism=fsdp2-6528", "parallelism=tp*")
 @pytest.mark.parametrize(
     ("overrides", "stream"),
     [

@@ -148,6 +148,7 @@ def in_a_process(*overrides: str) -> list[Found]:
         return pool.apply(traced, (list(overrides),))
 
 
+@pytest.mark.slow
 def test_compiled_blocks_save_less_and_get_all_gradients() -> None:
     layout = "launch.workers=2 micro_batch=2 global_batch=4 model.n_layers=2 parallelism"
     eager, compiled, selective, products, little, ddp, hybrid = in_a_process(

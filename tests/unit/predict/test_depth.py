@@ -30,7 +30,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow_cases("accumulation", "frozen", "prefetch", "rules", "tied")
+@pytest.mark.slow_but("fsdp2")
 @pytest.mark.parametrize("case", CASES)
 def test_shallow_models_predict_the_memory_of_a_deep_one(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")

@@ -24,7 +24,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return err if code else out
 
 
-@pytest.mark.slow_cases("OfSizeByValues*")
+@pytest.mark.slow_but("ByValues*")
 @pytest.mark.parametrize(
     ("own", "fault", "line"),
     [

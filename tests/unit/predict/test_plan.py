@@ -181,7 +181,7 @@ def test_search_stops_at_its_maximum() -> None:
     assert largest(lambda value: True, lambda value: False) is None
 
 
-@pytest.mark.slow_cases("overrides1*", "overrides2*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "key", "value"),
     [
@@ -197,6 +197,7 @@ def test_max_skips_values_that_cannot_be_configured(
     assert found["max"] == {key: value} and found["verdict"] == "fits" and value in found["tried"]
 
 
+@pytest.mark.slow
 def test_search_reports_that_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     on_cpu = ("hardware=cpu", "launch.workers=2", *SMALL)
     text = planned(capsys, *on_cpu, "launch.host_memory_gib=1e-6", "--max", "micro_batch")
@@ -250,6 +251,7 @@ def test_run_that_fails_in_its_first_micro_batches_is_predicted(capsys: pytest.C
     assert found["verdict"] == "does not fit" and found["perf/wps"] > 0
 
 
+@pytest.mark.slow
 def test_startup_memory_decides_if_it_is_the_peak(capsys: pytest.CaptureFixture[str]) -> None:
     """Unsharded parameters are initialised at start-up. Sharded over many devices, a step can need less than that."""
     shared = ("launch.nodes=64", "activation_checkpoint=full", "model.vocab_size=65536", "seq_len=8")

@@ -50,6 +50,7 @@ AROUND = {
 QUICK = ("hybrid_tiny", "llama3_405b", "mixtral_8x7b")
 
 
+@pytest.mark.slow_but("hybrid_tiny")
 @pytest.mark.parametrize(
     "model", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in MODELS]
 )
@@ -104,6 +105,7 @@ def check_options(*options: str) -> None:
             assert found["verdict"] in ANSWERS and found["memory/peak_active_gib"] > 0, option
 
 
+@pytest.mark.slow_but("parallelism=ep", "parallelism=megatron_fsdp", "parallelism.buffers=process_group")
 @pytest.mark.parametrize(
     "option",
     [

@@ -56,6 +56,7 @@ NEEDED_BY = {
 }
 
 
+@pytest.mark.slow_but("fsdp2_streams", "fsdp1_streams", "optimizer_devices")
 @pytest.mark.parametrize("stand_in", NEEDED_BY, ids=lambda each: each.__name__)
 def test_no_stand_in_can_be_left_out(stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = NEEDED_BY[stand_in]
@@ -70,6 +71,7 @@ def test_every_stand_in_is_tested() -> None:
     assert set(NEEDED_BY) == set(stand_ins.STAND_INS)
 
 
+@pytest.mark.slow_but("autocast")
 @pytest.mark.parametrize("name", ["_attention_on_cuda", "_rms_norm_on_cuda", "autocast", "returned argument"])
 def test_no_kernel_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ("parallelism=ddp", "precision=bf16") if name == "autocast" else ("parallelism=tp",)
@@ -104,6 +106,7 @@ def test_torch_without_a_replaced_attribute_is_an_error_that_names_it() -> None:
     assert Owner.present == 1
 
 
+@pytest.mark.slow
 def test_first_trace_of_a_process_is_like_all_others() -> None:
     """torch imports parts of itself when an operator is first called, and an import's frames can keep tensors alive."""
     code = (

@@ -94,6 +94,7 @@ def test_the_result_comes_first_and_the_configuration_only_on_demand(capsys: pyt
     assert more.startswith(text.rstrip()) and "\n  weight_decay: 0.1\n" in more
 
 
+@pytest.mark.slow
 def test_everything_is_legible_in_a_small_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
