@@ -127,6 +127,12 @@ def console() -> Console:
     return LiteralConsole(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
 
 
+def on_terminal() -> bool:
+    """Return whether stdout is a terminal by rich's rules. Import rich, which takes a while, only if it may be one."""
+    told = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
+    return bool(sys.stdout.isatty() or told) and console().is_terminal
+
+
 def warn(text: str) -> None:
     """Print one line to stderr."""
     say(f"meshrunner: {text}", to_stderr=True)

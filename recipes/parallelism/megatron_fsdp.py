@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -57,6 +56,8 @@ class MegatronFSDP(Parallelism):
     def unsupported(self, device_type: str) -> str | None:
         if device_type != "cuda":
             return "parallelism: megatron_fsdp needs a GPU; use parallelism=fsdp2"
+        from importlib.metadata import PackageNotFoundError, version  # here: reading a configuration need not import it
+
         try:
             problem = f"{version(PACKAGE)} is installed" if installed_before(OLDEST) else ""
         except PackageNotFoundError:
@@ -208,6 +209,8 @@ class MegatronFSDP(Parallelism):
 
 def installed_before(release: str) -> bool:
     """Whether the installed megatron-fsdp is older than a release; raises PackageNotFoundError if none is installed."""
+    from importlib.metadata import version
+
     from packaging.version import Version
 
     return Version(version(PACKAGE)) < Version(release)

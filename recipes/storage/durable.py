@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 import zlib
 from pathlib import Path
@@ -44,7 +43,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically and durably. A reader sees the old content or the new, never a mixture."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
     try:
         with temporary.open("wb") as file:
             file.write(content)

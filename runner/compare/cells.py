@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.rows import WPS, Against, Comparison, Row
 from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.figures import table_figures
-from meshrunner.runner.rundir import Summary
+from meshrunner.runner.rundir import PlacedSweep, Summary
+from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
 """Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""
 LISTED = 8
-"""Rows that are named where several have the same reason."""
+"""Rows that are named if several have the same reason."""
+FACT_VALUES = 3
+"""Values of a fact that are listed if runs differ in it."""
 FEWEST_STEPS = 3
 """Measured steps of a run: of fewer a median is one step, or between two."""
 LONGEST_VALUE = 500
 """Characters of a setting; --json and --csv have it whole."""
-
-
-class Column(NamedTuple):
-    """One column of the table."""
-
-    title: str
-    cells: list[str]
 
 
 def columns(comparison: Comparison) -> list[Column]:
@@ -160,3 +159,56 @@ def _measured_from(row: Row) -> str:
     """Return the step from which the figures of the repeats count that were resumed under another layout."""
     resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
+
+
+def _model(run: Run) -> str | None:
+    section = run.config.get("model")
+    kind = section.get("kind") if isinstance(section, dict) else None
+    return run.choices.get("model") or (str(kind) if kind else None)
+
+
+def _devices(run: Run) -> str | None:
+    device, count = run.summary.device, run.summary.world_size
+    return f"{count} x {device}" if device and count else None
+
+
+def _sequence(run: Run) -> str | None:
+    length, batch = run.config.get("seq_len"), run.config.get("micro_batch")
+    return f"{length} tokens, {batch} a device" if length and batch else None
+
+
+def _precision(run: Run) -> str | None:
+    return run.precision if "precision" in run.config and run.precision != "auto" else None
+
+
+def _versions(run: Run) -> str | None:
+    packages, commit = run.environment.packages, run.environment.git_commit
+    named = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := packages.get(name))]
+    return ", ".join([*named, *([f"commit {commit[:8]}"] if commit else [])]) or None
+
+
+def _command(run: Run) -> str | None:
+    """Return the command of a run's sweep, else its own, which may be the `resume` of a job."""
+    return shlex.join(_sweep_command(run.path.parent) or run.environment.command) or None
+
+
+@cache  # once for all runs in the folder
+def _sweep_command(folder: Path) -> list[str]:
+    return PlacedSweep.peek(folder / SWEEP).command
+
+
+FACTS: dict[str, Callable[[Run], str | None]] = {
+    "model": _model,
+    "devices": _devices,
+    "precision": _precision,
+    "sequences": _sequence,
+    "versions": _versions,
+    "command": _command,
+}
+
+
+def facts(comparison: Comparison) -> dict[str, str]:
+    """Return the known facts by title; several values where the runs differ."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    found = {title: list(dict.fromkeys(value for run in runs if (value := of(run)))) for title, of in FACTS.items()}
+    return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

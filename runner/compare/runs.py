@@ -15,7 +15,6 @@ from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir import (
     EVENTS_BYTES,
-    YAML_BYTES,
     Environment,
     Inspection,
     JsonFile,
@@ -37,7 +36,17 @@ from meshrunner.runner.rundir import (
     sweep_damage,
     unreadable,
 )
-from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, EVENTS, OVERRIDES, STATUS, SUMMARY, is_run, is_sweep
+from meshrunner.runner.rundir.files import (
+    CONFIG,
+    ENVIRONMENT,
+    EVENTS,
+    OVERRIDES,
+    STATUS,
+    SUMMARY,
+    YAML_BYTES,
+    is_run,
+    is_sweep,
+)
 
 LONGEST_REASON = 2000
 """Characters that are shown; the rest is left out."""

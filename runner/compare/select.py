@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from meshrunner.recipes.config_diff import flatten, same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import first_of, text
-from meshrunner.runner.compare.rows import Comparison, Row
 from meshrunner.runner.figures import FIGURES, PREDICTION, higher_is_better, number
-from meshrunner.runner.rundir import FINAL, parse_yaml
+from meshrunner.runner.rundir import parse_yaml
+
+if TYPE_CHECKING:
+    from meshrunner.runner.compare.rows import Comparison, Row
 
 CONDITION = re.compile(r"\s*(?P<key>[^\s=<>!]+)\s*(?P<how>!=|<=|>=|=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 ORDERS: dict[str, Callable[[float, float], bool]] = {
@@ -22,7 +24,6 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
     ">": lambda one, other: one > other,
     ">=": lambda one, other: one >= other,
 }
-STATES = FINAL | {"pending", "running", "stale", "damaged", "missing"}
 NOTHING = (2, 0.0, "")
 """Place of what has no value."""
 LISTED = 12

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshrunner.runner.compare.cells import UNTESTED, Column, columns, legend, reasons
-from meshrunner.runner.compare.facts import facts
+from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import row_name
 from meshrunner.runner.compare.rows import Comparison
-from meshrunner.runner.console import one_line
+from meshrunner.runner.compare.text_table import BETWEEN, Column, fitted, lines_of, narrowest
+from meshrunner.runner.console import console, on_terminal, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-BETWEEN = 3
-"""Characters that a terminal's table needs beside each column's."""
 
 
 def markdown(comparison: Comparison) -> str:
@@ -35,27 +31,12 @@ def _facts(comparison: Comparison) -> list[str]:
     return [f"{title}: {value}" for title, value in facts(comparison).items()]
 
 
-def lines_of(table: Sequence[Column]) -> list[str]:
-    """Return a table in Markdown, aligned."""
-    escaped = [[_cell(text) for text in (title, *cells)] for title, cells in table]
-    widths = [max(map(len, column)) for column in escaped]
-    head, *rows = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in zip(*escaped, strict=True))
-    return [head, "|".join(["", *("-" * (width + 2) for width in widths), ""]), *rows]
-
-
-def _cell(text: str) -> str:
-    """Text that does not end its cell: a bar is escaped, and what would escape its escape."""
-    return re.sub(r"(\\*)\|", r"\1\1\\|", one_line(text))
-
-
 def print_table(comparison: Comparison) -> None:
     """To the terminal with rich; what is wider continues in a table below. Piped: as Markdown, complete."""
-    from meshrunner.runner.console import console
-
-    screen = console()
-    if not screen.is_terminal:
+    if not on_terminal():
         print(markdown(comparison))
         return
+    screen = console()
 
     def sentences(lines: Sequence[str]) -> None:
         for line in lines:
@@ -117,16 +98,3 @@ def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> 
             found.append(list(repeated))
         found[-1].append(column)
     return [part for part in found if len(part) > 1]
-
-
-def fitted(text: str, width: int) -> str:
-    """Text cut in its middle: both ends of a run's name tell it from others."""
-    if len(text) <= width:
-        return text
-    end = width // 3
-    return f"{text[: width - end - 1]}…{text[len(text) - end :]}"
-
-
-def narrowest(column: Column) -> int:
-    """Characters that a column needs when its title is folded between words and its cells are not."""
-    return max(map(len, [*column.title.split(), *column.cells]))

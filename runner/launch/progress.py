@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rich import box
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
-
-from meshrunner.runner.compare.table import BETWEEN, fitted
+from meshrunner.runner.compare.text_table import BETWEEN, fitted
 from meshrunner.runner.console import Slow, console, duration, one_line, say
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
 from meshrunner.runner.rundir import StepRow, Tail, is_count
 from meshrunner.runner.rundir.files import EVENTS
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
 
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", "last WPS", "memory", "left")
@@ -59,6 +57,8 @@ class ProgressLine:
 
     def __init__(self, steps: int, run_dir: Path) -> None:
         """Start behind the rows of earlier attempts."""
+        from rich.live import Live
+
         self.steps = steps
         self.tail = Tail(run_dir / EVENTS)
         self.tail.read()
@@ -109,6 +109,9 @@ class ProgressLine:
 
     def _update(self, live: Live, phase: str) -> None:
         """Show as many parts as fit on one line of the terminal; step, speed, time left and phase are always shown."""
+        from rich.spinner import Spinner
+        from rich.text import Text
+
         parts = self.parts | ({"phase": phase} if phase else {})
         for name in ("", *LEAVING):
             parts.pop(name, "")
@@ -150,6 +153,10 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
     If names have too little room, the columns of YIELDING are shortened, then omitted.
     """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     columns = list(zip(titles, *(map(one_line, row) for row in rows), strict=True))
     wanted = min(NAME_ROOM, max(map(len, columns[0])))
 

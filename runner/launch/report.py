@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshrunner.runner.compare.cells import Column, layout_remarks
-from meshrunner.runner.compare.table import lines_of
+from meshrunner.runner.compare.cells import layout_remarks
+from meshrunner.runner.compare.text_table import Column, lines_of
 from meshrunner.runner.console import console, one_line, say, shown, warn
 from meshrunner.runner.figures import UNKNOWN, figure_of, table_figures
 from meshrunner.runner.launch.outcome import Outcome

@@ -11,11 +11,12 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.option import Count, Option, whole
-from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir.files import TRACES
 
 if TYPE_CHECKING:
     import torch
+
+    from meshrunner.runner.process.worker_context import WorkerContext
 
 
 class ProfiledRun(NamedTuple):

@@ -28,7 +28,7 @@ PUBLIC = {
     "layouts": "EarlierLayout Layout add_layout read_layouts",
     "logs": "last_exception last_lines last_stack",
     "owner": "claim condition heartbeat owner_is_alive this_process",
-    "plain_yaml": "YAML_BYTES parse_yaml",
+    "plain_yaml": "parse_yaml",
     "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking",
     "run": "Location Overrides key_of load_config load_overrides options_in_force place_run read_config read_overrides",
     "states": "CRASHED EXIT_STATUS FINAL RESULTS Owner Status Worker is_count read_state read_status update_status",

@@ -61,6 +61,8 @@ REPORT = "report.html"
 """The report page, written at the end of a sweep."""
 JSON_BYTES = 32 << 20
 """Largest JSON file that is read."""
+YAML_BYTES = 1 << 20
+"""Largest YAML file that is read."""
 
 
 def is_run(folder: Path) -> bool:

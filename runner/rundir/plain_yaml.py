@@ -9,9 +9,8 @@ from typing import Any
 import yaml
 
 from meshrunner.recipes.storage.durable import read_regular
+from meshrunner.runner.rundir.files import YAML_BYTES
 
-YAML_BYTES = 1 << 20
-"""Largest YAML file that is read."""
 DEPTH = 100
 """Deepest nesting that is read."""
 EXPLAINED_LENGTH = 16_000

@@ -10,8 +10,7 @@ from typing import Any
 
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.secrets import is_secret
-from meshrunner.runner.compare.cells import LONGEST_VALUE, legend, reasons
-from meshrunner.runner.compare.facts import facts
+from meshrunner.runner.compare.cells import LONGEST_VALUE, facts, legend, reasons
 from meshrunner.runner.compare.findings import MEMORY, WORKLOAD, findings
 from meshrunner.runner.compare.keys import row_name, text
 from meshrunner.runner.compare.noise import REPEATS

@@ -15,8 +15,7 @@ from string import Template
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import replace_file
-from meshrunner.runner.compare.cells import UNTESTED, columns, legend, reasons
-from meshrunner.runner.compare.facts import facts
+from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import first_of, row_name, text
 from meshrunner.runner.compare.page.charted import as_json

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import existing, parse
-from meshrunner.runner.compare.cells import Column
 from meshrunner.runner.compare.runs import glance, read_run
 from meshrunner.runner.compare.select import Field, condition, last_part, meeting
-from meshrunner.runner.compare.table import BETWEEN, fitted, lines_of
-from meshrunner.runner.console import console, one_line, say, shown
+from meshrunner.runner.compare.text_table import BETWEEN, Column, fitted, lines_of
+from meshrunner.runner.console import console, on_terminal, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of
 from meshrunner.runner.rundir import key_of, parse_yaml, read_overrides, read_status, run_names, varying_overrides
 from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
@@ -183,9 +182,8 @@ def _print(entries: Sequence[Entry]) -> None:
         [f"{_time(each):%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]
         for each in entries
     ]
-    screen = console()
-    if screen.is_terminal:
-        _print_for_terminal(titles, [[one_line(cell) for cell in row] for row in rows], screen)
+    if on_terminal():
+        _print_for_terminal(titles, [[one_line(cell) for cell in row] for row in rows], console())
     else:
         say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
 

@@ -9,16 +9,17 @@ from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import parse
-from meshrunner.runner.compare.cells import LISTED, Column
 from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.runs import Run, glance, read_runs
-from meshrunner.runner.compare.table import lines_of
-from meshrunner.runner.console import console, one_line, say, warn
+from meshrunner.runner.compare.text_table import Column, lines_of
+from meshrunner.runner.console import console, on_terminal, one_line, say, warn
 from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_cells, run_table
 from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
 
+LISTED = 8
+"""Runs that are named if several have the same reason."""
 UNREADABLE = ("damaged", "missing")
 """States in which a run has no figures."""
 
@@ -27,7 +28,7 @@ def status(arguments: list[str]) -> int:
     """Print a row for every run of the directories; raises ConfigError for a directory without runs."""
     runs = read_runs(parse("status", arguments).directories, glance)
     views = _slurm_views(runs)
-    if console().is_terminal:
+    if on_terminal():
         _print_for_terminal(runs, views)
     else:
         _print_piped(runs, views)

@@ -112,7 +112,7 @@ def test_a_version_that_follows_from_the_settings_is_said_below(tmp_path: Path) 
     for i, steps in enumerate((4, 5)):
         make_run(tmp_path / f"{i}", f"steps={steps}", environment={"packages": {"torch": f"2.1{i}"}})
     found = compare(tmp_path)
-    assert found.keys == ["steps"] and found.remarks == ["the runs are of more than one torch: 2.10, 2.11"]
+    assert found.keys == ["steps"] and found.remarks == ["the runs differ in torch: 2.10, 2.11"]
 
 
 def test_repeats_are_merged(tmp_path: Path) -> None:

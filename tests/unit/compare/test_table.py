@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.cells import Column, columns, reasons
+from meshrunner.runner.compare.cells import columns, facts, reasons
 from meshrunner.runner.compare.export import as_csv, as_json
-from meshrunner.runner.compare.facts import facts
 from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
-from meshrunner.runner.compare.table import BETWEEN, markdown, narrowest, parts
+from meshrunner.runner.compare.table import markdown, parts
+from meshrunner.runner.compare.text_table import BETWEEN, Column, narrowest
 from meshrunner.runner.verbs.records.compare import compare
 from tests.run_dirs import make_run, write
 

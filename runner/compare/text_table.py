@@ -1,0 +1,45 @@
+"""Tables of text: columns, their Markdown, and how they fit the width of a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshrunner.runner.console import one_line
+
+BETWEEN = 3
+"""Characters that a table on a terminal needs in addition to each column's."""
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    cells: list[str]
+
+
+def lines_of(table: Sequence[Column]) -> list[str]:
+    """Return the lines of an aligned Markdown table."""
+    escaped = [[_cell(text) for text in (title, *cells)] for title, cells in table]
+    widths = [max(map(len, column)) for column in escaped]
+    head, *rows = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in zip(*escaped, strict=True))
+    return [head, "|".join(["", *("-" * (width + 2) for width in widths), ""]), *rows]
+
+
+def _cell(text: str) -> str:
+    """Return text in which bars, and backslashes before them, are escaped so that it does not end its cell."""
+    return re.sub(r"(\\*)\|", r"\1\1\\|", one_line(text))
+
+
+def fitted(text: str, width: int) -> str:
+    """Shorten text in its middle: the names of runs differ at both ends."""
+    if len(text) <= width:
+        return text
+    end = width // 3
+    return f"{text[: width - end - 1]}…{text[len(text) - end :]}"
+
+
+def narrowest(column: Column) -> int:
+    """Return the characters that a column needs if its title is folded between words and its cells are not."""
+    return max(map(len, [*column.title.split(), *column.cells]))
