@@ -23,7 +23,7 @@ class LocalLauncher(Launcher):
         self.context, self.config, self.ended = hydra_context, config, task_function
 
     def launch(self, job_overrides, initial_job_idx):
-        from meshrunner.runner.sweep.launcher import launch_local
+        from meshrunner.runner.sweep.hydra_launchers import launch_local
 
         return launch_local(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
 
@@ -35,7 +35,7 @@ class SlurmLauncher(LocalLauncher):
         """The settings are read from the configuration, where they are plain values."""
 
     def launch(self, job_overrides, initial_job_idx):
-        from meshrunner.runner.sweep.launcher import launch_slurm
+        from meshrunner.runner.sweep.hydra_launchers import launch_slurm
 
         return launch_slurm(self.context.config_loader, self.config, job_overrides, initial_job_idx, self.ended)
 
@@ -44,6 +44,6 @@ class PlaceLauncher(LocalLauncher):
     """Writes the run directories of a sweep, and starts nothing."""
 
     def launch(self, job_overrides, initial_job_idx):
-        from meshrunner.runner.sweep.launcher import launch_place
+        from meshrunner.runner.sweep.hydra_launchers import launch_place
 
         return launch_place(self.context.config_loader, self.config, job_overrides, initial_job_idx)

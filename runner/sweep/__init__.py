@@ -1,1 +1,1 @@
-"""Combinations of a sweep -> run directories, and their execution."""
+"""Sweeps: writing a run directory for each combination, and executing the runs."""

@@ -1,4 +1,4 @@
-"""Jobs of a sweeper -> run directories: all are composed and checked before the first is placed."""
+"""Turns the jobs of a Hydra sweeper into run directories. All jobs are composed and checked before any is written."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_confi
 from meshrunner.runner.rundir.files import PLAN, is_run
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
-from meshrunner.runner.sweep.lacking import advice
+from meshrunner.runner.sweep.missing_keys import advice
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
-"""Problems listed in an error, and jobs per problem."""
+"""Most problems listed in an error, and most jobs named per problem."""
 
 
 class ConfiguredTarget:
-    """The hardware that the configuration names; this machine may have no GPU."""
+    """The hardware that the configuration describes, for runs that another machine executes."""
 
     def apply_to(self, composed: Composed) -> Composed:
-        """Return the configuration with the target's own settings applied; raises ConfigError."""
+        """Return the configuration with settings that this target requires; raises ConfigError."""
         return composed
 
     def workers(self, experiment: Experiment) -> int:
-        """Workers per node, `auto` resolved; raises Incompatible or ConfigError."""
+        """Return the workers per node, with `auto` resolved; raises Incompatible or ConfigError."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         hardware = experiment.hardware
@@ -52,7 +52,7 @@ class ConfiguredTarget:
 
 
 class LocalTarget(ConfiguredTarget):
-    """This machine, alone."""
+    """This machine as the only node."""
 
     def workers(self, experiment: Experiment) -> int:
         only_this_node(experiment.launch.nodes)
@@ -60,18 +60,18 @@ class LocalTarget(ConfiguredTarget):
 
 
 Target = ConfiguredTarget | Slurm
-"""The place where runs will be executed."""
+"""Where runs will be executed."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that is not placed yet."""
+    """A run whose directory is not written yet."""
 
     composed: Composed
     reason: str
-    """Why it would be skipped; empty if it can run."""
+    """Why the run is skipped; empty if it can run."""
     plan: dict[str, Any] = field(default_factory=dict)
-    """What is predicted of it; {} for nothing."""
+    """Content of plan.json; {} without a prediction."""
 
     @property
     def run_dir(self) -> Path:
@@ -80,34 +80,34 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Combination:
-    """One combination of a sweep: a run, or several repeats and seeds of it."""
+    """One combination of a sweep, with a run for each repeat and seed."""
 
     overrides: list[str]
     hydra: DictConfig
     experiment: Experiment
     runs: list[PlannedRun]
-    """Runs in the order of `sweep.repeat` x `sweep.seeds`."""
+    """Runs ordered by repeat, then by seed."""
 
 
 @dataclass(frozen=True)
 class SweepBatch:
-    """A batch of combinations from a sweeper, each with a valid configuration."""
+    """A batch of valid combinations from a sweeper."""
 
     sweep_dir: Path
     combinations: list[Combination]
 
     @property
     def ordered(self) -> list[tuple[Combination, PlannedRun]]:
-        """Runs in order of execution, repeats interleaved: a drifting machine then affects all combinations alike."""
+        """Runs in order of execution. Repeats are interleaved so that a drifting machine affects all combinations alike."""
         rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
         return [pair for pairs in rounds for pair in pairs]
 
     def names(self) -> list[str]:
-        """Names of all run directories of the sweep in order, earlier batches included."""
+        """Return the names of all run directories of the sweep in order, including earlier batches."""
         return list(dict.fromkeys([*run_names(self.sweep_dir), *(run.run_dir.name for _, run in self.ordered)]))
 
     def place(self) -> list[Path]:
-        """Write the run directories; returns them in order of execution."""
+        """Write the run directories and return them in order of execution."""
         with naming(f"writing {len(self.ordered):,} run directories"):
             for _, run in self.ordered:
                 _place(run)
@@ -118,16 +118,16 @@ class SweepBatch:
 def check_batch(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
 ) -> SweepBatch:
-    """Compose and check a batch of jobs; raises ConfigError that lists all wrong ones."""
+    """Compose and check a batch of jobs; raises ConfigError that lists all invalid ones."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
-    lacking: dict[str, list[Sequence[str]]] = {}
+    without_key: dict[str, list[Sequence[str]]] = {}
     runs = not_composed = 0
-    varying = _varying(job_overrides) - set(typed(config.hydra.overrides.task))
+    varied = varying(job_overrides) - set(typed(config.hydra.overrides.task))
     with naming(f"composing and checking {len(job_overrides):,} combinations"):
         for number, overrides in enumerate(job_overrides, first):
-            named = [override for override in overrides if override in varying]
+            named = [override for override in overrides if override in varied]
             try:
                 job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
                 if (runs := len(job.runs) * len(job_overrides)) > MAX_RUNS:
@@ -140,28 +140,28 @@ def check_batch(
                 if not isinstance(error, ConfigError):
                     problem, not_composed = explain(error, list(overrides)), not_composed + 1
                     if key := missing_key(error):
-                        lacking.setdefault(key, []).append(overrides)
-                    if not_composed == len(job_overrides) and len(lacking) < 2:  # it is not a matter of what varies
+                        without_key.setdefault(key, []).append(overrides)
+                    if not_composed == len(job_overrides) and len(without_key) < 2:  # the cause is not what varies
                         raise
                 wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
     if runs > MAX_RUNS:
-        raise ConfigError(f"sweep.repeat x sweep.seeds: {runs:,} runs; a sweep has at most {MAX_RUNS:,}")
+        raise ConfigError(f"sweep.repeat x sweep.seeds: {runs:,} runs, but a sweep may have at most {MAX_RUNS:,}")
     if wrong:
-        raise ConfigError("\n".join([*_wrong_jobs(wrong), *advice(lacking, job_overrides)]))
+        raise ConfigError("\n".join([*_wrong_jobs(wrong), *advice(without_key, job_overrides)]))
     if any(job.hydra.hydra.sweeper != config.hydra.sweeper for job in jobs):
-        warn("hydra.sweeper has no effect in what is itself swept over: give the grid on the command line")
+        warn("hydra.sweeper has no effect inside an option that is swept over. Give the grid on the command line.")
     _check_exclude(loader, config, jobs)
     return SweepBatch(sweep_dir, jobs)
 
 
 def _check_exclude(loader: Any, config: DictConfig, jobs: Sequence[Combination]) -> None:
-    """Check the rules of `sweep.exclude` against a batch, and remark on those that match nothing."""
+    """Check the rules of `sweep.exclude` against a batch; warn of rules that match nothing."""
     rules = list(dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude))
     if not rules:
         return
 
     def options(group: str) -> list[str]:
-        given = typed(config.hydra.overrides.hydra)  # may add folders to search
+        given = typed(config.hydra.overrides.hydra)  # may add config directories
         return list(loader.get_group_options(group, config_name=config.hydra.job.config_name, overrides=given))
 
     sweeper = config.hydra.sweeper
@@ -201,13 +201,16 @@ def _repeated(composed: Composed, run_dir: Path, reason: str, sweep: Sweep) -> l
 
 
 def _check_existing(run: PlannedRun) -> None:
-    """Raise ConfigError when the run directory exists, from an earlier start of the sweep, with another configuration."""
+    """Raise ConfigError if an earlier start of the sweep wrote the run directory with another configuration."""
     if not is_run(run.run_dir):
         return
     different = differences(read_config(run.run_dir), run.composed.config)
-    own = [each for each in different if each[0].partition(".")[0] != "sweep"]
-    if changed := [f"  {key}: {old!r} there, {new!r} now" for key, old, new in own]:
-        raise ConfigError("\n".join([f"{run.run_dir} holds another run; choose another hydra.sweep.dir:", *changed]))
+    changed = [
+        f"  {key}: {old!r} on disk, {new!r} now" for key, old, new in different if key.partition(".")[0] != "sweep"
+    ]
+    if changed:
+        problem = f"{run.run_dir} holds a run with another configuration. Choose another hydra.sweep.dir. Differences:"
+        raise ConfigError("\n".join([problem, *changed]))
 
 
 def _place(run: PlannedRun) -> None:
@@ -223,7 +226,7 @@ def _place(run: PlannedRun) -> None:
 
 
 def _wrong_jobs(wrong: dict[str, list[str]]) -> Iterator[str]:
-    """One line per problem, with the jobs that have it."""
+    """Yield one line per problem, with the jobs that have it."""
     for problem, names in list(wrong.items())[:MAX_LISTED]:
         more = f" and {len(names) - MAX_LISTED} more jobs" if len(names) > MAX_LISTED else ""
         yield f"{', '.join(names[:MAX_LISTED])}{more}: {problem}"
@@ -231,15 +234,15 @@ def _wrong_jobs(wrong: dict[str, list[str]]) -> Iterator[str]:
         yield f"... and {len(wrong) - MAX_LISTED} more problems"
 
 
-def _varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """The overrides that are not shared by all jobs; all overrides of a single job, as a sweeper may pass jobs one by one."""
+def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
+    """Return the overrides that not all jobs share, or all overrides of a single job: a sweeper may pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared
 
 
 def job_name(number: int, overrides: list[str]) -> str:
-    """`003_parallelism-fsdp2_shard-2`: number and varying overrides; beyond NAME_LENGTH characters cut, with a hash."""
+    """Return a directory name such as `003_parallelism-fsdp2_shard-2`, cut at NAME_LENGTH characters with a hash appended."""
     parts = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

@@ -1,4 +1,4 @@
-"""The results of a sweep: its table, the report page in the sweep directory, and the table in its tracker."""
+"""Reports the results of a sweep: the table on stdout and in the tracker, and the report page."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MAX_REASONS = 5
 
 
 def finish_sweep(sweep_dir: Path) -> None:
-    """Print and write the results of a sweep; a failure to write is a warning. Raises Interrupted."""
+    """Print, write and track the results of a sweep; warn if that fails. Raises Interrupted."""
     with interruptible():
-        # The first run's, for the table of all: a run may have its own settings. It loads its library while the page is written.
+        # The first run's tracker receives the table. It is started early, to load its library while the page is written.
         tracker = first_experiment(sweep_dir, run_names(sweep_dir)).tracker
         obstacle = find_obstacle(sweep_dir)
         if obstacle and tracker.compares:
-            warn(f"the table is not tracked: {sweep_dir}: {obstacle}")
+            warn(f"the table of the sweep is not tracked: {sweep_dir}: {obstacle}")
         tracking = Trackers.start(sweep_dir, NoTracker(kind="none") if obstacle else tracker)
         try:
             _compare(sweep_dir)
@@ -37,14 +37,14 @@ def finish_sweep(sweep_dir: Path) -> None:
 
 
 def _why_all_are_skipped(comparison: Comparison) -> str:
-    """What to say of a sweep in which nothing could run; empty if anything could."""
+    """Return a warning with the most frequent reasons if every run of a sweep was skipped, else an empty string."""
     runs = [run for row in comparison.rows for run in row.runs]
     if any(run.state != "skipped" for run in runs):
         return ""
     reasons = Counter(run.reason for run in runs)
     lines = [f"{count} x {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
     lines += [f"and {len(reasons) - MAX_REASONS} other reasons"] * (len(reasons) > MAX_REASONS)
-    return listed(f"nothing ran: every one of the {len(runs)} runs was skipped:", lines)
+    return listed(f"nothing ran: all {len(runs)} runs were skipped:", lines)
 
 
 def _compare(sweep_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report page of a sweep that goes on: rewritten when a run has ended, seldom enough to cost next to nothing."""
+"""The report page of a running sweep, rewritten after runs so seldom that it costs almost nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from meshrunner.runner.compare.rows import Comparison, compare_sweep
 from meshrunner.runner.rundir.files import MULTIRUN, REPORT
 
 LEAST_S = 10.0
-"""Seconds between two pages, at least."""
+"""Minimum seconds between two pages."""
 SHARE = 0.01
-"""Of the sweep's time that its pages may take."""
+"""Largest fraction of the sweep's time that pages may take."""
 SECONDS_PER_RUN = 0.01
-"""What the first page is expected to take; of the others, the one before tells."""
+"""Expected cost of the first page. Later pages are expected to cost as much as the previous one."""
 
 
 class LivePage:
-    """The page of one sweep directory."""
+    """Writes the report page of a sweep directory while the sweep is running."""
 
     def __init__(self, sweep_dir: Path, runs: int) -> None:
         self.sweep_dir = sweep_dir
@@ -28,11 +28,11 @@ class LivePage:
         self.written = _age(sweep_dir / REPORT) or _age(sweep_dir / MULTIRUN) or time.time()
 
     def run_ended(self) -> None:
-        """Write the page if it is time."""
+        """Write the page unless the last one is too recent."""
         if time.time() - self.written < max(LEAST_S, self.cost / SHARE):
             return
         began = time.monotonic()
-        # No page is worth a sweep; the last one, at its end, fails in the same way, and says so.
+        # A page must not end the sweep. The one at the end fails in the same way, with a warning.
         with suppress(Exception):
             write_report(self.sweep_dir, compare_sweep(self.sweep_dir)[0])
         self.cost = time.monotonic() - began
@@ -40,16 +40,16 @@ class LivePage:
 
 
 def write_report(sweep_dir: Path, comparison: Comparison) -> Path:
-    """Return the page of a comparison of a sweep's runs, in its directory; raises ConfigError, OSError, ValueError."""
+    """Write the report page into a sweep directory and return its path; raises ConfigError, OSError or ValueError."""
     page = sweep_dir / REPORT
     with suppress(FileNotFoundError):
-        check_regular(page)  # a link would lead elsewhere
+        check_regular(page)  # a symbolic link would lead elsewhere
     write_page(comparison, page)
     return page
 
 
 def _age(path: Path) -> float | None:
-    """When a file was written; None where there is none."""
+    """Return the time a file was written, or None if there is none."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""`meshrunner plan -m`: predict every combination of a grid, and rank them from the fastest that fits to the impossible."""
+"""Predicts every combination of a grid for `meshrunner plan -m`, and ranks them: the fastest that fits first, impossible ones last."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.console import naming
 from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast, Verdict, predict_all
-from meshrunner.runner.sweep.combinations import ConfiguredTarget, check_batch
+from meshrunner.runner.sweep.combinations import ConfiguredTarget, check_batch, varying
 
 SKIPPED = "skipped"
-"""Answer for a combination that cannot run, named like the state of such a run in a sweep."""
+"""Verdict on a combination that cannot run, named like the state of its runs in a sweep."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 
 
@@ -23,23 +23,23 @@ class Ranked(NamedTuple):
 
     overrides: list[str]
     varying: list[str]
-    """Overrides that not all combinations share."""
+    """Overrides that differ between combinations."""
     forecast: Forecast
 
     def as_json(self) -> dict[str, Any]:
-        """Return one object."""
+        """Return the combination and its forecast as one flat object."""
         return {"overrides": self.overrides, **self.forecast.as_json()}
 
 
 class _PlannedTarget(ConfiguredTarget):
-    """Devices that `plan` predicts for."""
+    """The devices for which `plan` predicts."""
 
     def workers(self, experiment: Experiment) -> int:
         return expected_devices(experiment).workers
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
-    """Predict every combination of a command line; raises ConfigError as a sweep over it would."""
+    """Predict and sort every combination of a command line; raises the same ConfigError as a sweep."""
     config = composer.compose_sweep()
     target = _PlannedTarget()
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)
@@ -47,7 +47,7 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     possible = [job for job in jobs if not job.runs[0].reason]
     with naming(f"predicting {len(possible):,} combinations"):
         predicted = iter(predict_all([job.runs[0].composed.config for job in possible], active_only=active_only))
-    shared = set[str].intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set[str]()
+    varied = varying([job.overrides for job in jobs])
     ranked = []
     for job in jobs:
         if reason := job.runs[0].reason:
@@ -56,13 +56,13 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
             found = next(predicted)
             forecast = found.forecast or Forecast(Verdict(NOT_PLANNED, found.fault))
         overrides = as_typed(job.overrides)
-        varying = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw not in shared]
-        ranked.append(Ranked(overrides, varying, forecast))
+        own = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw in varied]
+        ranked.append(Ranked(overrides, own, forecast))
     return sorted(ranked, key=_sort_key)
 
 
 def _sort_key(each: Ranked) -> tuple[int, float, float]:
-    """Sort the fastest first; where speeds are unknown, the one that needs least memory."""
+    """Return a key that sorts by verdict, then the fastest first, then by the least memory."""
     forecast = each.forecast
     return (
         ORDER.index(forecast.verdict.answer),
@@ -72,11 +72,11 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
 
 
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
-    """Return the cells of the table by title, without columns that are empty in every row."""
+    """Return title -> cells of the table, without empty columns."""
     rows = [each.as_json() for each in ranked]
 
-    def numbers(key: str, form: str) -> list[str]:
-        return ["" if row[key] is None else form.format(row[key]) for row in rows]
+    def numbers(key: str, template: str) -> list[str]:
+        return ["" if row[key] is None else template.format(row[key]) for row in rows]
 
     found = {
         "combination": [" ".join(each.varying) or " ".join(each.overrides) for each in ranked],

@@ -14,7 +14,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, Option, chosen
 from meshrunner.runner.rundir import StepRow, Tracking, read_config, read_overrides, read_status, sweep_title
 from meshrunner.runner.rundir.files import is_sweep, tracking
-from meshrunner.runner.trackers.facts import described, in_common, tags
+from meshrunner.runner.trackers.description import described, in_common, tags
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from meshrunner.runner.process.forkserver import END_SIGNAL, context
 from meshrunner.runner.process.temporary import temporary_folder
 from meshrunner.runner.process.tree import descendants, kill
 from meshrunner.runner.rundir.files import LOGS, is_sweep, tracker_log
-from meshrunner.runner.trackers import process as tracker_process
+from meshrunner.runner.trackers import follow
 from meshrunner.runner.trackers.base import Tracker, ensure_run_id, read_tracking, update_tracking
 
 TRACKER_GRACE_S = 2.0
@@ -67,7 +67,7 @@ class TrackerHandle:
         environment = os.environ | {"TMPDIR": self._temporary}
         arguments = (str(self._folder), self._member, ended, environment, list(sys.path))
         # A daemon: a launcher that exits without `finish` terminates it, rather than wait for it.
-        process = context.Process(target=tracker_process.main, args=arguments, daemon=True, name="tracker")
+        process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
         process.start()
         ended.close()
         self._process = process
@@ -100,7 +100,7 @@ class TrackerHandle:
                 self.stop()  # after Ctrl-C, too
         if self._problem is None:
             return None
-        again = " ".join([f"python -m {tracker_process.__name__}", str(self._folder), self._member]).rstrip()
+        again = " ".join([f"python -m {follow.__name__}", str(self._folder), self._member]).rstrip()
         return (
             f"tracker {self._tracker.kind} {self._problem}; the {self._subject} is not affected "
             f"(log: {tracker_log(self._folder, self._member)}; again: {again})"

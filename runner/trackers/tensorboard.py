@@ -13,7 +13,7 @@ from meshrunner.runner.figures import number, table_figures
 from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.rundir.files import HPARAMS, TENSORBOARD
 from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
-from meshrunner.runner.trackers.facts import settings
+from meshrunner.runner.trackers.description import settings
 
 FLUSH_S = 5
 """Seconds between flushes: the delay of a row."""

@@ -69,7 +69,7 @@ def test_what_is_left_is_run_and_a_checkpoint_of_another_format_refused(folder: 
     assert list(begun) == list(range(1, 13))
     ended = meshrunner("resume", "old_sweep", cwd=folder)
     assert ended.code == 1, ended
-    assert f"\n{FSDP1}\nis completed\n" in ended.out and f"\n{SINGLE}\nis skipped: " in ended.out, ended
+    assert f"\n{FSDP1} is completed\n" in ended.out and f"\n{SINGLE} is skipped: " in ended.out, ended
     assert {name: status(sweep / name)["state"] for name in (FSDP1, FSDP2, SINGLE, DDP)} == {
         FSDP1: "completed",
         FSDP2: "failed",

@@ -223,7 +223,7 @@ def test_the_sweep_directory_is_renamed(folder: Path) -> None:
         (folder / "sweep").rename(folder / "moved")
         ended = command.wait().check_manners()
         command.check_nobody_left()
-    assert ended.code == 1 and "was moved or removed while the sweep went on" in ended.err, ended
+    assert ended.code == 1 and "was moved or removed during the sweep" in ended.err, ended
     assert not (folder / "sweep").exists()
     assert [status(run)["state"] for run in sorted((folder / "moved").glob("0*"))] == ["completed", "pending"]
     again = meshrunner("resume", "moved", cwd=folder)

@@ -78,7 +78,7 @@ def test_the_same_command_executes_unfinished_runs(folder: Path) -> None:
 def test_a_directory_of_another_run_is_not_used(folder: Path) -> None:
     assert sweep("seed=1,2", cwd=folder).code == 0
     ended = sweep("seed=1,2", "optimizer.lr=1e-4", cwd=folder)
-    assert ended.code == 2 and "optimizer.lr: 0.001 there, 0.0001 now" in ended.err, ended
+    assert ended.code == 2 and "optimizer.lr: 0.001 on disk, 0.0001 now" in ended.err, ended
     ended = sweep("seed=1,2", "sweep.retry=1", cwd=folder)
     assert ended.code == 0 and [status(run)["attempt"] for run in runs(folder)] == [1, 1]
 
@@ -178,7 +178,7 @@ def test_what_another_process_has_done_meanwhile_is_not_done_again(folder: Path)
         assert states(folder) == ["running", "completed"]
         (folder / "go").touch()
         ended = command.wait(90)
-    assert ended.code == 0 and "001_seed-1\nis completed" in ended.out, ended
+    assert ended.code == 0 and "001_seed-1 is completed" in ended.out, ended
     assert [status(run)["attempt"] for run in runs(folder)] == [1, 1]
 
 

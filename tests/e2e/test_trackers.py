@@ -26,7 +26,7 @@ from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.trackers.base import RunRecord, read_tracking, tracker_of
 from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
-from meshrunner.runner.trackers.process import run_tracker, track_again
+from meshrunner.runner.trackers.follow import run_tracker, track_again
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
 from tests.e2e.wandb_stub import Stub
 
@@ -407,7 +407,7 @@ def test_one_of_several_trackers_in_trouble_does_not_take_the_other_along(
     out, err = capfd.readouterr()
     (warning,) = err.splitlines()
     assert "tracker own_trackers:ToFile" in warning and "logs/tracker-bad.log" in warning and not out
-    assert warning.endswith(f"meshrunner.runner.trackers.process {run.run_dir} bad)")
+    assert warning.endswith(f"meshrunner.runner.trackers.follow {run.run_dir} bad)")
     assert read_tracking(run.run_dir, "tensorboard").phase == "finished"
     (events,) = run.run_dir.glob("tensorboard/hparams/events.*")
     assert b"session_end_info" in events.read_bytes()

@@ -167,4 +167,4 @@ def test_a_sweep_of_nothing_but_skipped_runs_says_why(folder: Path, capsys: pyte
     assert cli._dispatch(["place", "-m", *TINY, *arguments]) == 0
     finish_sweep(folder / "sweep")
     said = capsys.readouterr().err
-    assert re.search(r"nothing ran: every one of the 2 runs was skipped:\n  2 x sweep.exclude: seed=1,2", said)
+    assert re.search(r"nothing ran: all 2 runs were skipped:\n  2 x sweep.exclude: seed=1,2", said)

@@ -9,7 +9,7 @@ from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import place_run
 from meshrunner.runner.sweep.combinations import ConfiguredTarget
-from meshrunner.runner.sweep.launcher import run_sweep
+from meshrunner.runner.sweep.hydra_launchers import run_sweep
 from meshrunner.runner.sweep.preflight import predict_single_run
 from meshrunner.runner.verbs.reference.queries import answered
 

@@ -22,7 +22,7 @@ def resume(arguments: list[str]) -> int:
     run_dir = existing(given.directory)
     if is_sweep(run_dir):
         warm()
-        from meshrunner.runner.sweep.launcher import resume_sweep
+        from meshrunner.runner.sweep.hydra_launchers import resume_sweep
 
         return resume_sweep(run_dir)
     if obstacle := find_obstacle(run_dir):

@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
         composed = composer.single_run()
     if composed is None:
         _collect_again()
-        from meshrunner.runner.sweep.launcher import run_sweep
+        from meshrunner.runner.sweep.hydra_launchers import run_sweep
 
         return run_sweep(composer)
     if composed.submits:

@@ -18,7 +18,7 @@ from meshrunner.runner.commands.usage import describe
 from meshrunner.runner.config.consistency import fit, remarks
 from meshrunner.runner.config.hydra.private import get_args_parser
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.sweep.launcher import _check_direction
+from meshrunner.runner.sweep.hydra_launchers import _check_direction
 from tests.composed import config, experiment
 from tests.e2e.command import TINY
 

@@ -1,4 +1,4 @@
-"""`sweep.exclude`: typed values, rules that can match nothing, and the ways in which people type them."""
+"""`sweep.exclude`: typed values, rules that match nothing, and quoting."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def combination(**choices: Any) -> Composed:
         ("size=9", False),
     ],
 )
-def test_a_condition_compares_what_yaml_reads(rule: str, matches: bool) -> None:
+def test_condition_compares_yaml_values(rule: str, matches: bool) -> None:
     assert (matching_rule([rule], combination(size="8")) == rule) is matches
 
 
@@ -73,13 +73,13 @@ def test_a_condition_compares_what_yaml_reads(rule: str, matches: bool) -> None:
     "rule",
     ["seed", "seed=", "=1", "", "seed=1,", "+seed=1", "~seed", "seed=interval(0,1)", "seed=[1", "seed=" + "[" * 500],
 )
-def test_what_is_no_line_of_conditions_is_refused(rule: str) -> None:
+def test_invalid_conditions_are_refused(rule: str) -> None:
     with pytest.raises(ConfigError, match="is not a line of conditions"):
         matching_rule([rule], combination())
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"),
+    ("rule", "message"),
     [
         ("parallelism=fdsp2", "parallelism has no option 'fdsp2'. Did you mean 'fsdp2'? Known: ddp, fsdp1, fsdp2"),
         ("parallelism=fsdp2,fsdpp1", "no option 'fsdpp1'. Did you mean 'fsdp1'"),
@@ -89,13 +89,13 @@ def test_what_is_no_line_of_conditions_is_refused(rule: str) -> None:
         ("stepz=2", "a key 'stepz'."),
     ],
 )
-def test_a_rule_that_can_match_nothing_is_refused(rule: str, says: str) -> None:
+def test_rule_that_can_match_nothing_is_refused(rule: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_rules([rule], [combination()], OPTIONS.__getitem__, whole_sweep=True)
-    assert f"'{rule}'" in str(caught.value) and says in str(caught.value)
+    assert f"'{rule}'" in str(caught.value) and message in str(caught.value)
 
 
-def test_a_key_of_one_option_is_known_where_any_combination_has_it() -> None:
+def test_key_of_any_combination_is_accepted() -> None:
     other = Composed({"parallelism": {"kind": "ddp", "bucket_cap_mb": 25.0}}, Path("1"), {"choices": {}})
     rule = "parallelism.bucket_cap_mb=25"
     assert check_rules([rule], [combination(), other], OPTIONS.__getitem__, whole_sweep=True) == []
@@ -106,7 +106,7 @@ def test_a_key_of_one_option_is_known_where_any_combination_has_it() -> None:
         check_rules(["paralelism.shard=2"], [combination()], OPTIONS.__getitem__, whole_sweep=False)
 
 
-def test_a_rule_that_matches_nothing_here_is_remarked_on_once() -> None:
+def test_rule_that_matches_no_combination_warns_once() -> None:
     rules = ["parallelism=ddp seed=7,0", "seed=0 micro_batch=1", "parallelism=fsdp2/mine"]
     remarks = check_rules(rules, [combination(), combination()], OPTIONS.__getitem__, whole_sweep=True)
     assert remarks == [
@@ -137,7 +137,7 @@ def test_rules_need_no_quotes(typed: str, read: str) -> None:
     assert prepared([typed]) == [read]
 
 
-def test_splitting_leaves_alone_what_is_open() -> None:
+def test_split_outside_ignores_brackets_and_quotes() -> None:
     assert split_outside("a,[b,c],'d,e',{f,{g,h}},i", ",") == ["a", "[b,c]", "'d,e'", "{f,{g,h}}", "i"]
     assert split_outside(r"'it\'s, so',b", ",") == [r"'it\'s, so'", "b"]
 
@@ -152,7 +152,7 @@ def place(*overrides: str) -> int:
     return cli._dispatch(["place", "-m", *TINY, "hydra.sweep.dir=sweep", *overrides])
 
 
-def test_a_sweep_skips_by_typed_rules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_skips_combinations_that_match_a_rule(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules = "sweep.exclude=[micro_batch=1 seed=0,3, optimizer.lr=1e-4 optimizer.betas=[0.9,0.95]]"
     grid = ("seed=0,1", "optimizer.lr=1e-3,1e-4", "optimizer.betas=[0.9,0.95]")
     assert place(*grid, rules, "sweep.baseline=parallelism=fsdp1") == 0
@@ -168,18 +168,18 @@ def test_a_sweep_skips_by_typed_rules(folder: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"),
+    ("rule", "message"),
     [("parallelism=fdsp2", "'fsdp2'"), ("parallelism.shrad=2", "'parallelism.shard'"), ("seed", "line of conditions")],
 )
-def test_a_sweep_with_a_rule_that_can_match_nothing_leaves_nothing(
-    rule: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_sweep_with_an_impossible_rule_writes_nothing(
+    rule: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert place("seed=0,1", f"sweep.exclude=['{rule}']") == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 
-def test_options_of_ones_own_are_known(folder: Path) -> None:
+def test_options_in_the_users_directory_are_accepted(folder: Path) -> None:
     (folder / "own" / "lr_schedule").mkdir(parents=True)
     (folder / "own" / "lr_schedule" / "mine.yaml").write_text("kind: constant\nwarmup_steps: 1\n")
     given = ("--config-dir", "own", "seed=0,1")

@@ -29,7 +29,7 @@ from hydra.test_utils.test_utils import TSweepRunner
 
 from meshrunner.runner.rundir.files import SUMMARY, write_json
 from meshrunner.runner.rundir.states import read_state
-from meshrunner.runner.sweep import combinations, launcher
+from meshrunner.runner.sweep import combinations, hydra_launchers
 from tests.composed import experiment
 
 
@@ -58,7 +58,7 @@ def any_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         combinations, "_repeated", lambda composed, _, reason, __: [combinations.PlannedRun(composed, reason)]
     )
-    monkeypatch.setattr(launcher, "execute_all", executed)
+    monkeypatch.setattr(hydra_launchers, "execute_all", executed)
     monkeypatch.setattr(launcher_common_tests, "verify_dir_outputs", check_run_directory)
 
 

@@ -1,4 +1,4 @@
-"""The page of a sweep that goes on: when it is written, and that it cannot harm the sweep."""
+"""The report page of a running sweep: when it is written, and that its failures are harmless."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.run_dirs import make_run
 
 
 class Clock:
-    """A clock that stands still."""
+    """A clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now = 1e9
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def written(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When pages were written; each takes half a second."""
+    """Times at which pages were written; each takes half a second."""
     moments: list[float] = []
 
     def write(*_: Any) -> None:
@@ -49,7 +49,7 @@ def written(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return moments
 
 
-def test_a_page_is_written_every_ten_seconds_at_most_and_takes_one_percent(
+def test_page_is_written_at_most_every_ten_seconds_and_takes_one_percent(
     tmp_path: Path, clock: Clock, written: list[float]
 ) -> None:
     begun, page = clock.now, LivePage(tmp_path, runs=4)
@@ -61,7 +61,7 @@ def test_a_page_is_written_every_ten_seconds_at_most_and_takes_one_percent(
     assert second - first == pytest.approx(50, abs=1) and not more, "then the page itself says how long it takes"
 
 
-def test_the_first_page_of_many_runs_waits_for_its_share(tmp_path: Path, clock: Clock, written: list[float]) -> None:
+def test_first_page_of_many_runs_waits_for_its_share(tmp_path: Path, clock: Clock, written: list[float]) -> None:
     begun, page = clock.now, LivePage(tmp_path, runs=200)
     while not written:
         clock.now += 1
@@ -69,15 +69,13 @@ def test_the_first_page_of_many_runs_waits_for_its_share(tmp_path: Path, clock: 
     assert 100 < written[0] - begun < 1000
 
 
-def test_a_page_that_cannot_be_written_ends_no_sweep(tmp_path: Path, clock: Clock) -> None:
+def test_unwritable_page_does_not_end_the_sweep(tmp_path: Path, clock: Clock) -> None:
     page = LivePage(tmp_path / "gone", runs=1)
     clock.now += 100
     page.run_ended()
 
 
-def test_a_sweep_writes_its_page_while_runs_are_still_to_come(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_writes_its_page_between_runs(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [make_run(tmp_path / f"{i}", f"steps={i + 4}", state="pending", wps=None, losses=None) for i in range(3)]
     write_json(tmp_path / "sweep.json", {"jobs": [{"name": run.name, "overrides": []} for run in runs]})
     pages: list[str] = []
@@ -90,11 +88,11 @@ def test_a_sweep_writes_its_page_while_runs_are_still_to_come(
 
     monkeypatch.setattr(execute_all, "execute", execute)
     monkeypatch.setattr(execute_all, "report", lambda *_, **__: None)
-    table: Any = SimpleNamespace(steps=False, refresh=None, run_started=lambda _: None, run_ended=lambda _: None)
+    display: Any = SimpleNamespace(steps=False, refresh=None, run_started=lambda _: None, run_ended=lambda _: None)
     settings: Any = SimpleNamespace(retry=0, fail_fast=False)
     preemption: Any = SimpleNamespace(poll=lambda: None, requested=False)
     page = LivePage(tmp_path, len(runs))
-    execute_all._sequential(page, dict.fromkeys(runs, 1), settings, table, preemption)
+    execute_all._sequential(page, dict.fromkeys(runs, 1), settings, display, preemption)
     assert [("1 completed" in text, "2 completed" in text) for text in pages] == [
         (False,) * 2,
         (True, False),

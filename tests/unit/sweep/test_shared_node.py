@@ -56,7 +56,7 @@ def shared(folder: Path, *overrides: str, runs: int = 3) -> list[str]:
     ],
 )
 @pytest.mark.usefixtures("gpus")
-def test_gpus_are_named_as_the_user_names_them(
+def test_gpus_keep_the_names_of_cuda_visible_devices(
     visible: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if visible is not None:
@@ -64,26 +64,24 @@ def test_gpus_are_named_as_the_user_names_them(
     assert visible_gpus() == expected
 
 
-def test_names_that_torch_does_not_accept_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_torch_rejects_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpu_count", lambda: 2)  # torch stops at the first that is none
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,-1,6")
     assert visible_gpus() == ["4", "5"]
 
 
 @pytest.mark.usefixtures("gpus")
-def test_devices_count_inside_those_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_devices_counts_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-1f,7")
     assert shared(tmp_path / "all", *GPUS) == ["4", "5", "GPU-1f", "7"]
     assert shared(tmp_path / "some", *GPUS, "sweep.devices=3") == ["4", "5", "GPU-1f"]
-    with pytest.raises(
-        ConfigError, match=r"^sweep.devices\(8\) is more than the 4 GPUs visible here: 4, 5, GPU-1f, 7$"
-    ):
+    with pytest.raises(ConfigError, match=r"^sweep.devices: 8 is more than the 4 visible GPUs: 4, 5, GPU-1f, 7$"):
         shared(tmp_path / "many", *GPUS, "sweep.devices=8")
     assert shared(tmp_path / "cpu", *CPUS, "sweep.devices=6") == ["0", "1", "2", "3", "4", "5"]
 
 
 @pytest.mark.usefixtures("gpus")
-def test_runs_take_turns_where_two_do_not_fit(tmp_path: Path) -> None:
+def test_runs_are_sequential_if_two_do_not_fit(tmp_path: Path) -> None:
     assert shared(tmp_path / "whole") == [], "each takes all GPUs"
     assert shared(tmp_path / "one", *GPUS, runs=1) == []
     assert shared(tmp_path / "turns", *GPUS, "sweep.devices=1") == []
@@ -91,7 +89,7 @@ def test_runs_take_turns_where_two_do_not_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("overrides", "sees"), [(GPUS, "4"), (CPUS, "")])
 @pytest.mark.usefixtures("gpus")
-def test_each_has_its_devices_and_its_part_of_the_cores(
+def test_each_run_gets_its_devices_and_its_share_of_cores(
     overrides: tuple[str, ...], sees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5" if sees else "")

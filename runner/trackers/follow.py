@@ -2,8 +2,8 @@
 
 It needs only the directory, so it can also track a run or a sweep that has ended; MEMBER: by one of several trackers.
 
-    python -m meshrunner.runner.trackers.process RUN_DIR [MEMBER]
-    python -m meshrunner.runner.trackers.process SWEEP_DIR [MEMBER]
+    python -m meshrunner.runner.trackers.follow RUN_DIR [MEMBER]
+    python -m meshrunner.runner.trackers.follow SWEEP_DIR [MEMBER]
 """
 
 from __future__ import annotations
@@ -138,5 +138,5 @@ def track_again(folder: Path, *members: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3) or not (is_run(Path(sys.argv[1])) or is_sweep(Path(sys.argv[1]))):
-        sys.exit("usage: python -m meshrunner.runner.trackers.process RUN_DIR or SWEEP_DIR [MEMBER]")
+        sys.exit("usage: python -m meshrunner.runner.trackers.follow RUN_DIR or SWEEP_DIR [MEMBER]")
     sys.exit(track_again(Path(sys.argv[1]), *sys.argv[2:]))
