@@ -1,6 +1,7 @@
-"""What Hydra's plugin scan finds. It runs in every Hydra program of the environment, so it imports next to nothing.
+"""Hydra's launchers `local`, `slurm` and `place`.
 
-No `from __future__ import annotations` and no dataclass here: Hydra executes the file before it is in sys.modules.
+Every Hydra program in the environment imports this file, so it imports little itself. It must not use
+`from __future__ import annotations` or dataclasses, because Hydra executes it before it is in sys.modules.
 """
 
 from hydra.core.config_store import ConfigStore
@@ -19,7 +20,7 @@ class LocalLauncher(Launcher):
     """Runs the jobs of a sweep on this node."""
 
     def setup(self, *, hydra_context, task_function, config):
-        # No job calls the task function: it is told of each batch that has ended.
+        # Jobs do not call the task function. The launcher calls it with each batch that has ended.
         self.context, self.config, self.ended = hydra_context, config, task_function
 
     def launch(self, job_overrides, initial_job_idx):
@@ -32,7 +33,7 @@ class SlurmLauncher(LocalLauncher):
     """Submits the jobs of a sweep to SLURM."""
 
     def __init__(self, **_):
-        """The settings are read from the configuration, where they are plain values."""
+        """Ignore the instantiated settings. The launcher reads plain values from the configuration."""
 
     def launch(self, job_overrides, initial_job_idx):
         from meshrunner.runner.sweep.hydra_launchers import launch_slurm
@@ -41,7 +42,7 @@ class SlurmLauncher(LocalLauncher):
 
 
 class PlaceLauncher(LocalLauncher):
-    """Writes the run directories of a sweep, and starts nothing."""
+    """Writes the run directories of a sweep without starting any run."""
 
     def launch(self, job_overrides, initial_job_idx):
         from meshrunner.runner.sweep.hydra_launchers import launch_place

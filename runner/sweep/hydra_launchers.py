@@ -1,6 +1,7 @@
-"""Hydra's launchers: every run of a sweep is checked and placed before the first begins.
+"""Runs a sweep through Hydra: its sweeper passes batches of jobs to one of three launchers.
 
-`local` then executes the runs, `slurm` submits them, `place` does nothing more.
+Each launcher checks and writes all runs of a batch before the first one starts. Then `local` executes the runs, `slurm` submits
+them, and `place` does nothing more.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composer, plain, typed
+from meshrunner.runner.config.compose import Composer, plain
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.config.placed import usable_runs
-from meshrunner.runner.console import say, shown, warn
-from meshrunner.runner.figures import higher_is_better
+from meshrunner.runner.console import say, shown
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
@@ -36,6 +36,7 @@ from meshrunner.runner.sweep.combinations import (
     Target,
     check_batch,
 )
+from meshrunner.runner.sweep.direction import check_direction, minimizes
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.finish import finish_sweep
 from meshrunner.runner.sweep.preflight import with_predictions
@@ -43,7 +44,7 @@ from meshrunner.runner.sweep.preflight import with_predictions
 
 @dataclass(frozen=True)
 class EndedBatch:
-    """The result of a batch of jobs."""
+    """A batch whose runs have ended."""
 
     sweep_dir: Path
     exit_status: int
@@ -51,31 +52,24 @@ class EndedBatch:
 
 Ended = Callable[[EndedBatch], object]
 
-DIRECTIONS = {
-    "hydra.sweeper.direction": "hydra.sweeper.direction=maximize",
-    "hydra.sweeper.optim.maximize": "hydra.sweeper.optim.maximize=true",
-    "hydra.sweeper.ax_config.experiment.minimize": "hydra.sweeper.ax_config.experiment.minimize=false",
-}
-"""Where the Optuna, Nevergrad and Ax sweepers keep their direction, and how it is turned."""
-
 
 class StopSweep(Exception):
-    """The sweeper must not launch more jobs: `sweep.fail_fast`, or a stop was requested."""
+    """Ends the sweeper before further jobs, because of `sweep.fail_fast` or a stop request."""
 
 
 def run_sweep(composer: Composer) -> int:
-    """Run a sweep from the command line; exit status 1 when a run failed, crashed or timed out."""
-    # Not from the sweeper's return value: some return nothing.
+    """Run a sweep from the command line; return its exit status, 1 if a run failed, crashed or timed out."""
+    # Some sweepers return nothing, so the launcher reports each batch.
     batches: list[EndedBatch] = []
     config = composer.compose_sweep()
-    _check_direction(config)
+    check_direction(config)
     try:
-        with _nothing_left_behind(Path(config.hydra.sweep.dir).absolute()), suppress(StopSweep):
+        with _restored_unless_placed(Path(config.hydra.sweep.dir).absolute()), suppress(StopSweep):
             composer.sweep(config, batches.append)
     except MissingConfigException:
-        raise  # an OSError of Hydra's
+        raise  # it is an OSError, too
     except OSError as error:
-        raise ConfigError(f"the sweep directory cannot be written: {error}") from None
+        raise ConfigError(f"hydra.sweep.dir: the sweep directory cannot be written: {error}") from None
     except Exception:  # an adaptive sweeper may launch a wrong job after hours
         if batches:
             finish_sweep(batches[0].sweep_dir)
@@ -86,8 +80,8 @@ def run_sweep(composer: Composer) -> int:
 
 
 @contextmanager
-def _nothing_left_behind(sweep_dir: Path) -> Iterator[None]:
-    """Where no run was placed, leave the folder as it was: Hydra's sweepers create it before anything is checked."""
+def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
+    """Restore the sweep directory if no run was placed: Hydra's sweepers create it before anything is checked."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -95,7 +89,7 @@ def _nothing_left_behind(sweep_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # a folder that is not empty, or gone
+        with suppress(OSError):  # a directory that is not empty or was removed
             if since == (placed.stat().st_mtime_ns if placed.exists() else None):
                 if before is None:
                     record.unlink(missing_ok=True)
@@ -106,9 +100,9 @@ def _nothing_left_behind(sweep_dir: Path) -> Iterator[None]:
 
 
 def resume_sweep(sweep_dir: Path) -> int:
-    """Execute the unfinished runs of a sweep on disk; returns its exit status, 1 where one of them is damaged."""
+    """Execute the unfinished runs of a sweep on disk; return the exit status, 1 if one of them is damaged."""
     run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
-    _say_where(sweep_dir)
+    say(f"sweep directory: {shown(sweep_dir)}")
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
             only_this_node(read_config(run_dir)["launch"]["nodes"])
@@ -117,25 +111,19 @@ def resume_sweep(sweep_dir: Path) -> int:
     return status or int(damaged > 0)
 
 
-def _say_where(sweep_dir: Path) -> None:
-    """What a person needs to look at a sweep, or to stop it, while it runs."""
-    say(f"sweep directory: {shown(sweep_dir)}")
-
-
 def _checked(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
 ) -> SweepBatch:
-    """Return a batch, checked and predicted; raises ConfigError that lists all wrong jobs."""
     return with_predictions(check_batch(loader, config, job_overrides, first, target), target)
 
 
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Launch a batch of jobs on this node, for Hydra's sweeper. Raises ConfigError that lists all wrong ones, and StopSweep."""
+    """Execute a batch of jobs on this node; raises ConfigError that lists all invalid jobs, and StopSweep."""
     batch = _checked(loader, config, job_overrides, first, LocalTarget())
     if first == 0:
-        _say_where(batch.sweep_dir)
+        say(f"sweep directory: {shown(batch.sweep_dir)}")
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment)
     ended(EndedBatch(batch.sweep_dir, status))
     if stop:
@@ -146,10 +134,12 @@ def launch_local(
 def launch_slurm(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Submit a batch of jobs to SLURM, for Hydra's sweeper. Raises ConfigError that lists all wrong ones."""
+    """Submit a batch of jobs to SLURM; raises ConfigError that lists all invalid jobs."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
-        raise ConfigError("this sweeper learns from the results of runs: it needs hydra.launcher.wait=true")
+        raise ConfigError(
+            "hydra.launcher.wait: this sweeper needs the results of each batch; use hydra.launcher.wait=true"
+        )
     batch = _checked(loader, config, job_overrides, first, settings)
     if settings.dry_run:
         runs = {run.run_dir: job.experiment for job, run in batch.ordered if not run.reason}
@@ -168,7 +158,7 @@ def launch_slurm(
 def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
-    """Place a batch of jobs, for Hydra's sweeper under `meshrunner place -m`. Raises ConfigError that lists all wrong ones."""
+    """Write the run directories of a batch for `meshrunner place -m`; raises ConfigError that lists all invalid jobs."""
     batch = _checked(loader, config, job_overrides, first, ConfiguredTarget())
     batch.place()
     say(f"sweep directory: {batch.sweep_dir}")
@@ -176,45 +166,13 @@ def launch_place(
 
 
 def job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return the results of a batch, for the sweeper."""
+    """Return the results of a batch for the sweeper."""
     worst = math.inf if minimizes(config) else -math.inf
     return [_job_return(job, worst) for job in batch.combinations]
 
 
-def minimizes(config: DictConfig) -> bool:
-    """Return whether the sweeper minimises: the settings of the Optuna, Ax and Nevergrad sweepers."""
-    direction = OmegaConf.select(config, "hydra.sweeper.direction")
-    maximize = OmegaConf.select(config, "hydra.sweeper.optim.maximize")
-    return (
-        getattr(direction, "name", direction) == "minimize"
-        or OmegaConf.select(config, "hydra.sweeper.ax_config.experiment.minimize") is True
-        or maximize is False
-    )
-
-
-def _check_direction(config: DictConfig) -> None:
-    """
-    Compare the direction of an adaptive sweeper with the objective, and warn where it looks for the worst.
-
-    Raises:
-        ConfigError: it minimises what should be high, and nobody said so: some sweepers do by default.
-    """
-    if config.hydra.sweeper._target_ == BASIC_SWEEPER:
-        return
-    objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
-    if minimizes(config) and higher_is_better(objective):
-        if not any(key in given for key in DIRECTIONS):
-            raise ConfigError(
-                f"this sweeper minimises, and the objective {objective} is better when it is high: add "
-                f"{next(text for key, text in DIRECTIONS.items() if OmegaConf.select(config, key) is not None)}"
-            )
-        warn(f"the sweeper looks for the lowest {objective}")
-    elif not minimizes(config) and not higher_is_better(objective):
-        warn(f"the sweeper looks for the highest {objective}")
-
-
 def _job_return(job: Combination, worst: float) -> JobReturn:
-    """Return the result of a job, for the sweeper: the median objective of its runs, the worst value when one has none."""
+    """Return the median objective of a job's runs for the sweeper, or `worst` if one of them has none."""
     values = []
     for run in job.runs:
         summary = Summary.read(run.run_dir / SUMMARY)

@@ -1,4 +1,4 @@
-"""Predicts every combination of a grid for `meshrunner plan -m`, and ranks them: the fastest that fits first, impossible ones last."""
+"""Predicts the combinations of a grid and ranks them for `meshrunner plan -m`, the fastest that fits first."""
 
 from __future__ import annotations
 

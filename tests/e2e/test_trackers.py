@@ -25,8 +25,8 @@ from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.trackers.base import RunRecord, read_tracking, tracker_of
-from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
 from meshrunner.runner.trackers.follow import run_tracker, track_again
+from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
 from tests.e2e.wandb_stub import Stub
 

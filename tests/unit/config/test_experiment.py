@@ -321,7 +321,8 @@ def test_a_users_own_package_comes_before_an_installed_one(
 def test_checking_imports_no_torch() -> None:
     program = (
         "import sys; from tests.composed import experiment; experiment(); from meshrunner.runner import cli; "
-        "from meshrunner.runner.launch import execute; from meshrunner.runner.sweep import combinations, execute_all, hydra_launchers; "
+        "from meshrunner.runner.launch import execute; from meshrunner.runner.sweep import combinations, execute_all; "
+        "from meshrunner.runner.sweep import hydra_launchers; "
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=CONF.parent)

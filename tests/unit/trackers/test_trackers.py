@@ -28,8 +28,8 @@ from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
 from meshrunner.runner.rundir.sweep import add_runs
 from meshrunner.runner.trackers.base import RunRecord, SweepRecord, Tracker, tracker_of
-from meshrunner.runner.trackers.handle import Trackers
 from meshrunner.runner.trackers.follow import RowBuffer, run_tracker
+from meshrunner.runner.trackers.handle import Trackers
 from tests.composed import config, experiment, option
 from tests.e2e.command import TINY
 from tests.run_dirs import make_run
