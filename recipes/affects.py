@@ -1,4 +1,4 @@
-"""Read what the keys of a configuration affect from the fields that declare them."""
+"""Look up the effects of configuration keys, which the fields declare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from meshrunner.recipes.option import Affects, Option, Section
 
 EXPERIMENT = "meshrunner.runner.config.experiment:Experiment"
-"""The class that declares the top-level keys. Modules below it read its fields, so it is named here and imported on first use."""
+"""The class that declares the top-level keys. It is imported on first use, because it is in a higher layer."""
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
@@ -20,10 +20,10 @@ def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
 
 def affected_by(key: str, flat: dict[str, Any]) -> Affects:
     """
-    Return what a key of a flat configuration affects.
+    Return the effects of a key of a flat configuration.
 
-    A key that no shipped class declares affects what its section affects, as does a key of an older version. The user's own
-    classes are not imported: reading a configuration runs none of their code.
+    A key that no shipped class declares, such as one of an older version, has the effects of its section. Classes of the user
+    are not imported, because reading a configuration must not run their code.
     """
     kind = flat.get(f"{key.partition('.')[0]}.kind")
     return _affected_by(key, kind if isinstance(kind, str) else "")
@@ -50,7 +50,7 @@ def _is_section(annotation: Any) -> TypeGuard[type[Section]]:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare the keys of a section: of a group first that of `kind`, then all shipped ones."""
+    """Yield the classes that may declare the keys of a section. For a group, the class of `kind` comes before the others."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -1,4 +1,4 @@
-"""The `compile` group: arguments of torch.compile. Shapes are static, so each shape is compiled separately."""
+"""The `compile` group: the parts of the model to compile, and arguments of torch.compile. Shapes are static."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 KNOWN_BACKENDS = ("inductor", "aot_eager", "eager")
-"""Backends that every supported torch has; any other is looked up in torch."""
+"""Backends of every supported torch. Others are looked up in the installed one."""
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Modes that record CUDA graphs (torch._inductor.list_mode_options)."""
+"""Modes that record CUDA graphs, according to torch._inductor.list_mode_options."""
 
 
 class Compile(Option):
-    """Which parts of the model are compiled."""
+    """Choice of the parts of the model to compile."""
 
     kinds: ClassVar[dict[str, str]] = {
         "eager": "meshrunner.recipes.compile:Eager",
@@ -30,34 +30,40 @@ class Compile(Option):
     }
 
     compiles: ClassVar[bool] = False
+    """Whether anything is compiled."""
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether the compiler's partitioner decides what forward saves for backward."""
+        """Whether the compiler's partitioner decides which tensors forward saves for backward."""
         return False
 
     @property
     def records_cuda_graphs(self) -> bool:
-        """Whether compiled code records CUDA graphs, which replay with the addresses they were recorded with."""
+        """Whether compiled code records CUDA graphs, which always replay with the recorded addresses."""
         return False
 
     @property
     def autotunes(self) -> bool:
-        """Whether kernels are chosen by measuring them."""
+        """Whether the compiler chooses kernels by timing them."""
         return False
 
     def problems(self) -> list[str]:
-        """One sentence for each setting that this torch does not support."""
+        """Return a sentence for each setting that the installed torch does not support."""
         return []
 
     def configure(self) -> None:
-        """Set process-wide options. Every worker calls it before anything is compiled."""
+        """Set process-wide options. Every worker calls this before it compiles anything."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
-        """Compile a block in place. contains_units: FSDP units lie inside; gathering and freeing them breaks its graph."""
+        """
+        Compile a block in place.
+
+        Args:
+            contains_units: whether FSDP units are inside the block. Gathering and freeing them breaks its graph.
+        """
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of tensors, such as the cross entropy, compiled or unchanged."""
+        """Return a function of tensors, such as the cross entropy, compiled or unchanged."""
         return function
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
@@ -65,7 +71,7 @@ class Compile(Option):
 
 
 class Eager(Compile):
-    """Nothing is compiled: operators run eagerly."""
+    """No compilation: operators run eagerly."""
 
 
 class TorchCompile(Compile):
@@ -74,13 +80,13 @@ class TorchCompile(Compile):
     compiles: ClassVar[bool] = True
 
     backend: str
-    """A torch.compile backend: inductor, aot_eager (graphs without code generation), ..."""
+    """Backend of torch.compile: inductor, aot_eager (graphs without code generation), ..."""
     mode: Mode | None
-    """inductor's trade-off between compile time and speed; null: its default."""
+    """inductor's trade-off between compile time and speed; null: inductor's default."""
     fullgraph: bool | Literal["auto"]
-    """true: a graph break is an error; auto: true unless FSDP units lie inside the compiled region."""
+    """true: a graph break is an error; auto: true unless FSDP units are inside the compiled region."""
     allow_buffer_reuse: bool
-    """Whether inductor reuses the memory of dead tensors for new results: less memory, more dependencies."""
+    """Whether inductor reuses the memory of dead tensors for new results: less memory, but more dependencies."""
 
     @model_validator(mode="after")
     def _mode_needs_inductor(self) -> TorchCompile:
@@ -120,9 +126,9 @@ class TorchCompile(Compile):
         import torch._inductor.config
         from tqdm import tqdm
 
-        # torch.fx uses tqdm, whose default lock is a system semaphore that nothing would clean up.
+        # torch.fx uses tqdm, whose default lock is a system semaphore that nobody would clean up.
         tqdm.set_lock(threading.RLock())
-        # How many rows ranks exchange is another number in every step: not to be a constant of the graph.
+        # The number of tokens that ranks exchange differs at each step, so it must not become a constant of the graph.
         torch._dynamo.config.capture_scalar_outputs = True
         torch._inductor.config.allow_buffer_reuse = self.allow_buffer_reuse
 
@@ -132,7 +138,7 @@ class TorchCompile(Compile):
 
 
 class PerBlock(TorchCompile):
-    """Each block and the loss are compiled. Blocks of the same class share the compiled code."""
+    """Compilation of each block and the loss. Blocks of the same class share the compiled code."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
         block.compile(**self._arguments(contains_units))
@@ -145,7 +151,7 @@ class PerBlock(TorchCompile):
 
 
 class WholeModel(TorchCompile):
-    """The whole model is one graph, or as few as communication allows."""
+    """Compilation of the whole model into one graph, or into as few as communication allows."""
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
         model.compile(**self._arguments(contains_units))

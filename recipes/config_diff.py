@@ -1,4 +1,4 @@
-"""Configurations as flat keys, and those in which two differ."""
+"""Flat configurations, and the differences between two configurations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    """Return a nested configuration with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
@@ -15,7 +15,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two settings are the same: 1 and 1.0 are, 1 and true or '1' are not."""
+    """Return whether two settings are equal: 1 equals 1.0, but neither true nor '1'."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same_value, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -24,7 +24,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(key, old value, new value) of every key that differs; `...` stands for a missing key."""
+    """Return (key, old value, new value) of every key that differs. The value of a missing key is `...`."""
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{path}." if path else ""
         deeper = [differences(old.get(key, ...), new.get(key, ...), f"{prefix}{key}") for key in old | new]

@@ -1,4 +1,4 @@
-"""The interface through which a recipe reports its progress. The runner's meter measures and records it."""
+"""The interface through which a recipe reports its progress. The runner's meter implements it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Phase = Literal[
     "saving a checkpoint",
     "",
 ]
-"""The current work outside of steps, as shown to the user; "" during steps."""
+"""Work in progress between steps, as shown to the user; "" during steps."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Meter(Protocol):
-    """The reporting interface. Reading metrics is a collective, so every rank calls these methods in the same order."""
+    """The reporting interface. Reading metrics is a collective, so every rank must call these methods in the same order."""
 
     def doing(self, phase: Phase) -> None:
-        """Report that a phase begins that may take long. Not a collective."""
+        """Report that a possibly long phase begins. Not a collective."""
 
     def started(
         self,
@@ -45,18 +45,18 @@ class Meter(Protocol):
         Report that the model is ready and the first step is about to begin. Counts are for the full model, not a shard.
 
         Args:
-            active_params: parameters that one token passes through; all of them in a model without experts.
-            describe_data: `Sequences.describe`. Its answer changes while data is still being read.
+            active_params: parameters that one token passes through: all of them in a model without experts.
+            describe_data: `Sequences.describe`, whose result changes while data is still being read.
         """
 
     def resumed(self, step: int, tokens: int) -> None:
-        """Report that the run continues after `step`, with `tokens` consumed so far. Called before `started`."""
+        """Report that the run continues after `step`, having consumed `tokens`. Called before `started`."""
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
         """Return a context manager around the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Return a context manager around work between two steps. Within it, every step so far is recorded."""
+        """Return a context manager around work between two steps. On entry, every step so far is recorded."""
 
     def step_done(
         self,
@@ -69,7 +69,7 @@ class Meter(Protocol):
         observed: Mapping[str, torch.Tensor],
     ) -> None:
         """
-        Report that one optimizer step was issued. On an accelerator it may still be running.
+        Report that one optimizer step was launched. On an accelerator it may still be running.
 
         Args:
             step: counts from 1.
@@ -77,8 +77,8 @@ class Meter(Protocol):
             grad_norm: global gradient norm before clipping, 0-d, the same on every rank.
             lr: learning rate of the step.
             tokens: tokens of the step over all ranks.
-            observed: further figures by their keys in events.jsonl, 0-d, on the device. The keys are the same in every step.
-                The mean over ranks is recorded.
+            observed: further figures by their keys in events.jsonl, 0-d, on the device. The keys are the same at every step.
+                Their mean over ranks is recorded.
 
         Raises:
             FloatingPointError: a loss or gradient norm since metrics were last read was not finite.

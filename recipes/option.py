@@ -1,10 +1,10 @@
-"""The base class of everything that can be chosen in YAML.
+"""The base class of every option that YAML can choose, and validators for its fields.
 
-A config group is a base class (`Model`, `Parallelism`, ...), and each of its options is a subclass: its pydantic fields are
-the YAML keys, its methods do the work. The YAML names the class by `kind`: a short name from the `kinds` table of the base
-class, or `my_package.module:MyClass` for a user's own class, which needs no registration.
+A config group is a base class (`Model`, `Parallelism`, ...), and each option is a subclass: its pydantic fields are the YAML
+keys, and its methods do the work. `kind` in the YAML names the class. It is either a short name from the base class's `kinds`,
+or `my_package.module:MyClass` for a user's own class, which needs no registration.
 
-The modules of options do not import torch at the top: a configuration is checked without it.
+Modules of options do not import torch at the top, so that a configuration can be checked without it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?` with the nearest known name, or an empty string."""
+    """Return ` Did you mean 'x'?` with the nearest known name, "" if none is near."""
     near = difflib.get_close_matches(word, list(known), 1, 0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def shortened(value: Any, length: int = 80) -> str:
-    """A value as text that fits on a line."""
+    """Return the repr of a value, cut to one line."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, a list inside itself
+    except (ValueError, RecursionError):  # an int with thousands of digits, a list that contains itself
         text = f"a {type(value).__name__}"
     return text if len(text) <= length else f"{text[:length]}..."
 
 
 def own_or_installed(module_name: str) -> ModuleType:
     """
-    Import a module that a user named, from the current directory if it is there.
+    Import a module that the user named, preferably from the current directory.
 
-    The current directory is the last entry of sys.path, so that nothing in it shadows a library. For the user's own names
-    that is too late: other distributions install a top-level `recipes`, and a folder without `__init__.py` loses to any.
+    The current directory is last on sys.path, so that its files shadow no library. A user's module could itself be shadowed
+    there: other distributions install a top-level `recipes`, and a directory without `__init__.py` has the lowest precedence.
     """
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
@@ -60,7 +60,7 @@ def own_or_installed(module_name: str) -> ModuleType:
     if spec is not None:
         sys.modules[top] = module_from_spec(spec)
         try:
-            if spec.loader is not None:  # a folder without __init__.py has none
+            if spec.loader is not None:  # a directory without __init__.py has none
                 spec.loader.exec_module(sys.modules[top])
         except BaseException:
             del sys.modules[top]
@@ -69,42 +69,40 @@ def own_or_installed(module_name: str) -> ModuleType:
 
 
 INT64 = 2**63 - 1
-"""The largest number that torch, numpy and the file formats take."""
-
-
+"""The largest number that torch, numpy and the file formats can hold."""
 NOT_IMPORTED = "kind_import"
-"""The error of a class that cannot be imported from where the command runs."""
+"""Type of the pydantic error for a class that cannot be imported in the current directory."""
 
 
 class Affects(Flag):
     """
-    The effects that a change of a configuration key has on a run.
+    Effects of changing a configuration key on a run.
 
-    A section declares the effects of its keys in `affects`; a single field overrides them with `Annotated[int, Affects.SPEED]`.
+    A section declares the effects of its keys in `affects`. A field overrides them with `Annotated[int, Affects.SPEED]`.
     """
 
     NOTHING = 0
     SPEED = auto()
     """Time or memory of a step."""
     RESULT = auto()
-    """The weights that are trained, or which steps are measured: a run does not continue with another value."""
+    """The trained weights, or the choice of measured steps. A run cannot be continued with another value."""
     FIGURES = auto()
-    """Figures of a whole run, such as its final loss, but of no single step."""
+    """Figures of the whole run, such as the final loss, but not those of a single step."""
     CHANCE = auto()
-    """Random numbers: runs that differ in nothing else are repeats of each other."""
+    """Random numbers. Runs that differ only in these keys are repeats of each other."""
     FILES = auto()
-    """The files that are kept."""
+    """Files that the run leaves behind."""
     DISPLAY = auto()
-    """The lines that a command prints."""
+    """Output of a command on the terminal."""
     SWEEP = auto()
-    """The course of a sweep. A key that affects nothing else has no effect on a single run."""
+    """Execution of a sweep. A key that affects only this has no effect on a single run."""
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, no unknown keys, no silent conversion ("3" is not 3, true is not 1)."""
+    """A part of the configuration. It is frozen, and rejects unknown keys and values of another type ("3" for 3, true for 1)."""
 
     affects: ClassVar[Affects | None] = None
-    """The effects of its keys; None: those of the section around it."""
+    """Effects of its keys; None: the same as those of the enclosing section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
@@ -115,15 +113,15 @@ class Option(Section):
     kinds: ClassVar[dict[str, str]] = {}
 
     kind: str
-    """The class of this option: a short name of this group, or `package.module:Class`."""
+    """Class of this option: a short name that the group defines, or `package.module:Class`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the name of the class: a worker imports it as `resolve` did."""
+        """Pickle the class by name, so that a worker imports it in the same way as `resolve`."""
         return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()
 
     @classmethod
     def resolve(cls, kind: Any) -> type[Option]:
-        """The class that `kind` names; raises PydanticCustomError with the known names and the nearest one."""
+        """Return the class that `kind` names; raise PydanticCustomError that suggests a name if there is none."""
         if not isinstance(kind, str):
             raise PydanticCustomError("kind_type", f"expected a name, got {kind!r}")
         path = cls.kinds.get(kind, kind)
@@ -136,11 +134,11 @@ class Option(Section):
         module_name, _, class_name = path.partition(":")
         try:
             module = own_or_installed(module_name)
-        except (Exception, SystemExit) as error:  # importing a user's module may raise anything
+        except (Exception, SystemExit) as error:  # a user's module may raise anything
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
                 top = module_name.partition(".")[0]
-                why += f"; run the command in the folder in which '{top}' lies, or set PYTHONPATH to that folder"
+                why += f"; run the command in the directory that contains '{top}', or add that directory to PYTHONPATH"
             raise PydanticCustomError(NOT_IMPORTED, f"cannot import '{module_name}': {why}") from error
         found = getattr(module, class_name, None)
         if found is None:
@@ -149,19 +147,20 @@ class Option(Section):
         if not (isinstance(found, type) and issubclass(found, cls)):
             raise PydanticCustomError("kind_class", f"'{path}' is not a class derived from {cls.__name__}")
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
-            where = f"see {cls.__module__}:{cls.__name__}"
-            raise PydanticCustomError("kind_class", f"'{path}' lacks {', '.join(missing)} ({where})")
+            raise PydanticCustomError(
+                "kind_class", f"'{path}' does not define {', '.join(missing)}; see {cls.__module__}:{cls.__name__}"
+            )
         return found
 
 
 def _blank(module_name: str, class_name: str) -> Option:
-    """An option without its state."""
+    """Return an instance without state, for unpickling."""
     option: type[Option] = attrgetter(class_name)(own_or_installed(module_name))
     return option.__new__(option)
 
 
 def chosen(base: type[Option]) -> BeforeValidator:
-    """A validator that builds the class named by `kind`: `model: Annotated[Model, chosen(Model)]`."""
+    """Return a validator that builds the class named by `kind`: `model: Annotated[Model, chosen(Model)]`."""
 
     def choose(value: Any) -> Any:
         if isinstance(value, base):
@@ -183,7 +182,7 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 @dataclass(frozen=True)
 class WholeNumbers(BeforeValidator):
-    """The validator that `whole` returns; it knows what it accepts, for the JSON schema."""
+    """Validator that `whole` returns. It also describes the accepted values in the JSON schema."""
 
     words: tuple[str | None, ...] = ()
     at_least: int = 1
@@ -197,20 +196,21 @@ class WholeNumbers(BeforeValidator):
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeNumbers:
     """
-    A validator of whole numbers and given words (None: null): `workers: Annotated[int | Auto, whole("auto")]`.
+    Return a validator that accepts whole numbers and some words: `workers: Annotated[int | Auto, whole("auto")]`.
 
-    at_most: what nobody can mean is more; it would take hours to refuse, or memory that is not there.
+    Args:
+        words: accepted words; None stands for null.
+        at_most: a limit that no real run reaches. Larger numbers, such as typing errors, would fail late or exhaust memory.
     """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
-    too_large = f"expected at most {at_most:,}"
 
     def check(value: Any) -> Any:
         right = type(value) is int and value >= at_least if not isinstance(value, str | None) else value in words
         if not right:
             raise PydanticCustomError("whole", f"expected {expected}, got {shortened(value)}")
         if isinstance(value, int) and value > at_most:
-            raise PydanticCustomError("whole", f"{too_large}, got {shortened(value)}")
+            raise PydanticCustomError("whole", f"expected at most {at_most:,}, got {shortened(value)}")
         return value
 
     return WholeNumbers(check, words=words, at_least=at_least, at_most=at_most)

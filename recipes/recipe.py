@@ -1,4 +1,4 @@
-"""The configuration of a training recipe: everything that decides its numbers, nothing about how it is launched."""
+"""The configuration of a training run, without the settings of how it is launched, tracked or measured."""
 
 from __future__ import annotations
 
@@ -24,50 +24,55 @@ from meshrunner.recipes.precision.base import Precision
 
 
 class Recipe(Section):
-    """One training run."""
+    """Settings of one training run."""
 
     affects: ClassVar[Affects] = Affects.SPEED | Affects.RESULT
 
     model: Annotated[SerializeAsAny[Model], chosen(Model)]
-    """The network that is trained: its architecture and size."""
+    """Network to train: its architecture and size."""
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]
-    """How the model is distributed over devices, and over how many."""
+    """Distribution of the model over devices: the mechanism and the degrees."""
     wrap: Annotated[SerializeAsAny[Wrap], chosen(Wrap)]
-    """Which modules become units, whose parameters FSDP gathers and frees together."""
+    """Choice of units: modules whose parameters FSDP gathers and frees together."""
     activation_checkpoint: Annotated[SerializeAsAny[ActivationCheckpoint], chosen(ActivationCheckpoint)]
-    """What is computed again in backward, to save the memory of activations."""
+    """Choice of activations to recompute in backward instead of keeping them in memory."""
     compile: Annotated[SerializeAsAny[Compile], chosen(Compile)]
-    """Which parts of the model torch.compile compiles."""
+    """Choice of the parts of the model that torch.compile compiles."""
     precision: Annotated[SerializeAsAny[Precision], chosen(Precision)]
-    """The dtypes of compute and of the gradient reduction; master weights are fp32. auto: bf16 on CUDA, fp32 on CPU."""
+    """dtypes of compute and of the gradient reduction; master weights are fp32. auto: bf16 on CUDA, fp32 on CPU."""
     loss: Annotated[SerializeAsAny[Loss], chosen(Loss)]
-    """How the cross entropy is computed; every option gives the same value."""
+    """Implementation of the cross entropy. Every option computes the same value."""
     optimizer: Annotated[SerializeAsAny[Optimizer], chosen(Optimizer)]
-    """The optimizer, its learning rate and weight decay."""
+    """Optimizer, its learning rate and weight decay."""
     lr_schedule: Annotated[SerializeAsAny[LRSchedule], chosen(LRSchedule)]
-    """The factor on optimizer.lr in every step."""
+    """Factor that optimizer.lr is multiplied by at each step."""
     data: Annotated[SerializeAsAny[Data], chosen(Data)]
-    """The tokens that are trained on: which text, which tokenizer, in which order."""
+    """Tokens to train on: the text, the tokenizer and the order."""
     checkpoint: Annotated[SerializeAsAny[Checkpoint], chosen(Checkpoint)]
-    """Whether the run is saved, and what it continues from."""
+    """Checkpoints: how often to save one, and one to start from."""
 
     steps: Annotated[Count, Affects.FIGURES]
     """Optimizer steps."""
     seed: Annotated[int, whole(at_least=0, at_most=2**62), Affects.CHANCE]
     """Seed of the initial weights and of the data order."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time, if the layout and the devices are the same. Slower on GPUs."""
+    """Use only deterministic algorithms: the same layout on the same devices gives the same bits. Slower on GPUs."""
     seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
     micro_batch: Annotated[int, whole(at_most=2**16), Affects.SPEED]
-    """Sequences per data-parallel rank in one forward pass."""
+    """Sequences per data-parallel rank and forward pass."""
     global_batch: Annotated[int | None, whole(None)]
     """Sequences per optimizer step; null: micro_batch x data-parallel ranks. Larger batches use gradient accumulation."""
     max_grad_norm: float | None = Field(gt=0)
-    """Gradients are clipped to this global norm; null: no clipping."""
+    """Global norm to clip gradients to; null: no clipping."""
 
     def accumulation(self, data_ranks: int) -> tuple[int, int]:
-        """(sequences per optimizer step, micro batches per rank and step); raises ConfigError with the arithmetic."""
+        """
+        Return (sequences per optimizer step, micro batches per rank and step).
+
+        Raises:
+            ConfigError: the global batch cannot be split evenly. The message shows the arithmetic.
+        """
         per_pass = self.micro_batch * data_ranks
         total = per_pass if self.global_batch is None else self.global_batch
         if total % per_pass:
@@ -78,16 +83,16 @@ class Recipe(Section):
         return total, total // per_pass
 
     def on(self, device_type: str) -> Self:
-        """This recipe on `cpu` or `cuda` devices, what is `auto` about its numbers resolved."""
-        own = {"precision": self.precision.on(device_type), "model": self.model.on(device_type)}
-        return self.model_copy(update=own)
+        """Return this recipe for `cpu` or `cuda` devices, with `auto` in precision and model resolved."""
+        resolved = {"precision": self.precision.on(device_type), "model": self.model.on(device_type)}
+        return self.model_copy(update=resolved)
 
     def resumed_from(self, record: Record) -> Self:
         """
-        This recipe, resumed from a checkpoint: a global batch of null keeps its size, whatever the number of ranks is now.
+        Return this recipe resumed from a checkpoint, whose global batch replaces null even if the number of ranks has changed.
 
         Raises:
-            ConfigError: the checkpoint is from another model, or already past the last step.
+            ConfigError: the checkpoint is of another model, or of a later step than the last one of this run.
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(
@@ -97,5 +102,5 @@ class Recipe(Section):
         ):
             raise ConfigError(f"the checkpoint of step {record.step} holds another model:{lines}")
         if record.step > self.steps:
-            raise ConfigError(f"steps({self.steps}) is less than the checkpoint's step({record.step})")
+            raise ConfigError(f"steps({self.steps}) is less than the checkpoint's step({record.step}); raise steps")
         return self.model_copy(update={"global_batch": self.global_batch or record.global_batch})

@@ -1,4 +1,4 @@
-"""Detection of secret environment variables, which must not be copied into the configuration."""
+"""Detect secret environment variables, which must not be copied into the configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from meshrunner.recipes.errors import ConfigError
 
 SECRET = re.compile(r"(TOKEN|(?<!_P)KEY|SECRET|JWT|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,}\s]+)")
-"""An OmegaConf interpolation; the group is the variable's name."""
+"""An OmegaConf interpolation of an environment variable. The group is the variable's name."""
 WHERE = "it would be written to config.yaml, the report page and the trackers. Set it in the shell: workers inherit its variables"
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name suggests a secret value: HF_TOKEN, WANDB_API_KEY, SLURM_JWT, but not NCCL_IB_PKEY."""
+    """Return whether a variable's name suggests a secret value: HF_TOKEN, WANDB_API_KEY, SLURM_JWT, but not NCCL_IB_PKEY."""
     return SECRET.search(name) is not None
 
 

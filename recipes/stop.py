@@ -1,4 +1,4 @@
-"""Early stopping on all ranks after the same step, so a preempted run can save a checkpoint before it is killed."""
+"""Stop all ranks after the same step, so that a preempted run can save a checkpoint before it is killed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 class StopAgreement:
     """
-    A non-blocking agreement among ranks on whether any of them was requested to stop.
+    A non-blocking agreement among ranks to stop if any of them was asked to.
 
-    After every step the ranks all-reduce a flag asynchronously, over gloo on any device. They read the result of the previous
-    step, which is complete by then.
+    After every step the ranks start an asynchronous all-reduce of a flag over gloo, and read the result of the previous step's,
+    which is usually complete by then.
 
     Args:
-        requested: whether this rank was requested to stop; called after every step.
+        requested: returns whether this rank was asked to stop. It is called after every step.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:
@@ -26,7 +26,7 @@ class StopAgreement:
         self.reduced: dist.Work | None = None
 
     def agreed(self) -> bool:
-        """Whether to stop now. Every rank calls this after every step; it becomes True on all ranks after the same step."""
+        """Return whether to stop now. Every rank must call this after every step; all ranks get True after the same step."""
         if self.reduced is not None:
             self.reduced.wait()
             if self.flag.item():

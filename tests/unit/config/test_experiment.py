@@ -78,7 +78,8 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         (
             "model.kind",
             "meshrunner.recipes.model.base:Model",
-            "'meshrunner.recipes.model.base:Model' lacks flops_per_token, network (see meshrunner.recipes.model.base:Model)",
+            "'meshrunner.recipes.model.base:Model' does not define flops_per_token, network; see meshrunner.recipes"
+            ".model.base:Model",
         ),
         ("model.n_heads", 3, "model: dim(256) is not a multiple of n_heads(3)"),
         ("model", 7, "model: expected a mapping with 'kind', got 7"),

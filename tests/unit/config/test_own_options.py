@@ -181,7 +181,7 @@ def test_a_class_that_cannot_be_imported_damages_no_run(
     for place in ("out", "out/001_model-mine"):
         text = said(capsys, 2, "resume", str(folder / place))
         assert "cannot import 'own_twist': ModuleNotFoundError" in text
-        assert "run the command in the folder in which 'own_twist' lies, or set PYTHONPATH to that folder" in text
+        assert "run the command in the directory that contains 'own_twist', or add that directory to PYTHONPATH" in text
         assert "damaged" not in text
     for run in (folder / "out").glob("0*"):
         assert read_status(run).state == "pending"
