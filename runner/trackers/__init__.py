@@ -1,1 +1,1 @@
-"""W&B and TensorBoard, fed from a run directory by a separate process that cannot disturb the training."""
+"""W&B and TensorBoard. A separate process feeds them from the run directory and cannot disturb training."""

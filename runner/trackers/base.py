@@ -1,4 +1,4 @@
-"""The `tracker` group: the records that a tracker receives, and the interface that it implements."""
+"""The `tracker` group: the interface of a tracker and the records that it receives."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class RunRecord:
     name: str
     """The run directory's name."""
     group: str | None
-    """When its sweep was placed and what varies in it, `2026-01-31 14:05 parallelism x lr`; None for a single run."""
+    """Date and varying keys of the sweep, `2026-01-31 14:05 parallelism x lr`; None for a single run."""
     attempt: int
-    """Counts from 1; above 1 the run is resumed."""
+    """Number of the attempt, from 1; a later attempt resumes the run."""
     run_id: str
-    """Letters and digits; the same for all attempts."""
+    """Hexadecimal id, the same for all attempts."""
 
     @classmethod
     def load(cls, run_dir: Path) -> RunRecord:
-        """Read a run directory; the first time, write its `run_id` to tracker.json."""
+        """Read a run directory. If tracker.json has no `run_id`, write a new one."""
         run_dir = run_dir.resolve()
         return cls(
             run_dir=run_dir,
@@ -51,15 +51,11 @@ class RunRecord:
 
     @property
     def tags(self) -> list[str]:
-        """The chosen options that are not the default, as `group=option`, at most 64 characters each."""
+        """Options that are not the default, as `group=option`, at most 64 characters each."""
         return tags(self.choices)
 
     def describe(self) -> dict[str, Any]:
-        """
-        Return the configuration with what `auto` became, and `world_size`, `device`, `commit`, `versions` and the like beside it.
-
-        Complete from this attempt's first row on.
-        """
+        """Return `description.described` of the run. It is complete once this attempt has written its first row."""
         return described(self.config, self.choices, self.run_dir)
 
 
@@ -69,23 +65,23 @@ class SweepRecord:
 
     sweep_dir: Path
     group: str
-    """The group of its runs."""
+    """Group of the sweep's runs."""
     config: dict[str, Any]
     """The resolved configuration of the first run."""
     shared: dict[str, Any]
-    """What `RunRecord.describe` says of all runs that began, with `varies`, `baseline`, and `runs`, the number of all."""
+    """Facts of `RunRecord.describe` that all started runs share, with `varies`, `baseline` and the number of `runs`."""
     tags: list[str]
-    """The tags that all runs have."""
+    """Tags that all runs have."""
     rows: list[dict[str, Any]]
-    """Rows of the table, as `meshrunner compare --json` prints them."""
+    """Rows of the table as in `meshrunner compare --json`."""
     findings: list[str]
-    """The sentences above the table."""
+    """Sentences above the table."""
     run_id: str
-    """Id of the entry with the table; the same whenever the sweep is resumed."""
+    """Id of the tracker's run with the table, kept when the sweep is resumed."""
 
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:
-        """Read a sweep directory; raises ConfigError when it contains no run."""
+        """Read a sweep directory; raises ConfigError if none of its runs is readable."""
         from meshrunner.runner.compare.export import records
         from meshrunner.runner.compare.findings import findings
         from meshrunner.runner.compare.rows import compare_sweep
@@ -94,10 +90,10 @@ class SweepRecord:
         comparison, _ = compare_sweep(sweep_dir)
         readable = [run for row in comparison.rows for run in row.runs if run.config]
         if not readable:
-            raise ConfigError(f"{sweep_dir} holds no run that can be read")
+            raise ConfigError(f"{sweep_dir} contains no readable run")
         first = min(readable, key=lambda run: run.path)
-        began = [run for run in readable if run.environment] or readable  # what was skipped resolved nothing
-        shared = in_common([described(run.config, run.choices, run.path) for run in began])
+        started = [run for run in readable if run.environment] or readable  # skipped runs resolve no `auto`
+        shared = in_common([described(run.config, run.choices, run.path) for run in started])
         shared |= {"varies": comparison.keys, "runs": sum(len(row.runs) for row in comparison.rows)}
         shared |= {"baseline": "=".join(comparison.baseline)} if comparison.baseline else {}
         return cls(
@@ -113,7 +109,7 @@ class SweepRecord:
 
 
 def ensure_run_id(folder: Path) -> str:
-    """Return the id of a run or of a sweep's table from tracker.json; the first time, write it there."""
+    """Return the id of a run or of a sweep's table from tracker.json. If there is none, write a new one."""
     run_id = read_tracking(folder).run_id
     if run_id is None:
         run_id = secrets.token_hex(4)
@@ -122,34 +118,34 @@ def ensure_run_id(folder: Path) -> str:
 
 
 def read_tracking(folder: Path, member: str = "") -> Tracking:
-    """Return the record of a tracker of a run or sweep directory; `member`: its name if there are several."""
+    """Read the state of a tracker of a run or sweep directory; `member` names one of several trackers."""
     return Tracking.read(tracking(folder, member))
 
 
 def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
-    """Change some keys of the record of a tracker."""
+    """Change some keys of the state of a tracker."""
     (read_tracking(folder, member) | changes).write(tracking(folder, member))
 
 
 class Sink(Protocol):
-    """An open tracker. An exception ends the tracking, never the run."""
+    """An open tracker. Its exceptions end the tracking but never the run."""
 
     def log(self, row: StepRow) -> None:
-        """Log one row of events.jsonl; `step` increases from call to call, unknown figures are None."""
+        """Log one row of events.jsonl. `step` increases from call to call; unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         """
-        Finish the run; returns when everything is written or sent.
+        Finish the run and return once everything is written or sent.
 
         Args:
-            summary: summary.json, {} where there is none.
+            summary: content of summary.json, or {}.
             state: the run's final state, e.g. `completed` or `oom`.
-            reason: the reason for the state; may be empty.
+            reason: the reason for the state, or an empty string.
         """
 
 
 class Tracker(Option):
-    """A destination for the figures of a run, in addition to its directory."""
+    """A destination for the figures of a run in addition to its directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",
@@ -161,29 +157,29 @@ class Tracker(Option):
     affects: ClassVar[Affects] = Affects.NOTHING
 
     finish_timeout_s: float = Field(default=60, gt=0)
-    """Seconds that the command waits for the tracker after the end of the run."""
+    """Longest wait for the tracker after the end of the run, in seconds."""
 
     @property
     def members(self) -> dict[str, Tracker]:
-        """Name -> tracker, each in a process of its own; "" where there is one alone."""
+        """Name -> tracker, each in its own process; a single tracker has the name ""."""
         return {"": self}
 
     @property
     def active(self) -> bool:
-        """Whether a run is tracked; False starts no process."""
+        """Whether runs are tracked; if not, no process is started."""
         return True
 
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
-        """Start tracking, in the tracker process. All rows from step 1 on follow, in a resumed run, too."""
+        """Start tracking. This runs in the tracker process, which logs all rows from step 1, also for a resumed run."""
 
     @property
     def compares(self) -> bool:
-        """Whether the table of a sweep is tracked; False starts no process at the end of a sweep."""
+        """Whether the table of a sweep is tracked; if not, no process is started at its end."""
         return False
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Track the table of a sweep that has ended; returns when it is written or sent."""
+        """Track the table of a sweep that has ended and return once it is written or sent."""
 
 
 class NullSink:
@@ -206,6 +202,6 @@ class NoTracker(Tracker):
 
 
 def tracker_of(record: RunRecord | SweepRecord) -> Tracker:
-    """Return the tracker that a configuration names; raises pydantic.ValidationError."""
+    """Return the tracker of a configuration; raises pydantic.ValidationError."""
     option: TypeAdapter[Tracker] = TypeAdapter(Annotated[Tracker, chosen(Tracker)])
     return option.validate_python(record.config.get("tracker"))

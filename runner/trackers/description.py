@@ -1,4 +1,4 @@
-"""What trackers receive about a run besides its figures: the resolved configuration, devices and versions."""
+"""Describes a run to trackers: its resolved configuration, devices and versions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from meshrunner.runner.rundir import Environment, Summary, is_count, options_in_
 from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY
 
 TAG_LENGTH = 64
-"""W&B refuses longer tags."""
+"""Longest tag that W&B accepts, in characters."""
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
     """
-    Return a run's configuration, nested, with the values that `auto` became in this attempt, and facts that it does not state.
+    Return a run's nested configuration with `auto` resolved, and facts about the run as additional keys.
 
     The facts are `options` (group -> chosen option), `world_size`, `device`, `device_type`, `host`, `commit`, `versions` and
-    `directory`, as far as they are known: before the workers have started, few are.
+    `directory`. Unknown ones are left out; before the workers have started, most are unknown.
     """
     environment, summary = Environment.read(run_dir / ENVIRONMENT), Summary.read(run_dir / SUMMARY)
     versions = environment.packages | {"python": environment.python}
@@ -45,7 +45,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
 
 
 def _devices(config: dict[str, Any], environment: Environment) -> int | None:
-    """Return nodes x workers: a run that ends before its workers have met has no `world_size` on record."""
+    """Return nodes x workers for a run that ended too early to record a `world_size`, or None if unknown."""
     nodes, workers = _object(config, "launch").get("nodes"), environment.workers
     return nodes * workers if is_count(nodes) and workers is not None else None
 
@@ -56,7 +56,7 @@ def _object(found: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _with_values(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a nested configuration with other values of some of its keys; keys that it does not have are left out."""
+    """Return a copy of a nested configuration with some values replaced; unknown keys of `values` are ignored."""
     changed = dict(config)
     for key, value in values.items():
         first, _, rest = key.partition(".")
@@ -69,7 +69,7 @@ def _with_values(config: dict[str, Any], values: dict[str, Any]) -> dict[str, An
 
 
 def in_common(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the keys, nested, that all runs have the same value of."""
+    """Return the nested keys that have the same value in all runs."""
     return reduce(_same, descriptions) if descriptions else {}
 
 
@@ -84,23 +84,23 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(choices: Mapping[str, str]) -> list[str]:
-    """Return the chosen options that are not the default, as `group=option`."""
+    """Return the options that are not the default, as `group=option`."""
     usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
     return [f"{group}={option}"[:TAG_LENGTH] for group, option in own.items() if option != usual.get(group)]
 
 
 SHOWN = Affects.SPEED | Affects.RESULT | Affects.FIGURES | Affects.CHANCE | Affects.FILES
-"""Effects of the keys that are shown as settings of a run."""
+"""A key with one of these effects is a setting of the run."""
 NO_SETTINGS = ("directory", "host", "options", "versions")
-"""Facts of a description that are no settings of the run."""
+"""Facts in a description that are not settings."""
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
     """
-    Flatten a description for a table, without unknown values.
+    Return the settings in a description as flat keys, without unknown values.
 
-    An option is shown by its name, as `parallelism` and not as `parallelism.kind`.
+    The name of an option is listed under its group (`parallelism`) rather than its kind (`parallelism.kind`).
     """
     options, versions = _object(description, "options"), _object(description, "versions")
     flat = flatten({key: value for key, value in description.items() if key not in NO_SETTINGS})

@@ -1,6 +1,6 @@
-"""The tracker process: tail `events.jsonl` into the tracker until the run has ended.
+"""The tracker process: it passes rows of `events.jsonl` to a tracker until the run has ended.
 
-It needs only the directory, so it can also track a run or a sweep that has ended; MEMBER: by one of several trackers.
+It reads only the directory, so it can also track a run or sweep that has already ended. MEMBER names one of several trackers.
 
     python -m meshrunner.runner.trackers.follow RUN_DIR [MEMBER]
     python -m meshrunner.runner.trackers.follow SWEEP_DIR [MEMBER]
@@ -27,10 +27,10 @@ LOWEST_PRIORITY = 19
 
 class RowBuffer:
     """
-    A buffer that yields each step of a running run once.
+    A buffer that returns one row per step of a run in execution.
 
-    A resumed run repeats the steps after its checkpoint, and the last row of a step counts. So rows of earlier attempts are
-    held back until this attempt has passed their step, or the run has ended.
+    A resumed run repeats the steps after its checkpoint, and the last row of a step counts. Rows of earlier attempts are
+    therefore held back until this attempt has passed their step or the run has ended.
     """
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
@@ -38,13 +38,13 @@ class RowBuffer:
         self._attempt = attempt
         self._held: dict[int, StepRow] = {}
         self._last_step = 0
-        """The last step of this attempt."""
+        """Last step of this attempt."""
 
     def read(self, final: bool) -> list[StepRow]:
-        """The rows that cannot be repeated any more and are new since the last call, by step; all that are left when `final`."""
+        """Return new rows that can no longer be replaced, by step; if `final`, all remaining rows."""
         for row in self._tail.read():
             for step in [step for step in self._held if step > row.step]:
-                del self._held[step]  # of an earlier attempt: from here on out of date
+                del self._held[step]  # a row of an earlier attempt, now out of date
             self._held[row.step] = row
             if row.attempt >= self._attempt:
                 self._last_step = max(self._last_step, row.step)
@@ -54,12 +54,11 @@ class RowBuffer:
 
 def track_run(run_dir: Path, ended: Connection | None = None, member: str = "") -> None:
     """
-    Feed a run's tracker; returns when the run has ended and the tracker has finished.
+    Track a run until it has ended and the tracker has finished.
 
     Args:
         ended: becomes readable when the run directory is complete; None: wait for a final state instead.
-
-        member: its name where there are several.
+        member: name of one of several trackers.
 
     Raises:
         Exception: any exception of the tracker.
@@ -71,7 +70,7 @@ def track_run(run_dir: Path, ended: Connection | None = None, member: str = "") 
     update_tracking(run_dir, member, phase="following")
     complete = False
     while not complete:
-        complete = _wait(run_dir, ended)  # before the rows are read, so that none is missed
+        complete = _wait(run_dir, ended)  # checked before the rows are read, so that none is missed
         for row in rows.read(final=complete):
             sink.log(row)
     update_tracking(run_dir, member, phase="finishing")
@@ -90,7 +89,7 @@ def track_sweep(sweep_dir: Path, member: str = "") -> None:
 
 
 def _wait(run_dir: Path, ended: Connection | None) -> bool:
-    """Wait for the next poll; returns whether the run directory is complete."""
+    """Wait up to POLL_S; return whether the run directory is complete."""
     if ended is not None:
         return ended.poll(POLL_S)
     if read_state(run_dir) in FINAL:
@@ -100,28 +99,27 @@ def _wait(run_dir: Path, ended: Connection | None) -> bool:
 
 
 def main(folder: str, member: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
-    """Entry point of the process that `TrackerHandle.start` starts."""
+    """Run the tracker process of a `TrackerHandle`."""
     forkserver.enter(tracker_log(Path(folder), member), environment, path)
-    os.nice(LOWEST_PRIORITY)  # the training is being measured
+    os.nice(LOWEST_PRIORITY)  # the tracker must not slow the measured training
     code = run_tracker(Path(folder), ended, member)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a tracker's threads and exit handlers must not delay the exit
+    os._exit(code)  # without waiting for a tracker's threads and exit handlers
 
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
     """
-    Call `track_run` or `track_sweep`; an exception becomes a traceback on stderr and a line in tracker.json.
+    Track a run or sweep and return the exit code.
 
-    Returns:
-        The exit code.
+    An exception is printed to stderr and recorded in tracker.json.
     """
     try:
         if is_sweep(folder):
             track_sweep(folder, member)
         else:
             track_run(folder, ended, member)
-    except BaseException as error:  # SystemExit of a tracker, too
+    except BaseException as error:  # including a tracker's SystemExit
         traceback.print_exc()
         lines = str(error).strip().splitlines()
         with suppress(OSError):
@@ -131,7 +129,7 @@ def run_tracker(folder: Path, ended: Connection | None = None, member: str = "")
 
 
 def track_again(folder: Path, *members: str) -> int:
-    """Track a run or a sweep that has ended once more, by all its trackers or by those named; returns the exit code."""
+    """Track an ended run or sweep again with the named trackers, or all of them; return the exit code."""
     record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
     return max(run_tracker(folder, member=member) for member in members or tracker_of(record).members)
 

@@ -1,4 +1,4 @@
-"""The launcher's handles of tracker processes: `Trackers.start(folder, tracker)`, then `finish_or_warn(...)`."""
+"""Starts and ends tracker processes: `Trackers.start(folder, tracker)`, later `finish_or_warn(...)`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRACKER_GRACE_S = 2.0
 
 
 class TrackerHandle:
-    """A tracker process for a run, or for a sweep's table. It cannot raise into the launcher, nor outlive it."""
+    """A tracker process for a run or for a sweep's table. It cannot raise into the launcher or outlive it."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str, timeout_s: float) -> None:
         self._folder = folder
@@ -39,16 +39,16 @@ class TrackerHandle:
         self._deadline = 0.0
         self._problem: str | None = None
         self._temporary = ""
-        """The folder for the temporary files of the tracker's library, which removes none when its process is ended."""
+        """Directory for temporary files of the tracker's library, which does not remove them if its process is killed."""
 
     @classmethod
     def start(cls, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> TrackerHandle:
         """
-        Start the tracker of a claimed run (it reads `attempt`), or of a sweep that has ended. Never raises.
+        Start tracking a claimed run or a sweep that has ended. Problems are reported by `finish`.
 
         Args:
-            member: its name where there are several.
-            timeout_s: of `finish`; None: the tracker's own.
+            member: name of one of several trackers.
+            timeout_s: longest wait in `finish`; None: the tracker's own.
         """
         handle = cls(folder, tracker, member, tracker.finish_timeout_s if timeout_s is None else timeout_s)
         if tracker.compares if handle._subject == "sweep" else tracker.active:
@@ -61,12 +61,12 @@ class TrackerHandle:
     def _start(self) -> None:
         (self._folder / LOGS).mkdir(exist_ok=True)
         update_tracking(self._folder, self._member, phase="starting", warning=None)
-        ensure_run_id(self._folder)  # here: several trackers share it
+        ensure_run_id(self._folder)  # before several trackers could each write one
         ended, self._end_of_run = context.Pipe(duplex=False)
         self._temporary = tempfile.mkdtemp(prefix="tracker-", dir=temporary_folder())
         environment = os.environ | {"TMPDIR": self._temporary}
         arguments = (str(self._folder), self._member, ended, environment, list(sys.path))
-        # A daemon: a launcher that exits without `finish` terminates it, rather than wait for it.
+        # A launcher that exits without `finish` terminates a daemon instead of waiting for it.
         process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
         process.start()
         ended.close()
@@ -74,11 +74,11 @@ class TrackerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the tracker; None when it has none or has finished."""
+        """Process id of the tracker; None if it is inactive or has finished."""
         return self._process.pid if self._process else None
 
     def end(self) -> None:
-        """Tell the tracker that the run has ended. status.json, events.jsonl and summary.json must be complete."""
+        """Signal the end of the run to the tracker. status.json, events.jsonl and summary.json must be complete."""
         if self._end_of_run is not None:
             self._end_of_run.close()
             self._end_of_run = None
@@ -86,10 +86,10 @@ class TrackerHandle:
 
     def finish(self) -> str | None:
         """
-        Wait for the tracker, `timeout_s` after `end` at most, and end it.
+        Wait for the tracker until `timeout_s` after `end`, then end it.
 
         Returns:
-            A warning for the user; None if the tracker finished.
+            A warning for the user, or None if the tracker finished.
         """
         self.end()
         if self._process is not None:
@@ -97,17 +97,17 @@ class TrackerHandle:
                 self._process.join(max(0.0, self._deadline - time.monotonic()))
                 self._problem = self._find_problem(self._process)
             finally:
-                self.stop()  # after Ctrl-C, too
+                self.stop()  # even after Ctrl-C
         if self._problem is None:
             return None
         again = " ".join([f"python -m {follow.__name__}", str(self._folder), self._member]).rstrip()
         return (
             f"tracker {self._tracker.kind} {self._problem}; the {self._subject} is not affected "
-            f"(log: {tracker_log(self._folder, self._member)}; again: {again})"
+            f"(log: {tracker_log(self._folder, self._member)}; to repeat: {again})"
         )
 
     def stop(self) -> None:
-        """End the tracker process, if there is one, without waiting for it to finish."""
+        """End the tracker process without waiting for it to finish."""
         if self._process is not None:
             self._terminate(self._process)
             self._process = None
@@ -128,7 +128,7 @@ class TrackerHandle:
 
     @staticmethod
     def _terminate(process: ForkServerProcess) -> None:
-        """End a tracker that still runs, and its descendants; takes 2 x TRACKER_GRACE_S at most."""
+        """End a running tracker and its descendants within 2 x TRACKER_GRACE_S."""
         if process.is_alive():
             own = descendants(process.pid) if process.pid else []
             if process.pid is not None:
@@ -138,30 +138,30 @@ class TrackerHandle:
             for each in own:
                 kill(each)
         process.join(TRACKER_GRACE_S)
-        if not process.is_alive():  # else it is in uninterruptible sleep, and dies after that
+        if not process.is_alive():  # otherwise it is in uninterruptible sleep and dies afterwards
             process.close()
 
 
 class Trackers:
-    """The tracker processes of a run, or for a sweep's table: one for each member of its tracker."""
+    """The tracker processes of a run or of a sweep's table, one per member of its tracker."""
 
     def __init__(self, handles: list[TrackerHandle]) -> None:
         self.handles = handles
 
     @classmethod
     def start(cls, folder: Path, tracker: Tracker) -> Trackers:
-        """Start them, as `TrackerHandle.start` does. Never raises."""
+        """Start one process per active member of a tracker. Never raises."""
         limits = {name: min(each.finish_timeout_s, tracker.finish_timeout_s) for name, each in tracker.members.items()}
         return cls([TrackerHandle.start(folder, each, name, limits[name]) for name, each in tracker.members.items()])
 
     def finish_or_warn(self, ended: str) -> None:
-        """Wait for all of them at once and print their warnings. `ended` is the message for a user who interrupts the wait."""
+        """Wait for all trackers at once and print their warnings; `ended` begins the warning if the user interrupts the wait."""
         try:
             for handle in self.handles:
                 handle.end()
             warnings = [warning for handle in self.handles if (warning := handle.finish())]
         except Interrupted:
-            warnings = [f"{ended}; its tracker was not waited for"]
+            warnings = [f"{ended}; stopped waiting for its tracker"]
         finally:
             for handle in self.handles:
                 handle.stop()

@@ -1,4 +1,4 @@
-"""W&B runs that were recorded offline: finding them below a directory, and uploading them by `wandb sync`."""
+"""Finds W&B runs that were recorded offline, and uploads them with `wandb sync`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OfflineRun:
 
     @property
     def uploaded(self) -> bool:
-        """Whether W&B left its mark that the record was uploaded, and it was not written to since."""
+        """Whether W&B marked the record as uploaded after it was last written."""
         try:
             return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
         except FileNotFoundError:
@@ -42,12 +42,12 @@ class OfflineRun:
 
     @property
     def growing(self) -> bool:
-        """Whether the run is being executed, so that its record is not complete."""
+        """Whether the run is still being executed, so that its record is incomplete."""
         return owner_is_alive(read_status(self.folder))
 
 
 def find_offline_runs(folder: Path) -> list[OfflineRun]:
-    """Return the offline runs of the run and sweep directories at a folder and below it, by path; follows no links."""
+    """Return the offline runs of all run and sweep directories at or below a folder, by path; symbolic links are skipped."""
     found = []
     for run_dir in _directories(folder):
         for record in sorted((run_dir / WANDB).glob("offline-run-*/*.wandb")):
@@ -61,19 +61,19 @@ def _directories(folder: Path) -> Iterator[Path]:
         here = Path(path)
         if is_run(here) or is_sweep(here):
             yield here
-        # What lies in a run directory is no run: checkpoints may hold thousands of files.
+        # Run directories contain no others, but their checkpoints may contain thousands of files.
         below[:] = [] if is_run(here) else sorted(name for name in below if name != WANDB)
 
 
 def server() -> str:
-    """Return the address of the W&B server, from the environment or the settings of wandb."""
+    """Return the address of the W&B server from the environment or the settings of wandb."""
     import wandb
 
     return str(wandb.setup().settings.base_url)
 
 
 def silence(url: str) -> str:
-    """Why a server does not answer; empty where it does, whatever it says. Without this, wandb would try for hours."""
+    """Return why a server does not answer, empty if it answers anything. wandb itself would retry for hours."""
     try:
         urlopen(Request(url, method="HEAD"), timeout=ANSWER_S).close()
     except HTTPError:
@@ -85,36 +85,36 @@ def silence(url: str) -> str:
 
 def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> str:
     """
-    Upload offline runs, by the library's own command; returns when it has ended.
+    Upload offline runs with `wandb sync`.
 
     Args:
-        done: called with each run when it is uploaded.
+        done: called with each run once it is uploaded.
 
     Returns:
-        What the command said last, for a user whose runs were not all uploaded.
+        The last line of the command's output, to explain why a run was not uploaded.
     """
     command = [sys.executable, "-m", "wandb", "sync", *(str(run.record.parent) for run in runs)]
     environment = os.environ | {"WANDB_ERROR_REPORTING": "false"}
     left = list(runs)
-    with TemporaryFile() as said:
-        # No stdin: it would ask for a key.
+    with TemporaryFile() as output:
+        # No stdin: the command would prompt for a key.
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            over = False
-            while not over:
-                over = process.poll() is not None  # before the marks are read, so that none is missed
+            ended = False
+            while not ended:
+                ended = process.poll() is not None  # checked before the marks are read, so that none is missed
                 for run in [run for run in left if run.uploaded]:
                     left.remove(run)
                     done(run)
-                time.sleep(0 if over else POLL_S)
+                time.sleep(0 if ended else POLL_S)
         finally:
             if process.poll() is None:
                 for child in descendants(process.pid):
                     kill(child)
                 process.kill()
             process.wait()
-        said.seek(0)
-        lines = [one_line(line) for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+        output.seek(0)
+        lines = [one_line(line) for line in output.read().decode(errors="replace").splitlines() if line.strip()]
     return lines[-1].removeprefix("wandb: ") if lines else f"`wandb sync` ended with exit status {process.returncode}"

@@ -1,4 +1,4 @@
-"""Several trackers of one run, each in a process of its own: `tracker=[wandb,tensorboard]`."""
+"""Several trackers for one run, each in its own process: `tracker=[wandb,tensorboard]`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from meshrunner.recipes.option import chosen
 from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
 
 NAME = re.compile(r"[A-Za-z_][\w-]{0,63}", re.ASCII)
-"""It becomes part of file names."""
+"""Name of a tracker, which becomes part of file names."""
 
 
 class Several(Tracker):
-    """Several trackers. One that fails or hangs does not take the others along."""
+    """Several independent trackers: one that fails or hangs does not affect the others."""
 
     of: dict[str, Annotated[SerializeAsAny[Tracker], chosen(Tracker)]]
-    """Name -> tracker. `tracker=[wandb,tensorboard]` fills it with these options; `tracker.of.wandb.mode=online` sets a key."""
+    """Name -> tracker, as set by `tracker=[wandb,tensorboard]`. `tracker.of.wandb.mode=online` changes a key."""
 
     @model_validator(mode="after")
-    def _each_by_itself(self) -> Several:
+    def _check_members(self) -> Several:
         if not self.of:
-            raise PydanticCustomError("several", "`of` names no tracker; tracker=[wandb,tensorboard] chooses two")
+            raise PydanticCustomError("several", "of: names no tracker. Use for example tracker=[wandb,tensorboard]")
         if wrong := [name for name in self.of if not NAME.fullmatch(name)]:
-            raise PydanticCustomError("several", f"of: {wrong[0]!r:.60} is no name: letters, digits, _ and - make one")
+            raise PydanticCustomError("several", f"of: invalid name {wrong[0]!r:.60}. Use letters, digits, _ and -")
         kind, count = Counter(tracker.kind for tracker in self.of.values()).most_common(1)[0]
         if count > 1:
-            raise PydanticCustomError("several", f"of: {count} trackers of kind '{kind}' would write to the same files")
+            raise PydanticCustomError(
+                "several", f"of: {count} trackers of kind '{kind}' would write the same files. Keep one"
+            )
         if any(isinstance(tracker, Several) for tracker in self.of.values()):
-            raise PydanticCustomError("several", "of: several trackers inside several; list them all in one")
+            raise PydanticCustomError("several", "of: must not contain `several`. List all trackers in one `of`")
         return self
 
     @property
@@ -48,4 +50,4 @@ class Several(Tracker):
         return any(tracker.compares for tracker in self.of.values())
 
     def open(self, run: RunRecord) -> Sink:
-        raise NotImplementedError("each of its members is opened by itself")
+        raise NotImplementedError("open its members instead")

@@ -1,4 +1,4 @@
-"""tracker=tensorboard, for `tensorboard --logdir RUN_OR_SWEEP_DIR`. Needs neither torch nor TensorFlow."""
+"""tracker=tensorboard: event files for `tensorboard --logdir RUN_OR_SWEEP_DIR`, written without torch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
 from meshrunner.runner.trackers.description import settings
 
 FLUSH_S = 5
-"""Seconds between flushes: the delay of a row."""
+"""Seconds between flushes, so the longest delay of a row."""
 NO_CHART = ("step", "attempt", "time", "profiled")
-"""Keys of a row that are no curve; `time` is that of its events."""
+"""Keys of a row without a curve. `time` is the time of its events."""
 
 
 class TensorBoard(Tracker):
-    """Event files in the folder `tensorboard` of the run directory, those for the HParams tab in one below it."""
+    """Event files in `RUN_DIR/tensorboard`, and for the HParams tab in a directory below it."""
 
     def open(self, run: RunRecord) -> Sink:
-        # Each attempt writes all rows: with a second file, repeated steps would be drawn twice.
+        # Each attempt writes all rows, so files of earlier attempts would draw steps twice.
         for earlier in (run.run_dir / TENSORBOARD).rglob("events.out.tfevents.*"):
             earlier.unlink()
         return TensorBoardRun(run)
@@ -35,9 +35,9 @@ class TensorBoardRun:
     """
     The event files of a run.
 
-    `tensorboard` has scalars under the keys of events.jsonl and the texts `config`, `tags`, `summary`, `state`.
-    `tensorboard/hparams` is what the HParams tab reads, settings and final figures: it takes every scalar beside the settings
-    for a result, so the curves are elsewhere.
+    `tensorboard` contains scalars under the keys of events.jsonl and the texts `config`, `tags`, `summary` and `state`.
+    `tensorboard/hparams` contains the settings and final figures for the HParams tab. The curves are in a separate file because
+    the tab treats every scalar in the file of the settings as a result.
     """
 
     def __init__(self, run: RunRecord) -> None:
@@ -55,7 +55,7 @@ class TensorBoardRun:
         self._curves.scalars(figures, row.step, row.get("time"))
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        hparams = self._begin_hparams()  # of a run without a single step, too
+        hparams = self._begin_hparams()  # a run may end before its first row
         results = {figure.summary_keys[0]: number(summary.get(figure.summary_keys[0])) for figure in table_figures()}
         hparams.scalars({key: value for key, value in results.items() if value is not None}, self._last_step)
         hparams.session_end(completed=state == "completed")
@@ -65,7 +65,7 @@ class TensorBoardRun:
             file.close()
 
     def _begin_hparams(self) -> EventFile:
-        """Write the settings, once they are known: not before the first row."""
+        """Return the file for the HParams tab. It is started at the first row, when the settings are known."""
         if self._hparams is None:
             self._hparams = EventFile(self._run.run_dir / HPARAMS)
             self._hparams.session_start(settings(self._run.describe()))
@@ -73,7 +73,7 @@ class TensorBoardRun:
 
 
 class EventFile:
-    """An event file in a folder, which TensorBoard calls a run."""
+    """The event file in a directory, which TensorBoard calls a run."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -81,12 +81,13 @@ class EventFile:
         self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_S)
 
     def scalars(self, figures: dict[str, Any], step: int, at: float | None = None) -> None:
-        """`at`: unix time; None: now."""
+        """Write scalars; `at` is a Unix time, None for now."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._write([Summary.Value(tag=key, simple_value=value) for key, value in figures.items()], step, at)
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
+        """Write a Markdown text."""
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -98,7 +99,7 @@ class EventFile:
         self._write([Summary.Value(tag=f"{tag}/text_summary", metadata=plugin, tensor=tensor)], step)
 
     def session_start(self, settings: dict[str, Any]) -> None:
-        """The beginning of a session of the HParams tab; what is no bool, number or text is shown as text."""
+        """Write the settings for the HParams tab. Values other than booleans, numbers and texts are written as JSON."""
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
         info = SessionStartInfo(start_time_secs=time.time())
@@ -112,6 +113,7 @@ class EventFile:
         self._hparams_event("session_start_info", HParamsPluginData(session_start_info=info))
 
     def session_end(self, *, completed: bool) -> None:
+        """Write the final state for the HParams tab."""
         from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
@@ -136,5 +138,5 @@ class EventFile:
 
 
 def _as_code(text: str) -> str:
-    """Markdown that shows a text verbatim."""
+    """Return Markdown that shows a text verbatim."""
     return "".join(f"    {line}\n" for line in text.splitlines())

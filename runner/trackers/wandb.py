@@ -1,6 +1,6 @@
-"""tracker=wandb: Weights & Biases. Offline by default, which needs no account and touches no network.
+"""tracker=wandb: Weights & Biases. It is offline by default, without an account or network access.
 
-A sweep is a W&B group: one W&B run per run, and at the end one of job type `comparison` with the table.
+A sweep is a W&B group with one W&B run per run, and at the end a W&B run of job type `comparison` with the table.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from meshrunner.runner.trackers.base import NullSink, RunRecord, Sink, SweepReco
 COMPARISON = "comparison"
 """Job type of the W&B run with a sweep's table, and the key of the table."""
 TOKENS = "train/tokens"
-"""The x axis of losses and the like, which compares runs of different batch sizes; any other can be chosen."""
+"""Default x axis of `train/` charts, so that runs of different batch sizes can be compared."""
 NO_CHART = (TOKENS, "step", "time", "attempt", "profiled")
-"""Keys of a row that W&B draws no chart of by itself."""
+"""Keys of a row without a chart of their own."""
 GROUP_LENGTH = 128
-"""Characters; W&B refuses longer ones."""
+"""Longest group that W&B accepts, in characters."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -38,15 +38,15 @@ class Wandb(Tracker):
     project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
     """The W&B project."""
     entity: str | None = None
-    """W&B's user or team; null: the account's default."""
+    """W&B user or team; null: the account's default."""
     group: str | None = None
-    """Group of runs; null: for a run of a sweep its date and what varies (`2026-01-31 14:05 parallelism x lr`), else none."""
+    """Group of runs; null: date and varying keys of the sweep (`2026-01-31 14:05 parallelism x lr`), none for a single run."""
     job_type: str | None = "train"
     """Job type of the run within its group."""
     tags: list[Tag] = []
-    """Tags in addition to the chosen options that are not the default (`parallelism=fsdp1`, ...)."""
+    """Tags in addition to the options that are not the default (`parallelism=fsdp1`, ...)."""
     name: str | None = None
-    """Name of the W&B run; null: the run directory's."""
+    """Name of the W&B run; null: name of the run directory."""
 
     @property
     def active(self) -> bool:
@@ -57,7 +57,7 @@ class Wandb(Tracker):
         return self.active
 
     def open(self, run: RunRecord) -> Sink:
-        """Raises wandb.errors.Error: no API key (there is no prompt), or no answer from the server within 90 s."""
+        """Open a W&B run; raises wandb.errors.Error without an API key, or if the server does not answer within 90 s."""
         if not self.active:
             return NullSink()
         started = self._start(
@@ -73,7 +73,7 @@ class Wandb(Tracker):
         return WandbRun(started, run.describe)
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Raises the same errors as `open`."""
+        """Log the table of a sweep to a W&B run; raises the errors of `open`."""
         group = self.group or sweep.group
         started = self._start(
             sweep.sweep_dir,
@@ -90,11 +90,11 @@ class Wandb(Tracker):
         comparison.finish({"findings": sweep.findings}, "completed", "")
 
     def _start(self, folder: Path, run_id: str, *, group: str | None, **settings: Any) -> Any:
-        """Start or resume the W&B run with this id, in a run or sweep directory; returns wandb's object."""
+        """Start or resume the W&B run with this id in a run or sweep directory; return wandb's run."""
         if self.mode == "offline":
-            os.environ["WANDB_ERROR_REPORTING"] = "false"  # for wandb-core, which would report its own crashes
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # wandb-core would report its own crashes
         for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
-            del os.environ[name]  # W&B records all of SLURM's variables; this process needs none
+            del os.environ[name]  # W&B records all SLURM variables
         import wandb
 
         started = wandb.init(
@@ -115,39 +115,39 @@ class Wandb(Tracker):
 
 
 def _define_axes(run: Any) -> None:
-    """Charts of `train/` over tokens, all others over steps, and none of what is an axis."""
+    """Draw `train/` charts over tokens and others over steps, and hide the axes themselves."""
     run.define_metric("train/*", step_metric=TOKENS)
     for key in NO_CHART:
         run.define_metric(key, hidden=True)
 
 
 def _remove_other_segments(folder: Path, run_id: str, current: Path) -> None:
-    """Remove earlier offline segments: each has all rows, and segments with one id overwrite each other when synced."""
+    """Remove earlier offline segments. Each has all rows, and segments with the same id overwrite each other in a sync."""
     for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
         if segment.resolve() != current.resolve():
             shutil.rmtree(segment)
 
 
 class CoreEnded(Exception):
-    """wandb-core, the process that writes and sends for W&B, is gone."""
+    """Raised if wandb-core, the process that writes and sends for W&B, has ended early."""
 
 
 class WandbRun:
     """An open W&B run."""
 
     def __init__(self, run: Any, describe: Callable[[], dict[str, Any]]) -> None:
-        """`describe`: the run's configuration, which is complete from the first row on."""
+        """`describe`: returns the configuration to log, which is complete once there is a row."""
         self._run = run
         self._describe = describe
         self._described = False
         self._core = [process for process in descendants(os.getpid()) if process_name(process).startswith("wandb-core")]
-        self._last_step = run.starting_step - 1  # on the server, from earlier attempts; -1 for a new run
+        self._last_step = run.starting_step - 1  # last step on the server; -1 for a new run
         if self._last_step >= 0:
-            print(f"W&B has the rows up to step {self._last_step}; only later ones are sent")
+            print(f"W&B already has rows up to step {self._last_step}; sending only later ones")
 
     def log(self, row: StepRow) -> None:
         if row.step <= self._last_step:
-            return  # W&B only appends: a row cannot be replaced
+            return  # W&B cannot replace rows
         self._last_step = row.step
         self._check()
         if not self._described:
@@ -159,7 +159,7 @@ class WandbRun:
         self._described = True
 
     def log_table(self, rows: list[dict[str, Any]]) -> None:
-        """Log a W&B Table: a column for each key, with the names of the run directories under `runs`."""
+        """Log a W&B Table with a column per key. `runs` lists the names of the run directories."""
         import wandb
 
         self._check()
@@ -181,6 +181,6 @@ class WandbRun:
         wandb.teardown()  # waits for wandb-core to end
 
     def _check(self) -> None:
-        """Raises CoreEnded. wandb itself would fail at some later call with a socket error, or hang."""
+        """Raise CoreEnded if wandb-core has ended: wandb would hang or fail later with a socket error."""
         if not all(map(is_alive, self._core)):
             raise CoreEnded("wandb-core, the process that writes and sends for W&B, ended before the run did")
