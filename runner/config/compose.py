@@ -18,7 +18,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hydra import version
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -43,6 +42,8 @@ from meshrunner.runner.config.hydra.private import (
     complete,
     create_config_search_path,
     load_plugins,
+    register_resolver,
+    select_behaviour,
 )
 from meshrunner.runner.console import warn
 
@@ -71,7 +72,7 @@ class Composer:
     """Hydra, set up for one command line. Raises ConfigError, or Hydra's own exceptions, for wrong overrides."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        version.setbase("1.3")
+        select_behaviour()
         check_flags(args)
         self.args = args
         overrides = [*args.overrides, *(["hydra.mode=RUN"] if args.run else [])]
@@ -83,8 +84,8 @@ class Composer:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir: no such directory: {folder}")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
-        OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-        OmegaConf.register_new_resolver("pick", _pick, replace=True)
+        register_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True)
+        register_resolver("pick", _pick)
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)
 
@@ -222,7 +223,7 @@ class Composer:
         return config
 
 
-def _pick(key: Any, table: DictConfig, default: Any = None) -> Any:
+def _pick(key: Any, table: Any, default: Any = None) -> Any:
     """Resolve `${pick:${parallelism.kind},{fsdp1:always},except_last}` to the table's value for a key, or the default."""
     return table.get(key, default)
 

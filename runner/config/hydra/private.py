@@ -1,11 +1,15 @@
-"""The one module that imports private parts of Hydra, which has no public interface for them."""
+"""The one module that imports private parts of Hydra, and the one that knows the differences between its releases."""
 
 from __future__ import annotations
 
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import hydra
+from hydra import version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -13,6 +17,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core import plugins, singleton
 from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.console import warn
@@ -22,6 +27,18 @@ __all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
 """Hydra's modules that import its plugins."""
+
+
+def select_behaviour() -> None:
+    """Select the behaviour of Hydra 1.3 rather than 1.1. Hydra 1.4 has no other, and deprecates the choice."""
+    if hydra.__version__.startswith("1.3."):
+        version.setbase("1.3")
+
+
+def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
+    """Register a resolver of interpolations, by OmegaConf 2.4's name of the function or by the older one."""
+    register = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
+    register(name, resolver, use_cache=use_cache, replace=True)
 
 
 def load_plugins() -> None:
@@ -41,7 +58,7 @@ def load_plugins() -> None:
         warn(" ".join(str(each.message).split()))
 
 
-def complete(hydra: Hydra, config_name: str, line: str) -> list[str]:
+def complete(program: Hydra, config_name: str, line: str) -> list[str]:
     """Return the values that a shell may complete the last word of a line of overrides to."""
-    found: list[str] = BashCompletion(hydra.config_loader)._query(config_name, line)
+    found: list[str] = BashCompletion(program.config_loader)._query(config_name, line)
     return found
