@@ -1,4 +1,4 @@
-"""Run directories -> which settings vary, one row per combination, deltas, parity verdicts; as text, JSON, CSV and a page.
+"""Compare run directories: the settings that vary, a row per combination, differences and loss verdicts.
 
-Reads files only: no torch, nothing of a run is executed.
+The result is a table, JSON, CSV or a page. It follows from files alone: torch is not imported, and no code of a run is executed.
 """

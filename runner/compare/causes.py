@@ -1,4 +1,4 @@
-"""What rows that did not complete have in common: `activation_checkpoint=none with micro_batch >= 4`."""
+"""Find the settings that rows without a result have in common: `activation_checkpoint=none with micro_batch >= 4`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from meshrunner.runner.compare.keys import text
 
 MAX_VALUES = 3
-"""Values of one key that a condition lists."""
+"""Largest number of values that a pattern lists."""
 MAX_PARTS = 3
-"""Parts that a group of rows is divided into."""
+"""Largest number of groups that rows are divided into."""
 
 Values = dict[str, Any]
 """The varying keys of a row."""
 
 
-class _Condition(NamedTuple):
-    """What the values of one key have in common."""
+class _Pattern(NamedTuple):
+    """A description of the values that some rows have for one key."""
 
     key: str
     values: frozenset[str]
@@ -29,10 +29,10 @@ class _Condition(NamedTuple):
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
     """
-    Conditions that hold for some rows and for none of the others, with the number of rows that each one holds for.
+    Return descriptions that match some rows and none of the others, each with the number of rows that it matches.
 
-    One if a single conjunction of conditions, one per key, covers all rows; else up to MAX_PARTS, one for each value of some
-    key. Empty if that does not do either, or if all rows there are fit it.
+    One description if a conjunction of patterns, one per key, matches all rows. Otherwise up to MAX_PARTS, one for each value
+    of some key. [] if neither tells the rows from the others.
     """
     if not rows or not others:
         return []
@@ -50,29 +50,29 @@ def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]
 
 
 def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> str:
-    """Return the fewest conditions, one per key, which all rows meet and none of the others; empty if there are none."""
-    conditions = [found for key in keys if (found := _condition(key, rows, others)) is not None]
-    chosen: list[_Condition] = []
+    """Return a short conjunction of patterns that matches all rows and none of the others; "" if there is none."""
+    patterns = [found for key in keys if (found := _pattern(key, rows, others)) is not None]
+    chosen: list[_Pattern] = []
     left = list(others)
-    while left and conditions:
-        best = min(conditions, key=lambda condition: sum(condition.holds(row) for row in left))
-        conditions.remove(best)
+    while left and patterns:
+        best = min(patterns, key=lambda pattern: sum(pattern.holds(row) for row in left))
+        patterns.remove(best)
         if all(best.holds(row) for row in left):
             break
         left = [row for row in left if best.holds(row)]
         chosen.append(best)
     if left or not chosen:
         return ""
-    for condition in list(chosen):  # one that was chosen early may not be needed any more
-        rest = [each for each in chosen if each is not condition]
+    for pattern in list(chosen):  # later choices may have made an early one redundant
+        rest = [each for each in chosen if each is not pattern]
         if rest and not any(all(each.holds(row) for each in rest) for row in others):
             chosen = rest
-    first, *more = (condition.words for condition in sorted(chosen, key=lambda each: keys.index(each.key)))
+    first, *more = (pattern.words for pattern in sorted(chosen, key=lambda each: keys.index(each.key)))
     return f"{first} with {', '.join(more)}" if more else first
 
 
-def _condition(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Condition | None:
-    """What the values of a key are in all rows; None if there is nothing to say, or too much."""
+def _pattern(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Pattern | None:
+    """Return the pattern of a key's values in some rows; None if it fits every value, or the values are too many to list."""
     everywhere = {text(row[key]): row[key] for row in (*rows, *others) if key in row}
     mine = {text(row[key]): row[key] for row in rows if key in row}
     if not all(key in row for row in rows) or len(mine) == len(everywhere):
@@ -84,7 +84,7 @@ def _condition(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _C
         lowest, highest = min(mine.values()), max(mine.values())
         between = [name for name, value in everywhere.items() if lowest <= value <= highest]
         if len(between) == len(mine) and lowest > min(everywhere.values()) and highest == max(everywhere.values()):
-            return _Condition(key, values, f"{key} >= {text(lowest)}")
+            return _Pattern(key, values, f"{key} >= {text(lowest)}")
         if len(between) == len(mine) and lowest == min(everywhere.values()):
-            return _Condition(key, values, f"{key} <= {text(highest)}")
-    return _Condition(key, values, f"{key}={' or '.join(mine)}") if len(mine) <= MAX_VALUES else None
+            return _Pattern(key, values, f"{key} <= {text(highest)}")
+    return _Pattern(key, values, f"{key}={' or '.join(mine)}") if len(mine) <= MAX_VALUES else None

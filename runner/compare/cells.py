@@ -1,4 +1,4 @@
-"""A comparison as a person reads it: titles, cells, and the lines below the table."""
+"""Write a comparison for a person: the columns of the table and the lines below it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from meshrunner.runner.rundir import PlacedSweep, Summary
 from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
-"""Behind a difference of fewer than REPEATS runs on a side: it is shown in grey."""
+"""Mark of a difference between fewer than REPEATS runs on a side; such a cell is grey."""
 LISTED = 8
 """Rows that are named if several have the same reason."""
 FACT_VALUES = 3
 """Values of a fact that are listed if runs differ in it."""
 FEWEST_STEPS = 3
-"""Measured steps of a run: of fewer a median is one step, or between two."""
+"""Measured steps below which a speed is not reliable: a median of two is a single step or lies between them."""
 LONGEST_VALUE = 500
-"""Characters of a setting; --json and --csv have it whole."""
+"""Characters of a setting in the table; --json and --csv do not cut it."""
 
 
 def columns(comparison: Comparison) -> list[Column]:
-    """What names a row first, then figures; a column that is empty in every row is left out."""
+    """Return the columns that name a row, then the figures. A column of figures is omitted if all its cells are empty."""
     rows = comparison.rows
     found = [Column(key, [_value(row, key) for row in rows]) for key in comparison.keys]
     if not found:
@@ -40,13 +40,15 @@ def columns(comparison: Comparison) -> list[Column]:
     found.append(Column("parameters", _parameters(rows)))
     figures = table_figures()
     measured = [Column(figure.heading, [figure.cell(row.summaries) for row in rows]) for figure in figures]
-    if comparison.baseline:  # a delta beside the speed, a verdict beside the loss
+    if comparison.baseline:
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
         deltas = Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against])
         measured.insert(figures.index(comparison.speed) + 1, deltas)
         measured.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
-    beside = figures.index(WPS) + 1 + (comparison.baseline is not None and comparison.speed == WPS)
-    measured.insert(beside, Column("scaling", ["" if each is None else f"{each:.1f}%" for each in comparison.scaling]))
+    after_speed = figures.index(WPS) + 1 + (comparison.baseline is not None and comparison.speed == WPS)
+    measured.insert(
+        after_speed, Column("scaling", ["" if each is None else f"{each:.1f}%" for each in comparison.scaling])
+    )
     found += measured
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
@@ -56,7 +58,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
-    """Return the sizes of the models, `7.21 M`, where rows differ in them."""
+    """Return the numbers of parameters, `7.21 M`; empty cells if all rows have the same."""
     sizes = [row.counted[0].summary.params for row in rows]
     if len({size for size in sizes if size is not None}) < 2:
         return [""] * len(rows)
@@ -76,7 +78,7 @@ def _delta(against: Against | None) -> str:
 
 
 def legend(comparison: Comparison) -> list[str]:
-    """What the cells mean, line by line: of the marks and words that occur."""
+    """Explain the marks and words that occur in the cells, a line each."""
     against = [each for each in comparison.against if each is not None]
     tested = [each.within_noise for each in against if each.speed_pct is not None]
     lines = []
@@ -84,15 +86,17 @@ def legend(comparison: Comparison) -> list[str]:
     if True in tested:
         lines.append(f"~ within noise ({test})")
     if None in tested:
-        lines.append(f"not tested: whether it is more than noise takes {REPEATS} completed runs on each side ({test})")
+        lines.append(
+            f"not tested: telling a difference from noise takes {REPEATS} completed runs on each side ({test})"
+        )
     if tested and comparison.speed.key != WPS.key:
         lines.append(
-            f"on CPUs speed is compared by {comparison.speed.title}: the clock also counts what neighbours take"
+            f"on CPUs, speeds are compared by {comparison.speed.title}: wall-clock time includes what other processes use"
         )
     if any(each is not None for each in comparison.scaling):
         lines.append(
-            f"scaling: {WPS.title}, by the clock, in percent of that on the fewest devices with otherwise equal settings; "
-            "100% is ideal"
+            f"scaling: {WPS.title} by wall-clock time, as a percentage of the row with the fewest devices and otherwise equal "
+            "settings; 100% is ideal"
         )
     kinds = {each.verdict.kind for each in against}
     if kinds & {"agrees", "differs"}:
@@ -101,22 +105,26 @@ def legend(comparison: Comparison) -> list[str]:
             for curve in (LOSS, NORM)
         )
         lines.append(
-            f"agrees: the losses' largest relative difference in any step is at most {losses}; gradient norms' {norms}"
+            f"agrees: in every step, losses differ by at most {losses} (relative), gradient norms by at most {norms}"
         )
     if "within seeds" in kinds:
-        lines.append("within seeds: in every step the means differ by less than a standard deviation of the seeds")
+        lines.append(
+            "within seeds: in every step, mean losses differ by at most the standard deviation of the baseline's seeds"
+        )
     if any(each.verdict.why == "different model" for each in against):
         lines.append(
-            "losses of different models are results, to compare as they stand in the table: only runs of the same model are "
-            "asked whether they agree"
+            "losses are checked for agreement only between runs of the same model; losses of different models are results to "
+            "compare in the table"
         )
     if any(len(row.runs) > 1 for row in comparison.rows):
-        lines.append("a row of several runs: the median run, their lowest p10 and highest p90, their highest peaks")
+        lines.append(
+            "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
+        )
     return [*lines, *_few_steps(comparison)]
 
 
 def _few_steps(comparison: Comparison) -> Iterator[str]:
-    """Yield a line for runs with hardly a measured step."""
+    """Yield a line for each number of measured steps below FEWEST_STEPS."""
     completed = [run for row in comparison.rows for run in row.completed]
     few: dict[int, Run] = {}
     for run in completed:
@@ -125,11 +133,11 @@ def _few_steps(comparison: Comparison) -> Iterator[str]:
             few.setdefault(left, run)
     for left, run in few.items():
         after, steps = (text(run.config.get(key)) for key in ("measure_after", "steps"))
-        yield f"measure_after({after}) leaves {left or 'none'} of steps({steps}): too few for a speed to rely on; raise steps"
+        yield f"measure_after({after}) leaves {left or 'none'} of steps({steps}): too few for a reliable speed; raise steps"
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return a line for every row that is not completed, or not measured throughout: which, and why."""
+    """Return a line for each reason why rows did not complete, or were not measured from the first step: the rows, and why."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
@@ -144,19 +152,19 @@ def reasons(comparison: Comparison) -> list[str]:
 
 
 def layout_remarks(summary: Summary) -> list[str]:
-    """Return a line for each layout that a run had before it was resumed under its last one."""
+    """Return a line for each layout that a run had before its last one."""
     found = []
     for earlier in summary.earlier_layouts:
         first, last = earlier.steps
-        under = "another layout, which is not on record"
+        under = "another layout, which was not recorded"
         if earlier.settings is not None:
             under = ", ".join(f"{key}={text(value)}" for key, value in earlier.settings.items())
-        found.append(f"steps {first} to {last} ran with {under}, and are not in its figures")
+        found.append(f"steps {first} to {last} ran with {under} and are not in its figures")
     return found
 
 
 def _measured_from(row: Row) -> str:
-    """Return the step from which the figures of the repeats count that were resumed under another layout."""
+    """Return the first step that is in the figures of runs that were resumed under another layout."""
     resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
 
@@ -174,7 +182,7 @@ def _devices(run: Run) -> str | None:
 
 def _sequence(run: Run) -> str | None:
     length, batch = run.config.get("seq_len"), run.config.get("micro_batch")
-    return f"{length} tokens, {batch} a device" if length and batch else None
+    return f"{length} tokens, {batch} per device" if length and batch else None
 
 
 def _precision(run: Run) -> str | None:
@@ -188,11 +196,11 @@ def _versions(run: Run) -> str | None:
 
 
 def _command(run: Run) -> str | None:
-    """Return the command of a run's sweep, else its own, which may be the `resume` of a job."""
+    """Return the command of a run's sweep, or else of the run. That of a job in a sweep may be just a `resume`."""
     return shlex.join(_sweep_command(run.path.parent) or run.environment.command) or None
 
 
-@cache  # once for all runs in the folder
+@cache
 def _sweep_command(folder: Path) -> list[str]:
     return PlacedSweep.peek(folder / SWEEP).command
 
@@ -208,7 +216,7 @@ FACTS: dict[str, Callable[[Run], str | None]] = {
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
-    """Return the known facts by title; several values where the runs differ."""
+    """Return the known facts by title; several values if the runs differ."""
     runs = [run for row in comparison.rows for run in row.runs]
     found = {title: list(dict.fromkeys(value for run in runs if (value := of(run)))) for title, of in FACTS.items()}
     return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

@@ -1,4 +1,4 @@
-"""A comparison for programs: the rows with raw figures, as JSON and as CSV."""
+"""Export a comparison for programs: rows with unrounded figures, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from meshrunner.runner.rundir import VERDICT
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
-    One flat object per row: the varying keys, state and reason, the figures under their names in summary.json.
+    Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` where the number of devices differs: WPS per device in percent of that on the fewest, null where no row is
-    otherwise equal. `plan/verdict` where any run was predicted.
+    `scaling_pct` is there if the number of devices differs: WPS per device as a percentage of that on the fewest devices, null
+    if no row is otherwise equal. `plan/verdict` is there if any run was predicted.
 
-    Against the baseline's row: `wps_vs_baseline_pct`; of the figure that `speed` names `speed_vs_baseline_pct`, `p_value` and
-    `within_noise` (null: not tested); `loss_verdict` (null: none, `loss_why` says why), `loss_max_relative_difference`,
-    `loss_differs_from_step`. `runs` lists the repeats.
+    With a baseline, `wps_vs_baseline_pct` compares WPS. `speed_vs_baseline_pct`, `p_value` and `within_noise` (null: not
+    tested) compare the figure that `speed` names. `loss_verdict` (null if there is none, for the reason in `loss_why`),
+    `loss_max_relative_difference` and `loss_differs_from_step` compare the losses. `runs` lists the repeats.
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
@@ -54,6 +54,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _alone(row: Row, key: str, value: str) -> str:
+    """Return why a row is not compared with a baseline."""
     return "it is a baseline" if text(row.values.get(key)) == value else "no row is equal in all other varying keys"
 
 
@@ -70,13 +71,13 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return a list of rows."""
+    """Return the rows as a JSON list."""
     found = json.dumps(_finite(records(comparison)), indent=2, allow_nan=False, default=str)
-    return found.replace("\x7f", "\\u007f")  # the one control character that JSON leaves as it is
+    return found.replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with text for the numbers that JSON does not have: a setting may be infinite."""
+    """Replace numbers that JSON cannot hold with text: a setting may be infinite."""
     if isinstance(value, dict):
         return {str(key): _finite(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -85,7 +86,7 @@ def _finite(value: Any) -> Any:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return a line per row, a title per column; directories of repeats separated by spaces, what is unknown empty."""
+    """Return a title line and a line per row. `runs` has directories, separated by spaces; unknown values are empty."""
     rows = records(comparison)
     for row in rows:
         row["runs"] = " ".join(run["directory"] for run in row["runs"])

@@ -1,4 +1,4 @@
-"""What a comparison says, in two to four sentences: from tested rows only, so that nothing in them is noise."""
+"""Summarise a comparison in two to four sentences. Figures are of tested rows only, so that no sentence reports noise."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from meshrunner.runner.figures import Figure, figure_of
 LISTED = 3
 """Rows, or reasons, that a sentence names."""
 SAME_MEMORY = 1.02
-"""Highest peak over lowest below which no row is called the leanest."""
+"""Ratio of the highest peak to the lowest below which the rows count as equal in memory."""
 WORKLOAD = ("model", "seq_len")
-"""Sections and keys that decide how much work a token is: between rows that differ in them none is the fastest."""
+"""Sections and keys that decide how much work a token is. If rows differ in them, none is called the fastest."""
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
-"""Figures of memory; the first that every row has is the one to compare by."""
+"""Figures of memory. Rows are compared by the first that all of them have."""
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Sentences for the top of a table. Untested differences are counted and never given as a figure."""
-    shown = f"This is of {comparison.selection}" if comparison.selection else ""
+    """Return sentences for the top of a table. Untested differences are counted but never given as a figure."""
+    shown = f"Shown: {comparison.selection}" if comparison.selection else ""
     found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison), shown]
     return [f"{sentence}." for sentence in found if sentence]
 
 
 def _tested(row: Row, figure: Figure) -> bool:
-    """Return whether a row has as many completed runs as a test takes."""
+    """Return whether a row has enough completed runs for a test."""
     return len(row.measured(figure)) >= REPEATS
 
 
 def _best(comparison: Comparison) -> str:
-    """Return the fastest row, those that are not slower beyond noise, and the leanest."""
+    """Name the fastest row, the rows that are as fast within noise, and the row with the least memory."""
     speed = comparison.speed
     rows = [row for row in comparison.rows if _tested(row, speed)]
     if sum(bool(row.completed) for row in comparison.rows) < 2:
         return ""
     if not rows:
         takes = f"{REPEATS} completed runs of a combination (sweep.repeat={REPEATS})"
-        return f"Nothing here is tested: to tell a difference from noise takes {takes}"
+        return f"No difference is tested: telling one from noise takes {takes}"
     if len(rows) < 2 or any(key.partition(".")[0] in WORKLOAD for key in comparison.keys):
         return ""
     rows.sort(key=lambda row: median(row.measured(speed)), reverse=True)
@@ -60,6 +60,7 @@ def _best(comparison: Comparison) -> str:
 
 
 def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
+    """Name the row with the least memory; return "" if memory is unknown or about equal."""
     known = [figure for figure in map(figure_of, MEMORY) if all(figure.values(row.summaries)[0] for row in rows)]
     if not known:
         return ""
@@ -68,11 +69,11 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
     if max(peaks) < SAME_MEMORY * min(peaks):
         return ""
     least = min(range(len(rows)), key=peaks.__getitem__)
-    return f"; leanest: {_name(rows[least], comparison)} ({figure.text(peaks[least])} {figure.title})"
+    return f"; least memory: {_name(rows[least], comparison)} ({figure.text(peaks[least])} {figure.title})"
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """For each value of the baseline's key: the median gain over all pairs, its range, and how many are noise."""
+    """Yield a sentence for each value of the baseline's key: the median gain, its range, and how many pairs are noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -85,11 +86,11 @@ def _against(comparison: Comparison) -> Iterator[str]:
         gains = [each.speed_pct for each in tested if each.speed_pct is not None]
         untested = len(pairs) - len(gains)
         if not gains:
-            continue  # the first sentence says that nothing is tested
+            continue  # the first sentence says so
         noise = sum(bool(each.within_noise) for each in pairs)
         size = f"{median(gains):+.1f}%"
         if len(gains) > 1:
-            size = f"{size} in median, {min(gains):+.1f}% to {max(gains):+.1f}% over {len(gains)} pairs"
+            size = f"{size} at the median, {min(gains):+.1f}% to {max(gains):+.1f}% over {len(gains)} pairs"
         sentence = f"{value} against {baseline}: "
         if noise == len(gains):
             repeats = min(each.repeats for each in tested)

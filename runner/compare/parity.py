@@ -1,4 +1,4 @@
-"""Whether two runs, or two groups of them, have trained the same: a verdict over their curves, step by step."""
+"""Decide whether two runs, or two groups of runs, trained alike, by comparing their curves step by step."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from meshrunner.runner.figures import figure_of, number
 LOSS, NORM = "train/loss", "train/grad_norm"
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
 """Largest relative difference in any step that counts as agreement: layouts sum in different orders. The rounding step of
-bf16 is 2^-8 = 3.9e-3; a gradient norm amplifies what has drifted apart. TF32 is judged as bf16, fp32 against bf16, too."""
+bf16 is 2^-8 = 3.9e-3, and a gradient norm amplifies drift. The limits of bf16 also apply to TF32, and to fp32 against bf16."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Parity:
     """How the curves of a row relate to those of its baseline."""
 
     kind: str
     """`identical`, `agrees`, `within seeds`, `differs`, `different data`; empty when nothing can be said."""
     difference: float | None = None
-    """The largest relative difference of the losses; of `differs`, that of the curve which differs first; of `within
-    seeds` that of the mean curves. None also where one of them is not a number."""
+    """Largest relative difference: of the curve that differs first for `differs`, of the mean losses for `within seeds`,
+    otherwise of the losses. None if there is none, or if one of the values is not a number."""
     curve: str = ""
+    """Title of the curve that differs first."""
     step: int | None = None
-    """The first step beyond the tolerance."""
+    """First step beyond the tolerance."""
     why: str = ""
-    """Of an empty verdict, and of `different data`."""
+    """Reason for an empty `kind`, and for `different data`."""
 
     def __str__(self) -> str:
         size = "not finite" if self.difference is None else short(f"{self.difference:.1e}")
@@ -44,32 +45,32 @@ class Verdict:
 
 
 def short(number: str) -> str:
-    """3.1e-03 -> 3.1e-3."""
+    """Drop the leading zero of an exponent: 3.1e-03 -> 3.1e-3."""
     return number.replace("e-0", "e-").replace("e+0", "e+")
 
 
-def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Verdict:
+def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     """
-    Compare the completed runs of a row with those of its baseline, every repeat of a seed with one of the same seed.
+    Compare the completed runs of a row with those of its baseline, every repeat with one of the same seed.
 
-    identical: every loss and gradient norm is bit-equal. agrees: within TOLERANCE in every step. within seeds: not that,
-    but there are at least 3 seeds on each side, and in every step the mean losses differ by no more than the standard
-    deviation of the baseline's seeds.
+    `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: they are within TOLERANCE in every step.
+    `within seeds`: they are not, but there are at least REPEATS seeds on each side, and in every step the mean losses differ
+    by at most the standard deviation of the baseline's seeds.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]
     if not mine or not theirs:
-        return Verdict("", why="no completed run")
+        return Parity("", why="no completed run")
     if not seeds:
-        return Verdict("", why="different seeds")
+        return Parity("", why="different seeds")
     pairs = [pair for seed in seeds for pair in _pairs(mine[seed], theirs[seed])]
     for pair in pairs:
         if why := _incomparable(*pair):
-            return Verdict("", why=why)
+            return Parity("", why=why)
         data, other = (run.summary.data or {} for run in pair)
         if what := different_data(data, other):
-            return Verdict("different data", why=f"the {what} differs, though it is configured alike")
-    found = [_pair(*pair) for pair in pairs]
+            return Parity("different data", why=f"the {what} differs although its configuration is the same")
+    found = [_compare(*pair) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
     if worst.kind == "differs" and len(seeds) >= REPEATS:
         return _within_seeds([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]) or worst
@@ -85,12 +86,12 @@ def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
 
 
 def _pairs(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Return the repeats of one seed: every run is in a pair, with the first of the other side."""
+    """Pair every repeat of a seed with the first repeat of the other side."""
     return [*((run, theirs[0]) for run in mine), *((mine[0], run) for run in theirs[1:])]
 
 
 def _incomparable(a: Run, b: Run) -> str:
-    """Why the curves of two runs are not meant to be equal; empty when they are."""
+    """Return why the curves of two runs are not expected to be equal; "" if they are."""
     for section in ("model", "data", "seq_len"):
         if a.config.get(section) != b.config.get(section):
             return f"different {section}"
@@ -116,7 +117,7 @@ def _curve(run: Run, key: str) -> dict[int, float | None]:
     return {row.step: number(row.get(key)) for row in run.events}
 
 
-def _pair(a: Run, b: Run) -> Verdict:
+def _compare(a: Run, b: Run) -> Parity:
     limits = max((TOLERANCE[_precision(run)] for run in (a, b)), key=itemgetter(LOSS))
     identical, worst = True, dict.fromkeys(limits, 0.0)
     first: tuple[int, str] | None = None
@@ -130,19 +131,19 @@ def _pair(a: Run, b: Run) -> Verdict:
                 first = (step, key)
     if first is not None:
         step, key = first
-        return Verdict("differs", worst[key] if math.isfinite(worst[key]) else None, figure_of(key).title, step)
-    return Verdict("identical", 0.0) if identical else Verdict("agrees", worst[LOSS])
+        return Parity("differs", worst[key] if math.isfinite(worst[key]) else None, figure_of(key).title, step)
+    return Parity("identical", 0.0) if identical else Parity("agrees", worst[LOSS])
 
 
 def relative(a: float | None, b: float | None) -> float:
-    """|a - b| / |b|; infinite where only one of them is a number."""
+    """Return |a - b| / |b|; infinity if only one of them is a number."""
     if a is None or b is None:
         return 0.0 if a is b else math.inf
     return 0.0 if a == b else abs(a - b) / abs(b) if b else math.inf
 
 
-def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Verdict | None:
-    """The verdict over the repeats of each seed, both sides with the same seeds; None where the means are further apart."""
+def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Parity | None:
+    """Return `within seeds` if the mean losses allow it, else None. Both sides have the repeats of the same seeds, in order."""
     sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):
@@ -153,4 +154,4 @@ def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]
         if abs(fmean(a) - fmean(b)) > stdev(b):
             return None
         largest = max(largest, relative(fmean(a), fmean(b)))
-    return Verdict("within seeds", largest)
+    return Parity("within seeds", largest)

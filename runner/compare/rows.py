@@ -1,9 +1,9 @@
-"""Runs -> rows: repeats merged, each row compared with the row that is its baseline."""
+"""Merge the repeats among runs into rows, and compare each row with its baseline."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,22 +15,22 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import Keys, first_of, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
-from meshrunner.runner.compare.parity import Verdict, verdict
+from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
 from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
 from meshrunner.runner.rundir import parse_yaml
 
 WPS = figure_of("perf/wps")
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
-"""Keys that decide how many devices there are: rows that differ in these alone show how a layout scales."""
+"""Keys that decide the number of devices. Rows that differ only in these show how a layout scales."""
 
 LISTED = 8
-"""Keys that a remark names."""
+"""Largest number of keys that a remark names."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs of one combination."""
+    """The runs of one combination."""
 
     values: dict[str, Any]
     """The varying keys."""
@@ -47,17 +47,17 @@ class Row:
 
     @cached_property
     def summaries(self) -> list[dict[str, float | None]]:
-        """The figures of the runs that count."""
+        """The figures of each counted run."""
         return [run.figures for run in self.counted]
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """The summaries as one."""
+        """The figures of the row: those of its counted runs, merged."""
         return merged(self.summaries)
 
     @property
     def state(self) -> str:
-        """`completed`, or `2 completed, 1 oom` where repeats differ."""
+        """The state of all runs, or `2 completed, 1 oom` if repeats differ."""
         counts = Counter(run.state for run in self.runs)
         return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {state}" for state, n in counts.items())
 
@@ -66,7 +66,7 @@ class Row:
         return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
 
     def measured(self, figure: Figure) -> list[float]:
-        """Return a figure of every completed run."""
+        """Return a figure of every completed run that has it."""
         return [value for run in self.completed if (value := run.figure(figure.summary_keys[0])) is not None]
 
 
@@ -77,12 +77,12 @@ class Against:
     row: Row
     """The baseline."""
     speed_pct: float | None
-    """Percent by which the speed is higher."""
+    """Percentage by which the row is faster than the baseline."""
     p_value: float | None
-    """None: too few repeats to say."""
+    """None if there are too few repeats."""
     repeats: int
-    """Completed runs that have the speed, of the side with fewer."""
-    verdict: Verdict
+    """Completed runs with a known speed, on the side that has fewer."""
+    verdict: Parity
 
     @property
     def within_noise(self) -> bool | None:
@@ -91,22 +91,22 @@ class Against:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything there is to say about some runs."""
+    """Rows, and how they compare."""
 
     keys: list[str]
-    """What varies: the columns that name a row."""
+    """The varying keys, whose columns name a row."""
     speed: Figure
-    """What speeds are compared by."""
+    """The figure by which speeds are compared."""
     rows: list[Row]
     baseline: tuple[str, str] | None
-    """(key, value as text)."""
+    """Key and value, as text."""
     against: list[Against | None]
-    """For each row; None where it has no baseline or is one."""
+    """For each row, the comparison with its baseline; None if it has no baseline or is one."""
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
-    """For each row: WPS per device in percent of that on the fewest devices with otherwise equal keys; None: none to compare."""
+    """For each row, WPS per device as a percentage of that on the fewest devices with otherwise equal keys; None if unknown."""
     selection: str = ""
-    """Which rows these are, where some are left out: `12 of 60 rows (parallelism=fsdp2)`."""
+    """Description of the rows if some are left out: `12 of 60 rows (parallelism=fsdp2)`."""
 
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
@@ -114,7 +114,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     Merge repeats into rows, sort them, and compare each with the row equal in every varying key but the baseline's.
 
     Args:
-        baseline: `key=value` of the rows to compare with.
+        baseline: `key=value` of the rows to compare with; None for no comparison.
 
     Raises:
         ConfigError: the baseline's key does not vary, or no row has its value.
@@ -126,8 +126,8 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     rows = [Row(keys.of(same[0]), same) for same in merged.values()]
     names, chosen = list(keys.names), None
     if baseline is not None:
-        chosen = _chosen(baseline, names, rows)
-        names.sort(key=chosen[0].__eq__)  # last: rows that are compared stand below each other
+        chosen = _parsed(baseline, names, rows)
+        names.sort(key=chosen[0].__eq__)  # last, so that rows that are compared are next to each other
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
@@ -137,7 +137,15 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
-    """A sweep's runs, compared with those of `sweep.baseline`, and the reason where they could not be. Raises ConfigError."""
+    """
+    Compare the runs of a sweep, with those of `sweep.baseline` if it is set.
+
+    Returns:
+        The comparison, and why it is without that baseline; None if it is not.
+
+    Raises:
+        ConfigError: the directory holds no runs.
+    """
     runs = read_runs([sweep_dir])
     sections = [section for run in runs if isinstance(section := run.config.get("sweep"), dict)]
     baseline = sections[0].get("baseline") if sections else None
@@ -145,11 +153,12 @@ def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
         if baseline is not None and not isinstance(baseline, str):
             raise ConfigError(f"sweep.baseline: expected KEY=VALUE, got {baseline!r}")
         return compare_runs(runs, baseline), None
-    except ConfigError as error:  # a baseline that does not vary here
+    except ConfigError as error:
         return compare_runs(runs), str(error)
 
 
-def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
+def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
+    """Return the key and value of a baseline, the value as rows have it; raise ConfigError if no row does."""
     key, separator, value = baseline.partition("=")
     if not separator:
         raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
@@ -157,8 +166,10 @@ def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
         first = [row.runs[0] for row in rows]
         same = {name: text(value) for run in first for name, value in (run.choices | flatten(run.config)).items()}
         if key in same:
-            raise ConfigError(f"--baseline: {key} is {same[key]} in all of these runs. What varies: {_listed(names)}")
-        raise ConfigError(f"--baseline: '{key}' does not vary.{did_you_mean(key, names)} What varies: {_listed(names)}")
+            raise ConfigError(f"--baseline: {key} is {same[key]} in all of these runs. Varying keys: {_listed(names)}")
+        raise ConfigError(
+            f"--baseline: '{key}' does not vary.{did_you_mean(key, names)} Varying keys: {_listed(names)}"
+        )
     known = {text(row.values[key]): row.values[key] for row in rows if key in row.values}
     if value in known:
         return key, value
@@ -172,12 +183,12 @@ def _chosen(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
     raise ConfigError(f"--baseline: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
 def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -> list[Row]:
-    """Values in the order in which they first appear, the baseline's first; rows without configuration last."""
+    """Sort rows by values in the order in which they first appear, the baseline's first. Unreadable rows are last."""
     order: dict[str, dict[str, int]] = {name: {} for name in names}
     if chosen:
         order[chosen[0]][chosen[1]] = 0
@@ -195,9 +206,9 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
     """
-    Number of a row -> the row that it is compared with.
+    Return index of a row -> the row that it is compared with.
 
-    Settings that the baseline's option does not have (`model.experts` where it is `model=llama_tiny`) tell no rows apart.
+    Settings inside the baseline's group that its option does not have are ignored: `model.experts` if it is `model=llama_tiny`.
     """
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
@@ -208,11 +219,9 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
 
 
 def _unpaired(names: Sequence[str], key: str, value: str) -> list[str]:
-    """Why a baseline is no row's."""
+    """Return a remark that no row has this baseline."""
     others = first_of([name for name in names if name != key], LISTED)
-    return (
-        [f"nothing is compared with {key}={value}: no other row is equal to one of these in {others}"] if others else []
-    )
+    return [f"nothing is compared with {key}={value}: no other row has the same {others}"] if others else []
 
 
 def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
@@ -225,9 +234,9 @@ def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """
-    Of each row WPS per device, by the clock, in percent of that of the first with the fewest devices among rows of equal keys.
+    Return `Comparison.scaling`: each row is compared with the first with the fewest devices among rows of equal other keys.
 
-    By the clock on CPUs, too: the time that a process waits for others, which scaling is about, is no CPU time.
+    WPS by wall-clock time is used on CPUs, too: time spent waiting for other processes, which scaling is about, is not CPU time.
     """
     groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
     for i, row in enumerate(rows):
@@ -245,7 +254,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
 
 
 def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """Percent by which the median of some values is higher than that of others; None where one side has none."""
+    """Return the percentage by which the median of values exceeds the baseline's; None if a side has no values."""
     if not values or not baseline or median(baseline) <= 0:
         return None
     return 100 * (median(values) / median(baseline) - 1)

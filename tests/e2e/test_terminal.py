@@ -109,7 +109,7 @@ def test_compare_of_sixty_runs(columns: int, lines: int, sixty: Path) -> None:
 def test_some_rows_of_many(columns: int, lines: int, sixty: Path) -> None:
     page = shown(sixty.parent, columns, lines, "compare", "sweep", "--where", "parallelism=fsdp2", "--top", "3")
     text = " ".join(" ".join(page).split())
-    assert "This is of 3 of 60 rows (parallelism=fsdp2, the 3 fastest)." in text
+    assert "Shown: 3 of 60 rows (parallelism=fsdp2, the 3 fastest)." in text
     found = [match[1] for row in page if (match := re.match(r" [123] +fsdp2 +(\w+) +0\.01 ", row))]
     assert found[:3] == ["selective_op", "full", "none"]
 

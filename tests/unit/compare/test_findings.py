@@ -50,12 +50,12 @@ def test_a_sweep_whose_differences_are_all_tested(tmp_path: Path) -> None:
             summary=peak(gib),
         )
     assert found(tmp_path, "parallelism=fsdp1") == [
-        "Fastest: none fsdp2 (1,100 WPS per device); leanest: full fsdp2 (20.00 GiB peak reserved)",
-        "fsdp2 against fsdp1: WPS per device +7.5% in median, +5.0% to +10.0% over 2 pairs",
+        "Fastest: none fsdp2 (1,100 WPS per device); least memory: full fsdp2 (20.00 GiB peak reserved)",
+        "fsdp2 against fsdp1: WPS per device +7.5% at the median, +5.0% to +10.0% over 2 pairs",
         "Losses are identical in all 2 pairs",
     ]
     assert found(tmp_path) == [
-        "Fastest: fsdp2 none (1,100 WPS per device); leanest: fsdp2 full (20.00 GiB peak reserved)"
+        "Fastest: fsdp2 none (1,100 WPS per device); least memory: fsdp2 full (20.00 GiB peak reserved)"
     ]
 
 
@@ -75,7 +75,7 @@ def test_what_is_not_tested_is_no_figure(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "parallelism=fsdp1", wps=100)
     make_run(tmp_path / "b", "parallelism=fsdp2", wps=200)
     assert found(tmp_path, "parallelism=fsdp1") == [
-        "Nothing here is tested: to tell a difference from noise takes 3 completed runs of a combination (sweep.repeat=3)",
+        "No difference is tested: telling one from noise takes 3 completed runs of a combination (sweep.repeat=3)",
         "Losses are identical in 1 pair",
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshrunner.runner.compare.noise import p_value
-from meshrunner.runner.compare.parity import Verdict, verdict
+from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import read_run
 from tests.run_dirs import make_run
 
@@ -22,7 +22,7 @@ def changed(step: int, by: float) -> tuple[float, ...]:
     return tuple(loss * (1 + by * (i + 1 >= step)) for i, loss in enumerate(LOSSES))
 
 
-def of(folder: Path, *overrides: str, **mine: Any) -> Verdict:
+def of(folder: Path, *overrides: str, **mine: Any) -> Parity:
     """The verdict on two runs with the same overrides; what is given by name is of the first."""
     runs = [
         make_run(folder / "mine", *overrides, **{"losses": LOSSES} | mine),
@@ -94,15 +94,15 @@ def test_the_steps_in_common_are_compared(tmp_path: Path) -> None:
 )
 def test_runs_that_are_not_meant_to_agree_get_no_verdict(tmp_path: Path, override: str, why: str) -> None:
     runs = [read_run(make_run(tmp_path / "0", override)), read_run(make_run(tmp_path / "1"))]
-    assert verdict(runs[:1], runs[1:]) == Verdict("", why=why) and str(verdict(runs[:1], runs[1:])) == ""
+    assert verdict(runs[:1], runs[1:]) == Parity("", why=why) and str(verdict(runs[:1], runs[1:])) == ""
 
 
 def test_another_global_batch_gets_no_verdict(tmp_path: Path) -> None:
-    assert of(tmp_path, tokens=128) == Verdict("", why="different global batch")
+    assert of(tmp_path, tokens=128) == Parity("", why="different global batch")
 
 
 def test_a_run_that_failed_gets_no_verdict(tmp_path: Path) -> None:
-    assert of(tmp_path, state="failed") == Verdict("", why="no completed run")
+    assert of(tmp_path, state="failed") == Parity("", why="no completed run")
 
 
 def seeds(folder: Path, shift: float, curves: Sequence[Sequence[float]]) -> list[Any]:

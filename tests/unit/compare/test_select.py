@@ -124,10 +124,8 @@ def test_the_top_are_the_fastest_or_the_first(sweep: Path) -> None:
 def test_the_verdict_is_of_the_rows_that_are_shown(sweep: Path) -> None:
     assert findings(of(sweep))[-1] == "1 oom: parallelism=fsdp1 with optimizer.lr=0.01."
     shown = findings(of(sweep, "parallelism=fsdp2", top=2))
-    assert shown[-1] == "This is of 2 of 6 rows (parallelism=fsdp2, the 2 fastest)." and not any(
-        "oom" in s for s in shown
-    )
-    assert findings(of(sweep, sort="wps", top=1))[-1] == "This is of 1 of 6 rows (the first 1 by wps)."
+    assert shown[-1] == "Shown: 2 of 6 rows (parallelism=fsdp2, the 2 fastest)." and not any("oom" in s for s in shown)
+    assert findings(of(sweep, sort="wps", top=1))[-1] == "Shown: 1 of 6 rows (the first 1 by wps)."
     assert findings(of(sweep, sort="wps")) == findings(of(sweep))
 
 
@@ -160,8 +158,8 @@ def test_every_form_has_the_same_rows(sweep: Path, capsys: pytest.CaptureFixture
     assert compare([*given, "--markdown"]) == 0
     out = capsys.readouterr().out
     assert [line.split("|")[1].strip() for line in out.splitlines() if line.startswith("| 0.0")] == ["0.001", "0.003"]
-    assert "This is of 2 of 6 rows (parallelism=fsdp2, lr<0.01)." in out
+    assert "Shown: 2 of 6 rows (parallelism=fsdp2, lr<0.01)." in out
     page = sweep / "page.html"
     assert compare([*given, "--html", str(page)]) == 0
     text = page.read_text().partition("<script")[0]
-    assert "This is of 2 of 6 rows" in text
+    assert "Shown: 2 of 6 rows" in text

@@ -93,7 +93,7 @@ def test_every_line_below_the_table_is_rendered_by_itself(tmp_path: Path) -> Non
 def test_a_speed_of_two_steps_is_remarked_on(tmp_path: Path) -> None:
     make_run(tmp_path / "0", "steps=5", "measure_after=3", summary={"measured_steps": 2})
     make_run(tmp_path / "1", "steps=30", "measure_after=3", summary={"measured_steps": 27})
-    remark = "- measure_after(3) leaves 2 of steps(5): too few for a speed to rely on; raise steps"
+    remark = "- measure_after(3) leaves 2 of steps(5): too few for a reliable speed; raise steps"
     assert markdown(of(tmp_path)).splitlines().count(remark) == 1
     make_run(tmp_path / "2", "steps=3", "measure_after=3", wps=None, summary={"measured_steps": 0})
     assert "- measure_after(3) leaves none of steps(3)" in markdown(of(tmp_path))
@@ -103,7 +103,9 @@ def test_a_speed_of_two_steps_is_remarked_on(tmp_path: Path) -> None:
 def test_losses_of_different_models_are_results(tmp_path: Path) -> None:
     make_run(tmp_path / "0", losses=(6.0, 5.0), summary={"train/final_loss": 5.0})
     make_run(tmp_path / "1", "model=llama_large", losses=(6.0, 4.0), summary={"train/final_loss": 4.0})
-    remark = "- losses of different models are results, to compare as they stand in the table"
+    remark = (
+        "- losses are checked for agreement only between runs of the same model; losses of different models are results"
+    )
     text = markdown(of(tmp_path, "model=llama_tiny"))
     assert remark in text and "| 4.0000" in text and "differs" not in text
     assert remark not in markdown(of(tmp_path))
