@@ -48,7 +48,7 @@ class Figure(NamedTuple):
     why: str
     """Its definition."""
     over_ranks: Literal["mean", "max", "sum", ""] = ""
-    """How the values that every rank measures are merged; empty if the figure follows from other figures."""
+    """Statistic that merges the ranks' own values; empty if the figure follows from other figures."""
     by_rank: bool = False
     """Whether summary.json lists every rank's value, too: the mean over steps of a time, the peak of memory."""
     higher_is_better: bool = False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ActivationCheckpoint(Option):
-    """Which blocks drop their activations after forward and recompute them in backward (Chen et al. 2016)."""
+    """Chooses the blocks that drop their activations after forward and recompute them in backward (Chen et al. 2016)."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.activation_checkpoint.base:NoRecompute",

@@ -35,7 +35,7 @@ IGNORE_S = 15.0
 
 
 def hold_stop_requests() -> None:
-    """In a SLURM job, block stop requests until a `Preemption` handles them: by default they would kill the command."""
+    """Block stop requests in a SLURM job until a `Preemption` handles them: by default they would kill the command."""
     if in_slurm_job():
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_REQUESTS)
 

@@ -95,7 +95,7 @@ class Slurm(Section):
     max_parallel: CountOrNull
     """Tasks of a sweep's array that run at once; null: as many as fit."""
     max_requeues: Annotated[int, whole(at_least=0)]
-    """How often a job is started again after preemption, its time limit or a lost node. It continues from its checkpoint."""
+    """Most restarts of a job after preemption, its time limit or a lost node. It continues from its checkpoint."""
     notice_s: int = Field(ge=0, le=65535)
     """Seconds before the time limit at which a job is requested to stop, so that it can save a checkpoint."""
     extra: list[Line]

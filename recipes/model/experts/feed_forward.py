@@ -65,7 +65,7 @@ class ExpertFeedForward(nn.Module):
     tensor_group: ProcessGroup | None = None
     """Tensor-parallel ranks, which hold parts of every expert's width; None: this rank holds all of it."""
     sequence_parallel = False
-    """With tensor parallelism: input and output are sharded over the sequence."""
+    """Whether tensor parallelism shards input and output over the sequence."""
 
     def __init__(self, dim: int, config: Experts) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(routed), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """With targets, the loss is the cross entropy, but its gradient includes that of the balance loss."""
+        """Return logits, or with targets the cross entropy, whose gradient includes the balance loss's."""
         x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:

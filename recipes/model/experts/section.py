@@ -31,9 +31,13 @@ class Experts(Section):
     route_scale: float = Field(default=1.0, gt=0)
     """Factor on the weights."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
-    """How experts are kept equally busy. bias: a bias on the scores that choose experts rises for each expert with too few tokens
-    in the last step, and falls for each with too many (Wang et al. 2024). sequence_loss: an auxiliary loss over each sequence
-    (DeepSeek-AI 2024, V3), which is trained on but not part of `train/loss`. none: no balancing."""
+    """
+    Method that balances the load of experts.
+
+    bias: a bias on the scores that choose experts rises for each expert with too few tokens in the last step, and falls for each
+    with too many (Wang et al. 2024). sequence_loss: an auxiliary loss over each sequence (DeepSeek-AI 2024, V3), which is trained
+    on but not part of `train/loss`. none: no balancing.
+    """
     balance_rate: float = Field(default=1e-3, gt=0)
     """Step size of the bias, or weight of the loss."""
 
