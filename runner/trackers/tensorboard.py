@@ -84,57 +84,43 @@ class EventFile:
         """Write scalars; `at` is a Unix time, None for now."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._write([Summary.Value(tag=key, simple_value=value) for key, value in figures.items()], step, at)
+        values = [Summary.Value(tag=key, simple_value=value) for key, value in figures.items()]
+        self._write(Summary(value=values), step, at)
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Write a Markdown text."""
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
-        plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        self._write([Summary.Value(tag=f"{tag}/text_summary", metadata=plugin, tensor=tensor)], step)
+        self._write(text_pb(f"{tag}/text_summary", text), step)
 
     def session_start(self, settings: dict[str, Any]) -> None:
-        """Write the settings for the HParams tab. Values other than booleans, numbers and texts are written as JSON."""
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+        """Write the settings for the HParams tab. Lists and objects are written as JSON."""
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        info = SessionStartInfo(start_time_secs=time.time())
-        for key, value in settings.items():
-            if isinstance(value, bool):
-                info.hparams[key].bool_value = value
-            elif (known := number(value)) is not None:
-                info.hparams[key].number_value = known
-            else:
-                info.hparams[key].string_value = value if isinstance(value, str) else json.dumps(value, default=str)
-        self._hparams_event("session_start_info", HParamsPluginData(session_start_info=info))
+        plain = {
+            key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in settings.items()
+        }
+        self._write(hparams_pb(plain, trial_id=""), 0)  # without an id, the tab would merge runs with equal settings
 
     def session_end(self, *, completed: bool) -> None:
         """Write the final state for the HParams tab."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import metadata
         from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
         info = SessionEndInfo(status=STATUS_SUCCESS if completed else STATUS_FAILURE, end_time_secs=time.time())
-        self._hparams_event("session_end_info", HParamsPluginData(session_end_info=info))
+        about = metadata.create_summary_metadata(HParamsPluginData(session_end_info=info))
+        value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)
+        self._write(Summary(value=[value]), 0)
 
     def close(self) -> None:
         self._writer.close()
 
-    def _hparams_event(self, name: str, content: Any) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import metadata
-
-        about = metadata.create_summary_metadata(content)
-        self._write([Summary.Value(tag=f"_hparams_/{name}", metadata=about, tensor=metadata.NULL_TENSOR)], 0)
-
-    def _write(self, values: list[Any], step: int, at: float | None = None) -> None:
+    def _write(self, summary: Any, step: int, at: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._writer.add_event(Event(wall_time=at or time.time(), step=step, summary=Summary(value=values)))
+        self._writer.add_event(Event(wall_time=at or time.time(), step=step, summary=summary))
 
 
 def _as_code(text: str) -> str:
