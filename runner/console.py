@@ -1,7 +1,7 @@
 """
-Terminal output: tables as wide as the terminal and uncut when piped, warnings on stderr, progress of slow work, short paths.
+Prints text, warnings, the names of slow work and tables, which are as wide as the terminal and uncut when piped.
 
-Text from files, names and the environment is never interpreted as markup, and control characters are shown as escapes.
+Text is never interpreted as markup, and its control characters are escaped: it may come from files or the environment.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 400
-"""Columns without a terminal: nothing is folded or cut."""
+"""Columns without a terminal, so that nothing is folded or cut."""
 SILENT_S = 2.0
-"""Seconds after which work is named if no terminal shows it immediately."""
+"""Seconds of work after which its name is printed, without a terminal that shows it at once."""
 WIPE = "\r\x1b[2K"
 _to_wipe = False
 """Whether the terminal currently shows a `naming` line."""
 UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls other than tab and newline; terminal escapes begin with one
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these reverse the direction of text
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls other than tab and newline, including the start of terminal escapes
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # changes of text direction
     "\u2028\u2029\ud800-\udfff]"  # line separators; surrogates, which cannot be encoded
 )
 
 
 def printable(text: str) -> str:
-    """Return text with control characters and characters that cannot be encoded as escapes: `\\x1b`, `\\u202e`."""
+    """Return text with unprintable characters escaped: `\\x1b`, `\\u202e`."""
     return UNPRINTABLE.sub(_escape, text)
 
 
@@ -43,12 +43,12 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return anything as printable text without line breaks, for a cell or a sentence."""
+    """Return the text of an object, printable and without line breaks."""
     return " ".join(printable(str(text)).split())
 
 
 def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
-    """Print text that may come from files, names or the environment."""
+    """Print the text of an object with unprintable characters escaped."""
     _wipe()
     print(printable(str(text)), end=end, file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
@@ -56,9 +56,9 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 @contextmanager
 def naming(what: str) -> Iterator[None]:
     """
-    Name the work that a person waits for: at once on a terminal, in a line that is erased when the context ends.
+    Show the name of the work inside the context. On a terminal the line appears at once and is erased at the end.
 
-    The line goes to stderr because stdout may be a script, or has to stay empty if the configuration is wrong.
+    The line goes to stderr, because stdout may be a script or must stay empty if the configuration is wrong.
     """
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
@@ -84,17 +84,17 @@ def _wipe() -> None:
 
 
 class Slow:
-    """A context manager that names work which lasts longer than SILENT_S, in a line of its own."""
+    """A context manager that prints the name of work that lasts longer than SILENT_S."""
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
-        """Prefix every line with `whose`."""
+        """`whose`: the prefix of every line."""
         self.whose = whose
         self._to_stderr = to_stderr
         self._what = ""
         self._timer: threading.Timer | None = None
 
     def doing(self, what: str) -> None:
-        """Say what begins now; an empty text ends it."""
+        """Set the name of the work that begins now; an empty text ends the work."""
         if what == self._what:
             return
         self._what = what
@@ -115,7 +115,7 @@ class Slow:
 
 
 def console() -> Console:
-    """Return a console on stdout that prints strings as they are: no markup, no emoji codes, no colours for numbers."""
+    """Return a console on stdout that prints strings literally, without markup, emoji codes or coloured numbers."""
     from rich.console import Console
     from rich.text import Text
 
@@ -134,15 +134,15 @@ def on_terminal() -> bool:
 
 
 def warn(text: str) -> None:
-    """Print one line to stderr."""
+    """Print a warning to stderr."""
     say(f"meshrunner: {text}", to_stderr=True)
 
 
 def shown(path: Path) -> Path:
-    """Return a path relative to the current directory if it is below it, else unchanged."""
+    """Return a path below the current directory as a relative path, any other path unchanged."""
     try:
         here = Path.cwd()
-    except FileNotFoundError:  # it was removed
+    except FileNotFoundError:  # the current directory was removed
         return path
     return path.relative_to(here) if path.is_relative_to(here) else path
 

@@ -1,4 +1,4 @@
-"""Exceptions raised by a user's own class, described for its author: the method, the exception and the lines of code."""
+"""Describes exceptions in a user's own classes to their author: the method, the exception and the lines of code."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from types import FrameType
 from meshrunner.runner.console import one_line
 
 OURS = ("meshrunner", "hydra_plugins")
-"""Packages of meshrunner itself."""
+"""Packages of meshrunner."""
 INSTALLED = tuple({f"{path}/" for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 MAX_LINES, MAX_WIDTH = 5, 300
-"""Most lines of the user's files that are shown, innermost ones first to be kept, and characters of a line."""
+"""Most lines shown of the user's files (the innermost ones), and most characters per line."""
 
 
 def fault(error: BaseException) -> str:
     """
-    Return `own.gpt:GPT.network raised TypeError: ...` and below it the lines of the user's files in the traceback.
+    Return `own.gpt:GPT.network raised TypeError: ...` followed by the lines of the user's files in the traceback.
 
-    Return an empty string if no method of the user's classes is in the traceback.
+    The result is empty if the traceback contains no method of the user's classes.
     """
     own = list(_own_frames(error))
-    begun = next((frame for frame, _ in own if {"self", "cls"} & frame.f_locals.keys()), None)
-    if begun is None:
+    method = next((frame for frame, _ in own if {"self", "cls"} & frame.f_locals.keys()), None)
+    if method is None:
         return ""
-    what = f"{begun.f_globals.get('__name__')}:{begun.f_code.co_qualname} raised {type(error).__name__}"
-    said = one_line(error)
-    lines = [f"{what}: {said}" if said else what]
+    what = f"{method.f_globals.get('__name__')}:{method.f_code.co_qualname} raised {type(error).__name__}"
+    message = one_line(error)
+    lines = [f"{what}: {message}" if message else what]
     lines += [f"  {_line(frame, number)}" for frame, number in own[-MAX_LINES:]]
     return "\n".join(line[:MAX_WIDTH] for line in lines)
 
 
 def innermost(error: BaseException) -> str:
-    """Return the innermost line of the user's files in a traceback, `FILE, line 3: x = f(y)`, or an empty string."""
+    """Return the innermost line of the user's files in a traceback as `FILE, line 3: x = f(y)`, or an empty string."""
     own = list(_own_frames(error))
     return _line(*own[-1])[:MAX_WIDTH] if own else ""
 
@@ -47,7 +47,7 @@ def _line(frame: FrameType, number: int) -> str:
 
 
 def _own_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of code that is neither meshrunner's nor installed, outermost first, each with its line number."""
+    """Yield the frames and line numbers of code that is neither meshrunner's nor installed, outermost first."""
     for frame, line in walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] not in OURS and not file.startswith(INSTALLED) and Path(file).is_file():

@@ -1,4 +1,4 @@
-"""Running text and lists of terms, wrapped to the width of the terminal. It imports little: `meshrunner --help` needs it."""
+"""Wraps paragraphs and lists of terms to the width of the terminal. It imports little to keep `meshrunner --help` fast."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 WIDEST, NARROWEST = 120, 40
-"""Most and fewest columns of running text. Without a terminal it has the most."""
+"""Maximum columns of running text, also used without a terminal, and minimum columns."""
 WIDEST_TERM = 36
-"""Columns before an explanation."""
+"""Most columns for terms in front of their explanations."""
 
 
 def columns() -> int:
-    """Return the columns for running text: those of the terminal, also if the output goes to a pager."""
+    """Return the columns for running text. With a pager on stdout, the width is that of stderr."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
@@ -23,7 +23,7 @@ def columns() -> int:
 
 
 def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
-    """Return terms and their explanations in the two columns that argparse uses."""
+    """Return terms and their explanations in two columns, as argparse does."""
     rows, width = list(rows), columns()
     left = min(WIDEST_TERM, max((len(term) for term, _ in rows), default=0) + 2, width // 2) + indent
     lines = []
@@ -39,7 +39,7 @@ def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
 
 
 def paragraph(text: str, indent: int = 2) -> str:
-    """Return text wrapped line by line."""
+    """Return text with each of its lines wrapped."""
     margin = " " * indent
     return "\n".join(
         textwrap.fill(line, columns(), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
