@@ -35,8 +35,8 @@ from meshrunner.runner.rundir import (
     update_status,
 )
 from meshrunner.runner.rundir.files import LAUNCHER_LOG
-from meshrunner.runner.sweep.live_page import LivePage
 from meshrunner.runner.sweep.live_table import LiveTable
+from meshrunner.runner.sweep.results import LivePage
 from meshrunner.runner.sweep.run_lines import RunLines
 
 POLL_S = 0.05

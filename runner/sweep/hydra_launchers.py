@@ -38,8 +38,8 @@ from meshrunner.runner.sweep.combinations import (
 )
 from meshrunner.runner.sweep.direction import check_direction, minimizes
 from meshrunner.runner.sweep.execute_all import execute_all
-from meshrunner.runner.sweep.finish import finish_sweep
 from meshrunner.runner.sweep.preflight import with_predictions
+from meshrunner.runner.sweep.results import finish_sweep
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
             if since == (placed.stat().st_mtime_ns if placed.exists() else None):
                 if before is None:
                     record.unlink(missing_ok=True)
-                elif record.read_bytes() != before:
+                else:
                     record.write_bytes(before)
                 for folder in created:
                     folder.rmdir()

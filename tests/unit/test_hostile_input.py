@@ -161,7 +161,7 @@ def test_what_is_printed_carries_nothing_that_a_terminal_obeys() -> None:
 
 
 def test_a_sweep_of_nothing_but_skipped_runs_says_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from meshrunner.runner.sweep.finish import finish_sweep
+    from meshrunner.runner.sweep.results import finish_sweep
 
     arguments = ("seed=1,2", "sweep.exclude=[seed=1,2]", "hydra.sweep.dir=sweep")
     assert cli._dispatch(["place", "-m", *TINY, *arguments]) == 0

@@ -18,9 +18,9 @@ from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
 from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
-from meshrunner.runner.sweep.finish import finish_sweep
 from meshrunner.runner.sweep.hydra_launchers import run_sweep
 from meshrunner.runner.sweep.preflight import predict_single_run
+from meshrunner.runner.sweep.results import finish_sweep
 from meshrunner.runner.verbs.reference.queries import answered
 
 USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hydra.launcher.KEY=VALUE]"

@@ -11,8 +11,8 @@ import pytest
 from meshrunner.runner.launch.execute import Executed
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.rundir.files import REPORT, write_json
-from meshrunner.runner.sweep import execute_all, live_page
-from meshrunner.runner.sweep.live_page import LEAST_S, LivePage
+from meshrunner.runner.sweep import execute_all, results
+from meshrunner.runner.sweep.results import LEAST_S, LivePage
 from tests.run_dirs import make_run
 
 
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(live_page, "time", clock)
+    monkeypatch.setattr(results, "time", clock)
     return clock
 
 
@@ -44,8 +44,8 @@ def written(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         moments.append(clock.now)
         clock.now += 0.5
 
-    monkeypatch.setattr(live_page, "write_report", write)
-    monkeypatch.setattr(live_page, "compare_sweep", lambda _: (None, None))
+    monkeypatch.setattr(results, "write_report", write)
+    monkeypatch.setattr(results, "compare_sweep", lambda _: (None, None))
     return moments
 
 
