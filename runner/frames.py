@@ -1,4 +1,4 @@
-"""`meshrunner.load`: runs as pandas DataFrames, for notebooks."""
+"""Load runs as pandas DataFrames, for notebooks: the implementation of `meshrunner.load`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Compared runs: two tables, and the sentences that `meshrunner compare` begins with."""
+    """Runs as two tables, and the sentences with which `meshrunner compare` begins."""
 
     rows: DataFrame
     """
-    A row per combination, repeats merged, as in `meshrunner compare --json`: the varying keys, `state`, `reason`, the figures
-    under their names in summary.json, the differences from the baseline, and the list of repeats in `runs`.
+    One row per combination, as in `meshrunner compare --json`: the varying keys, `state`, `reason`, the figures under their
+    names in summary.json, the differences from the baseline, and the list of repeats in `runs`.
     """
     events: DataFrame
     """
-    A row per run and step: `run` (its directory), `state`, the varying keys, then the keys of events.jsonl. A step that was
-    repeated after a checkpoint has one row, the last.
+    One row per run and step: `run` (its directory), `state`, the varying keys, then the keys of events.jsonl. For a step that
+    was repeated after resuming, only the last row is kept.
     """
     keys: list[str] = field(default_factory=list)
-    """The varying keys, which are the first columns of `rows`. Values that are lists become text: `[0.9, 0.95]`."""
+    """The varying keys: the first columns of `rows`. Lists among their values become text: `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)
-    """Sentences: the fastest row, the row with the least memory, what the baseline's key gains, whether losses agree."""
+    """Sentences about the fastest row, the least memory, the gain of the baseline's key, and whether losses agree."""
 
     def __repr__(self) -> str:
         return "\n".join([*self.findings, str(self.rows)])
@@ -71,6 +71,6 @@ def _events(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the varying keys, with lists and mappings as text because pandas cannot group by them."""
+    """Return the varying keys. Lists and mappings become text because pandas cannot group by them."""
     found = {key: values.get(key) for key in keys}
     return {key: text(value) if isinstance(value, list | dict) else value for key, value in found.items()}

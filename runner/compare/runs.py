@@ -1,4 +1,4 @@
-"""Reading finished and unfinished runs from disk, whatever condition their files are in."""
+"""Read finished and unfinished runs from disk, whatever condition their files are in."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from meshrunner.runner.rundir.files import (
 )
 
 LONGEST_REASON = 2000
-"""Characters that are shown; the rest is left out."""
+"""Characters of a reason that are shown."""
 MEASURED = "perf/wps_median"
-"""The key that a summary has once its figures are written."""
+"""A key that a summary has once the run's figures are written."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
-"""Two numbers of config.yaml, as every version has written them."""
+"""The lines of two numbers in config.yaml, as every version has written them."""
 
 R = TypeVar("R", bound=JsonFile)
 UNREAD = Inspection("nothing was read")
@@ -67,7 +67,10 @@ class Run:
     config: dict[str, Any]
     """{} if it cannot be read."""
     state: str
-    """The state in status.json; `damaged` if a file is, `missing` for a job without directory, `stale` if its process is gone."""
+    """
+    The state in status.json, or `damaged` if a file is, `missing` if the directory of a sweep's run is, `stale` if the process is
+    gone.
+    """
     reason: str
     choices: dict[str, str] = field(default_factory=dict)
     """Group -> name of the chosen option."""
@@ -82,7 +85,7 @@ class Run:
 
     @cached_property
     def events(self) -> list[StepRow]:
-        """One row per step; [] if there are none, or the file is too large to read."""
+        """One row per step; [] if there are none, or the file cannot be read or is too large."""
         try:
             return read_events(self.path) if (self.path / EVENTS).lstat().st_size <= EVENTS_BYTES else []
         except OSError:
@@ -95,7 +98,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary:
-        """The content of summary.json; as long as the run has not written its figures, those that follow from its events."""
+        """The content of summary.json. Until the run has written its figures, they are computed from its events."""
         return only_of_completed(self._recorded_or_computed(), self.state)
 
     @property
@@ -114,16 +117,16 @@ class Run:
         return found | computed | ({} if started else {"perf/time_to_first_step_s": None})
 
     def _record(self, kind: type[R], name: str) -> R:
-        """Return a record that was read with the run; of a damaged run, read the file if that is possible."""
+        """Return a record that was read with the run. For a damaged run, read the file again if it can be read."""
         return kind.peek(self.path / name) if self.inspection.damage else self.inspection.record(kind)
 
     def figure(self, key: str) -> float | None:
-        """Return a figure of the summary; None if it is not known."""
+        """Return a figure of the summary; None if it is unknown."""
         return self.figures.get(key)
 
     @property
     def precision(self) -> str:
-        """The kind of `precision`; for `auto` the kind that it became where the run started."""
+        """The kind of `precision`; for `auto`, the kind that was chosen when the run started."""
         section = self.config.get("precision")
         kind = section.get("kind") if isinstance(section, dict) else None
         return str(self.environment.precision or kind if kind == "auto" else kind)
@@ -137,13 +140,13 @@ class Run:
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
     """
-    Return the runs in run and sweep directories, each once, in the order given and then by name. Warn of a damaged sweep.json.
+    Return the runs in run and sweep directories, each once, in the order given and then by name. Warn about damaged sweep.json.
 
     Args:
         read: `read_run` (the default) or `glance`.
 
     Raises:
-        ConfigError: a directory does not exist, or holds no run itself or one level below.
+        ConfigError: a directory does not exist, or is not a run and holds none.
     """
     found: dict[str, Path] = {}
     for path in [path for folder in folders for path in _run_dirs(folder)]:
@@ -167,24 +170,24 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
     for each in damage:
         warn(each)
     if not below and not damage:
-        raise ConfigError(f"{folder} is neither a run nor a sweep: no config.yaml in it or in a folder of it")
+        raise ConfigError(f"{folder} is neither a run nor a sweep: there is no config.yaml in it or one level below")
     if not below:
-        raise ConfigError(f"{folder} holds no run")
+        raise ConfigError(f"{folder} holds no runs")
     yield from sorted(below)
 
 
 def _leads_out(path: Path) -> bool:
-    """Return whether a run of a sweep is a link. In other folders, somebody placed the links to compare their targets."""
+    """Return whether a run of a sweep is a link. Links in other folders are there to compare their targets."""
     return path.is_symlink() and is_sweep(path.parent)
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory; whatever is wrong with it becomes its state and reason."""
+    """Read a run directory. If it is damaged, the state and reason say how."""
     state, reason, inspection = _state(path)
     if not is_run(path) or _leads_out(path):
         return Run(path, {}, state, reason, inspection=inspection)
     config: dict[str, Any] = {}
-    overrides = Overrides({}, ())  # without them the columns are named after keys, not after options
+    overrides = Overrides({}, ())  # without them, columns are named after keys, not options
     name = CONFIG
     try:
         config = load_config(path)
@@ -197,9 +200,9 @@ def read_run(path: Path) -> Run:
 
 def glance(path: Path) -> Run:
     """
-    Read a run as `read_run` does, but only `steps` and `measure_after` of its configuration, and no chosen option.
+    Read a run like `read_run`, but only `steps` and `measure_after` of its configuration, and no chosen options.
 
-    Parsing YAML takes most of the time, and is only needed as long as no summary is written.
+    Parsing YAML takes most of the time, and is needed only until the summary is written.
     """
     state, reason, inspection = _state(path)
     if state in ("damaged", "missing"):
@@ -218,11 +221,11 @@ def glance(path: Path) -> Run:
 
 
 def _state(path: Path) -> tuple[str, str, Inspection]:
-    """Return state, reason and the records; `damaged` as far as the files other than YAML tell."""
+    """Return state, reason and records. The state is `damaged` if a file other than the YAML ones is."""
     if _leads_out(path):
-        return "damaged", "it is a link; the runs of a sweep are folders in it", UNREAD
+        return "damaged", "it is a link; the runs of a sweep must be directories", UNREAD
     if not path.is_dir():
-        return "missing", "sweep.json names it, but there is no such directory", UNREAD
+        return "missing", "sweep.json lists it, but there is no such directory", UNREAD
     if not is_run(path):
         return "damaged", "it has no config.yaml", UNREAD
     inspection = inspect(path)
@@ -230,7 +233,7 @@ def _state(path: Path) -> tuple[str, str, Inspection]:
     if inspection.damage:
         return "damaged", _short(inspection.damage), inspection
     if status.state is None:
-        return "damaged", "status.json is missing, or names no state", inspection
+        return "damaged", "status.json is missing or has no state", inspection
     if status.state == "running" and not owner_is_alive(status):
         return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it", inspection
     return status.state, _short(status.reason), inspection

@@ -1,4 +1,4 @@
-"""Which rows of a comparison are shown, and in which order: `--where parallelism=fsdp2`, `--sort mfu`, `--top 10`."""
+"""Choose and sort the rows of a comparison: `--where parallelism=fsdp2`, `--sort mfu`, `--top 10`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshrunner.runner.rundir import parse_yaml
 if TYPE_CHECKING:
     from meshrunner.runner.compare.rows import Comparison, Row
 
-CONDITION = re.compile(r"\s*(?P<key>[^\s=<>!]+)\s*(?P<how>!=|<=|>=|=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
+CONDITION = re.compile(r"\s*(?P<key>[^\s=<>!]+)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 ORDERS: dict[str, Callable[[float, float], bool]] = {
     "<": lambda one, other: one < other,
     "<=": lambda one, other: one <= other,
@@ -25,78 +25,84 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
     ">=": lambda one, other: one >= other,
 }
 NOTHING = (2, 0.0, "")
-"""Place of what has no value."""
+"""Sort key of a missing value."""
 LISTED = 12
-"""Names that a message lists."""
+"""Largest number of names that a message lists."""
 
 T = TypeVar("T")
 
 
 class Field(NamedTuple, Generic[T]):
-    """Something that is known of the things in a list: a setting, the state, a figure."""
+    """A property by which things are chosen and sorted: a setting, the state, a figure."""
 
     values: Callable[[T], Sequence[Any]]
-    """Of one of them; several, where it stands for several runs."""
+    """Function that returns the values of a thing; several, if the thing is a row of several runs."""
     open: bool = False
-    """Whether a value may be asked for that none of them has."""
+    """Whether a condition may name a value that nothing has."""
     better: str = ""
-    """`high` or `low`, of a figure: which values come first."""
+    """`high` or `low` for a figure: the values that come first; "" for other fields."""
     constant: bool = False
-    """Whether its last part alone names it only where no other field has that."""
+    """Whether other fields take precedence for a short name."""
 
 
-class Condition(NamedTuple):
-    """`parallelism=fsdp2,ddp`, `wps>5000`: a key, how its value is compared, and with what."""
+class Filter(NamedTuple):
+    """A condition of `--where`, such as `parallelism=fsdp2,ddp` or `wps>5000`."""
 
     text: str
     key: str
-    how: str
+    operator: str
     given: tuple[Any, ...]
+    """The values to compare with; one for an order, several alternatives for = and !=."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether one of some values meets it; for `!=`, whether none has the value."""
-        if self.how in ORDERS:
+        """Return whether any of some values meets the condition; for `!=`, whether all do."""
+        if self.operator in ORDERS:
             numbers = [found for value in values if (found := number(value)) is not None]
-            return any(ORDERS[self.how](found, self.given[0]) for found in numbers)
-        return any(_is(value, given) for value in values for given in self.given) == (self.how == "=")
+            return any(ORDERS[self.operator](found, self.given[0]) for found in numbers)
+        return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
 
 def _is(value: Any, given: Any) -> bool:
-    """Return whether a value is what somebody typed: 0.001 is 1e-3, and `null` is null and an option of that name."""
+    """Return whether a value equals a typed one: 0.001 equals 1e-3, and `null` both null and an option of that name."""
     return same_value(value, given) or (isinstance(value, str) and value == text(given))
 
 
-def condition(typed: str) -> Condition:
-    """Return a condition as typed; raises ConfigError if it is none."""
+def parsed(typed: str) -> Filter:
+    """Parse a condition of `--where`; raise ConfigError if it is not one."""
     found = CONDITION.fullmatch(typed)
     if found is None:
         raise ConfigError(f"--where: expected KEY=VALUE, KEY!=VALUE or KEY>NUMBER, for example wps>5000, got '{typed}'")
-    key, how, value = found["key"], found["how"], found["value"]
+    key, operator, value = found["key"], found["operator"], found["value"]
     try:
         given = parse_yaml(f"[{value}]")
     except ValueError:
         given = [value]
-    if how in ORDERS and (len(given) != 1 or number(given[0]) is None):
+    if operator in ORDERS and (len(given) != 1 or number(given[0]) is None):
         raise ConfigError(f"--where: '{typed}': expected a number, got '{value}'")
-    return Condition(typed.strip(), key, how, tuple(given))
+    return Filter(typed.strip(), key, operator, tuple(given))
 
 
 def named(name: str, fields: Mapping[str, Field[T]], option: str) -> str:
     """
-    Return the full name of a field, given that or its last part.
+    Return the full name of a field, given its full name or its last part.
+
+    Args:
+        option: beginning of error messages.
 
     Raises:
-        ConfigError: there is none of that name, or several; `option` is what the message begins with.
+        ConfigError: no field has that name, or several fields do.
     """
     if name in fields:
         return name
     found = [each for each in fields if last_part(each) == name]
     found = [each for each in found if not fields[each].constant] or found
-    found = [each for each in found if not each.startswith(PREDICTION)] or found  # what was measured has the short name
+    found = [
+        each for each in found if not each.startswith(PREDICTION)
+    ] or found  # a short name means the measured figure
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"{option}: '{name}' may be any of {first_of(found, LISTED)}")
+        raise ConfigError(f"{option}: '{name}' is ambiguous: {first_of(found, LISTED)}. Use a full name")
     known = list(dict.fromkeys([*map(last_part, fields), *fields]))
     listed = [last_part(each) for each, field in fields.items() if not field.constant]
     raise ConfigError(
@@ -105,21 +111,21 @@ def named(name: str, fields: Mapping[str, Field[T]], option: str) -> str:
 
 
 def last_part(name: str) -> str:
-    """`lr` of `optimizer.lr`, `wps` of `perf/wps`."""
+    """Return the last part of a name: `lr` for `optimizer.lr`, `wps` for `perf/wps`."""
     return re.split(r"[./]", name)[-1]
 
 
 def meeting(things: Iterable[T], where: Sequence[str], fields: Mapping[str, Field[T]]) -> list[T]:
     """
-    Return the things that meet all conditions, in their order.
+    Return the things that meet all conditions, in the same order.
 
     Raises:
-        ConfigError: a condition is none, names no field, or a value that nothing has.
+        ConfigError: a condition cannot be parsed, or names an unknown field or a value that nothing has.
     """
     found = list(things)
     everything = list(found)
     for typed in where:
-        wanted = condition(typed)
+        wanted = parsed(typed)
         field = fields[named(wanted.key, fields, "--where")]
         if not field.open:
             _check_values(wanted, [value for each in everything for value in field.values(each)])
@@ -127,11 +133,11 @@ def meeting(things: Iterable[T], where: Sequence[str], fields: Mapping[str, Fiel
     return found
 
 
-def _check_values(wanted: Condition, values: Sequence[Any]) -> None:
+def _check_values(wanted: Filter, values: Sequence[Any]) -> None:
     known = list(dict.fromkeys(map(text, values)))
-    if wanted.how in ORDERS:
+    if wanted.operator in ORDERS:
         if all(number(value) is None for value in values):
-            raise ConfigError(f"--where: '{wanted.text}': {wanted.key} is no number: {first_of(known, LISTED)}")
+            raise ConfigError(f"--where: '{wanted.text}': {wanted.key} is not a number: {first_of(known, LISTED)}")
         return
     for given in wanted.given:
         if not any(_is(value, given) for value in values):
@@ -143,9 +149,9 @@ def _check_values(wanted: Condition, values: Sequence[Any]) -> None:
 
 def ordered(things: Iterable[T], by: str, fields: Mapping[str, Field[T]], option: str = "--sort") -> list[T]:
     """
-    Things in the order of a field, best or smallest first; with a minus before its name the other way round.
+    Return things sorted by a field, best or smallest first; in reverse if its name begins with a minus.
 
-    What has no value comes last in any case. Raises ConfigError where there is no such field.
+    Things without a value are always last. Raises ConfigError if there is no such field.
     """
     field = fields[named(by.removeprefix("-"), fields, option)]
     backwards = by.startswith("-") != (field.better == "high")
@@ -155,7 +161,7 @@ def ordered(things: Iterable[T], by: str, fields: Mapping[str, Field[T]], option
 
 
 def _place(value: Any) -> tuple[int, float, str]:
-    """Numbers before texts, and nothing last."""
+    """Return the sort key of a value: numbers come before text, missing values last."""
     if value is None:
         return NOTHING
     known = number(value)
@@ -166,13 +172,13 @@ def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
     """
-    Return a comparison of some of the rows, in the order asked for. How they compare with their baselines stays as it is.
+    Return a comparison of the chosen rows in the chosen order. Their comparisons with baselines do not change.
 
     Args:
-        top: number of rows; where no order is asked for, the fastest.
+        top: number of rows to keep: the first by `sort`, or the fastest.
 
     Raises:
-        ConfigError: a condition, key or number that cannot be, or nothing that meets the conditions.
+        ConfigError: a condition, key or number is wrong, or no row meets the conditions.
     """
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
@@ -185,18 +191,18 @@ def select(
     if by is not None:
         chosen = ordered(chosen, by, fields)[:top]
     numbers = [places[id(row)] for row in chosen]
-    how = [*where, *([f"the first {top} by {sort}" if sort else f"the {top} fastest"] if top else [])]
+    chosen_by = [*where, *([f"the first {top} by {sort}" if sort else f"the {top} fastest"] if top else [])]
     return replace(
         comparison,
         rows=chosen,
         against=[comparison.against[i] for i in numbers],
         scaling=[comparison.scaling[i] for i in numbers],
-        selection=f"{len(chosen)} of {len(rows)} rows ({', '.join(how)})" if how else comparison.selection,
+        selection=f"{len(chosen)} of {len(rows)} rows ({', '.join(chosen_by)})" if chosen_by else comparison.selection,
     )
 
 
 def _fields(comparison: Comparison) -> dict[str, Field[Row]]:
-    """What rows can be chosen and ordered by; what varies first, because its last parts are looked for first."""
+    """Return the fields by which rows are chosen and sorted."""
     rows = comparison.rows
     found: dict[str, Field[Row]] = {key: Field(_setting(key)) for key in comparison.keys}
     found["state"] = Field(lambda row: [run.state for run in row.runs], open=True)
@@ -217,10 +223,10 @@ def _setting(key: str) -> Callable[[Row], Sequence[Any]]:
 
 
 def _constant(name: str) -> Callable[[Row], Sequence[Any]]:
-    """Return a setting that does not vary, or not in a way that has a column."""
+    """Return the values of a setting that has no column."""
     return lambda row: [row.runs[0].choices.get(name, flatten(row.runs[0].config).get(name))]
 
 
 def _figure(key: str) -> Callable[[Row], Sequence[Any]]:
-    """Of what completed: a run that broke off may have been the fastest till then."""
+    """Return the values of a figure, only for completed rows: the speed of a crashed run is not comparable."""
     return lambda row: [row.figures.get(key) if row.completed else None]

@@ -1,4 +1,4 @@
-"""The table as text: Markdown to paste and to pipe, and as wide as the terminal for a person in front of one."""
+"""Print a comparison: Markdown to paste and to pipe, and tables as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def markdown(comparison: Comparison) -> str:
-    """What is found, the table in Markdown, aligned, and what is to be said below it, with empty lines between them."""
+    """Return the findings, the aligned table and the lines below it as Markdown."""
     below = [*legend(comparison), *comparison.remarks, *reasons(comparison), *_facts(comparison)]
     blocks = [
         [*map(one_line, findings(comparison))],
         lines_of(columns(comparison)),
-        [f"- {one_line(line)}" for line in below],  # without bullets they would be rendered as one paragraph
+        [f"- {one_line(line)}" for line in below],  # without bullets, Markdown joins them into one paragraph
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
@@ -32,7 +32,7 @@ def _facts(comparison: Comparison) -> list[str]:
 
 
 def print_table(comparison: Comparison) -> None:
-    """To the terminal with rich; what is wider continues in a table below. Piped: as Markdown, complete."""
+    """Print a comparison: as Markdown if piped, else in tables below each other that are as wide as the terminal."""
     if not on_terminal():
         print(markdown(comparison))
         return
@@ -49,17 +49,17 @@ def print_table(comparison: Comparison) -> None:
         screen.print(_drawn(table, screen.width))
     sentences([*legend(comparison), *comparison.remarks, *reasons(comparison)])
     for line in _facts(comparison):
-        screen.print(one_line(line))  # not folded: a command is there to be copied
+        screen.print(one_line(line))  # not folded: commands are there to be copied
     if comparison.baseline is None and comparison.keys:
-        sentences(["--baseline KEY=VALUE adds how each row compares with another"])
+        sentences(["--baseline KEY=VALUE compares each row with another"])
     if len(tables) * len(comparison.rows) > screen.height:
         count = len(comparison.rows)
-        hint = f"{count} rows: `meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE some; --sort KEY"
-        sentences(["", *found, hint])  # once more: the first lines have left the screen
+        hint = f"{count} rows: --top N shows the fastest, --where KEY=VALUE chooses some, --sort KEY sorts them"
+        sentences(["", *found, hint])  # repeated: the first lines have scrolled off the screen
 
 
 def _drawn(columns: Sequence[Column], width: int) -> Table:
-    """One of the tables on a terminal."""
+    """Return a table for the terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -74,11 +74,11 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
     """
-    Cut a table into tables no wider than the terminal. Of several, each begins with the number and the name of a row.
+    Split a table into tables no wider than the terminal. If there are several, each begins with the rows' numbers and names.
 
     Args:
-        label: the names of the rows, for where the columns that name one would take most of the width.
-        keys: how many columns name a row. They are repeated.
+        label: short names of the rows, used if the columns that name a row take most of the width.
+        keys: number of columns that name a row, which are repeated.
     """
     if sum(narrowest(column) + BETWEEN for column in table) <= width:
         return [list(table)]
@@ -92,7 +92,7 @@ def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> 
         names = [numbers, label]
     found = [[numbers]]
     for i, column in enumerate(table):
-        unnamed = i == keys and len(found) > 1  # what names a row fills more than one table
+        unnamed = i == keys and len(found) > 1  # the columns that name a row fill more than one table
         if unnamed or needed([*found[-1], column]) > width:
             repeated = names if i >= keys and needed([*names, column]) <= width else [numbers]
             found.append(list(repeated))

@@ -1,4 +1,4 @@
-"""`meshrunner compare`: print the table of some runs, or write it as Markdown, JSON, CSV or a page."""
+"""`meshrunner compare`: print the table of some runs, also as Markdown, JSON or CSV, or write a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshrunner.runner.console import say
 
 
 def compare(arguments: list[str]) -> int:
-    """Print the table of some runs; raises ConfigError for wrong arguments and directories without runs."""
+    """Compare runs and print the result; raise ConfigError for wrong arguments and directories without runs."""
     given = parse("compare", arguments)
     comparison = compare_runs(read_runs(given.directories), given.baseline)
     comparison = select(comparison, given.where, given.sort, given.top)

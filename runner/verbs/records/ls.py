@@ -17,7 +17,7 @@ from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.compare.runs import glance, read_run
-from meshrunner.runner.compare.select import Field, condition, last_part, meeting
+from meshrunner.runner.compare.select import Field, last_part, meeting, parsed
 from meshrunner.runner.compare.text_table import BETWEEN, Column, fitted, lines_of
 from meshrunner.runner.console import console, on_terminal, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of
@@ -147,7 +147,7 @@ def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field[E
         "wps": Field(lambda entry: [entry.wps], open=True),
         "runs": Field(lambda entry: [entry.states.total()], open=True),
     }
-    if {condition(each).key for each in where} <= found.keys():
+    if {parsed(each).key for each in where} <= found.keys():
         return found
     names = dict.fromkeys(name for entry in entries for name in entry.settings)
     return found | {name: Field(_setting(name), constant="." in name) for name in names if name not in found}

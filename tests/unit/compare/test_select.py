@@ -82,10 +82,10 @@ def test_rows_that_meet_every_condition(sweep: Path, where: list[str], left: lis
         ("lr=1e-4", "nothing has lr=0.0001. Did you mean '0.001'? Known: 0.001, 0.003, 0.01"),
         ("wps>fast", "'wps>fast': expected a number, got 'fast'"),
         ("wps>5,000", "'wps>5,000': expected a number, got '5,000'"),
-        ("parallelism>3", "'parallelism>3': parallelism is no number: fsdp1, fsdp2"),
+        ("parallelism>3", "'parallelism>3': parallelism is not a number: fsdp1, fsdp2"),
         ("fsdp2", "expected KEY=VALUE, KEY!=VALUE or KEY>NUMBER, for example wps>5000, got 'fsdp2'"),
         ("wps>", "expected KEY=VALUE"),
-        ("kind=llama", "'kind' may be any of model.kind, parallelism.kind"),
+        ("kind=llama", "'kind' is ambiguous: model.kind, parallelism.kind. Use a full name"),
         ("state=complete", "none of the 6 rows meets state=complete"),
     ],
 )
