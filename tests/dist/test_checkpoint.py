@@ -154,6 +154,7 @@ def test_every_layout_loads_what_every_other_saved(target: str, saved: Callable[
     assert_loads(target, LAYOUTS, saved)
 
 
+@pytest.mark.slow_but("fsdp2-3")
 @pytest.mark.parametrize("target", SOME)
 def test_some_layouts_load_what_the_others_saved(target: str, saved: Callable[[str], Path]) -> None:
     assert_loads(target, SOME, saved)
@@ -268,6 +269,7 @@ def staged(folder: Path, overrides: tuple[str, ...]) -> list[dict[str, int]]:
     return addresses
 
 
+@pytest.mark.slow_but("fsdp2-2")
 @pytest.mark.parametrize("name", ["ddp-2", "fsdp2-2"])
 def test_saves_in_the_background_share_host_memory(name: str, tmp_path: Path) -> None:
     world, layout = LAYOUTS[name]
@@ -325,6 +327,7 @@ def failing(folder: Path, kind: str) -> str:
     return "nothing"
 
 
+@pytest.mark.slow_but("dcp_async")
 @pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
 def test_a_failed_save_is_said_on_every_rank_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
     for said in on_ranks(2, failing, tmp_path, kind):

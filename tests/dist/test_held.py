@@ -95,6 +95,14 @@ def expected(overrides: tuple[str, ...], world: int) -> tuple[int, int, int]:
     return 4 * sum(unit.weights for unit in held), 4 * sum(unit.gradients for unit in held), state
 
 
+@pytest.mark.slow_but(
+    "1x*",
+    "2x parallelism=ddp",
+    "3x parallelism=fsdp2",
+    "4x parallelism=fsdp2_tp*",
+    "3x parallelism=fsdp1",
+    "2x parallelism=fsdp2 model=moe_tiny model.experts.ffn_dim=24 model.experts.shared_ffn_dim=20",
+)
 @pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=[f"{world}x {layout}" for world, layout in LAYOUTS])
 def test_what_a_device_holds(world: int, layout: str) -> None:
     overrides = (*SMALL, *layout.split())
@@ -129,6 +137,7 @@ def accumulated(overrides: tuple[str, ...]) -> tuple[int, int]:
     return nbytes([gradient for gradient in found if gradient is not None]), nbytes(shards)
 
 
+@pytest.mark.slow_but("fsdp1-fp32-hold", "fsdp2-bf16-hold")
 @pytest.mark.parametrize("accumulate", ["reduce", "hold"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
@@ -180,6 +189,7 @@ def communicated(overrides: tuple[str, ...]) -> tuple[int, int]:
     return seen.gathered, seen.reduced
 
 
+@pytest.mark.slow_but("parallelism=fsdp1", "parallelism=fsdp2", "parallelism=fsdp2 parallelism.accumulate=hold")
 @pytest.mark.parametrize(
     "layout",
     [

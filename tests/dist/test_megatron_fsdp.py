@@ -142,6 +142,7 @@ def built_optimizer(overrides: tuple[str, ...]) -> list[tuple[bool, set[float], 
     return found
 
 
+@pytest.mark.slow_but("fused")
 @pytest.mark.parametrize("implementation", ["fused", "for_loop"])
 def test_building_the_optimizer_is_no_update(implementation: str) -> None:
     """Without the guard, building is a step up to 0.6.1. When the second half fails, the workaround can go."""

@@ -36,6 +36,9 @@ SLOW = {name: [pytest.mark.slow] for name in IDS if "tp" in name}
 """Two-dimensional layouts take a third of the time of all."""
 
 
+@pytest.mark.slow_but(
+    "1x parallelism=single-selective_op", "2x parallelism=fsdp1-full", "3x parallelism=fsdp2-selective_op"
+)
 @pytest.mark.parametrize("option", EAGER)
 @pytest.mark.parametrize(
     ("world", "layout"),
@@ -234,11 +237,7 @@ def step_of_float8(overrides: tuple[str, ...]) -> list[float]:
     return found
 
 
-@pytest.mark.slow_cases(
-    "rowwise-*",
-    "tensorwise-parallelism=fsdp1",
-    "tensorwise-parallelism=fsdp2 precision.all_gather=true",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", ["parallelism=fsdp2", "parallelism=fsdp2 precision.all_gather=true", "parallelism=fsdp1"]
 )
