@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import omegaconf
 from hydra import version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.bash_completion import BashCompletion
@@ -36,8 +37,9 @@ def select_behaviour() -> None:
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
-    """Register a resolver of interpolations, by OmegaConf 2.4's name of the function or by the older one."""
-    register = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
+    """Register a resolver of interpolations. OmegaConf 2.3 has another, older function of 2.4's name."""
+    name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
+    register: Callable[..., None] = getattr(OmegaConf, name_of_function)
     register(name, resolver, use_cache=use_cache, replace=True)
 
 
