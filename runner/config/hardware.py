@@ -116,7 +116,7 @@ class GPU(Hardware):
     # Older run directories lack the following keys, so they need defaults.
     reserved_elsewhere_gib: float = Field(1.5, ge=0)
     """Device memory in GiB that a process uses outside torch's allocator, such as the CUDA context and NCCL buffers."""
-    efficiency: Efficiency = Efficiency(
+    efficiency: Efficiency = Efficiency.model_construct(  # builds no validator, which would slow down every import
         matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
     )
     """Fractions of the rates above that programs reach, and fixed times."""

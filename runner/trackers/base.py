@@ -1,4 +1,8 @@
-"""The `tracker` group: the interface of a tracker and the records that it receives."""
+"""
+The `tracker` group: the interface of a tracker and the records that it receives.
+
+Every command that checks a configuration imports this module, so the records of run directories are imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,16 @@ import secrets
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field, TypeAdapter
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, Option, chosen
-from meshrunner.runner.rundir import StepRow, Tracking, read_config, read_overrides, read_status, sweep_title
 from meshrunner.runner.rundir.files import is_sweep, tracking
-from meshrunner.runner.trackers.description import described, in_common, tags
+
+if TYPE_CHECKING:
+    from meshrunner.runner.rundir import StepRow, Tracking
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class RunRecord:
     @classmethod
     def load(cls, run_dir: Path) -> RunRecord:
         """Read a run directory. If tracker.json has no `run_id`, write a new one."""
+        from meshrunner.runner.rundir import read_config, read_overrides, read_status, sweep_title
+
         run_dir = run_dir.resolve()
         return cls(
             run_dir=run_dir,
@@ -52,10 +59,14 @@ class RunRecord:
     @property
     def tags(self) -> list[str]:
         """Options that are not the default, as `group=option`, at most 64 characters each."""
+        from meshrunner.runner.trackers.description import tags
+
         return tags(self.choices)
 
     def describe(self) -> dict[str, Any]:
         """Return `description.described` of the run. It is complete once this attempt has written its first row."""
+        from meshrunner.runner.trackers.description import described
+
         return described(self.config, self.choices, self.run_dir)
 
 
@@ -85,6 +96,8 @@ class SweepRecord:
         from meshrunner.runner.compare.export import records
         from meshrunner.runner.compare.findings import findings
         from meshrunner.runner.compare.rows import compare_sweep
+        from meshrunner.runner.rundir import sweep_title
+        from meshrunner.runner.trackers.description import described, in_common, tags
 
         sweep_dir = sweep_dir.resolve()
         comparison, _ = compare_sweep(sweep_dir)
@@ -119,6 +132,8 @@ def ensure_run_id(folder: Path) -> str:
 
 def read_tracking(folder: Path, member: str = "") -> Tracking:
     """Read the state of a tracker of a run or sweep directory; `member` names one of several trackers."""
+    from meshrunner.runner.rundir import Tracking
+
     return Tracking.read(tracking(folder, member))
 
 
