@@ -1,1 +1,1 @@
-"""A comparison as one HTML file: the table, the charts and every run."""
+"""Write a comparison as one HTML file: the table, charts and every run."""

@@ -1,4 +1,4 @@
-"""What the page's scripts draw, choose by and copy: rows, figures, curves, settings, as one JSON object."""
+"""Collect the data of the page's scripts as one JSON object: rows, figures, curves and settings."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number,
 from meshrunner.runner.rundir import StepRow, measured_rows
 
 POINTS = 600
-"""Of a curve; a longer one is thinned out evenly."""
+"""Points of a curve; a longer one is thinned out evenly."""
 ALL_POINTS = 80_000
-"""Of all curves of a page together."""
+"""Points of all curves of a page together, unless each has only FEWEST_POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
-"""Of a histogram."""
+"""Bins of a histogram, and the fewest values for one."""
 MAX_RANKS = 64
-"""Ranks of a row that are shown; of more, those with the lowest and the highest values."""
+"""Ranks of a row that are shown. If there are more, those with the lowest and the highest values are shown."""
 STEP_TIME = "perf/step_time_s"
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return the object, as text that ends no script element."""
+    """Return the data as JSON that cannot close its script element."""
     return json.dumps(_charted(comparison), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -45,7 +45,7 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
     names, texts, settings = _settings(runs)
     places = {id(run): i for i, run in enumerate(runs)}
     row_places = {id(row): i for i, row in enumerate(rows)}
-    # A baseline may be among the rows that were left out.
+    # The selection may have left out a baseline.
     against = [row_places.get(id(each.row)) if each else None for each in comparison.against]
     axes: dict[tuple[int, ...], int] = {}
     return {
@@ -102,17 +102,17 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Return whether a row is drawn: a run that broke off may have been the fastest till then."""
+    """Return whether a row has a figure to draw. Only completed rows: the speed of a crashed run is not comparable."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as a number, or as text."""
+    """Return a setting as a number or as text."""
     return value if number(value) is not None else one_line(text(value))
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Keys in which the configurations differ, all their values, and for each run the places of its own; -1 for none."""
+    """Return the keys that differ, their distinct values as text, and for each run and key the index of its value (-1: none)."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -126,10 +126,12 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
 
 def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
     """
-    Median loss of the repeats that completed (of all, where none has) and median time of the steps that count, thinned out.
+    Return the losses and step times of a row, thinned out, and a histogram of the times.
+
+    Both are medians over the completed repeats, or over all if none completed. Times are those of measured steps.
 
     Args:
-        axes: the lists of steps of all rows, each once; a curve names its list by number.
+        axes: list of steps -> its number. A curve refers to its steps by number, and new lists are added.
     """
     runs = row.completed or row.runs
     losses = _medians((run.events for run in runs), "train/loss")
@@ -155,7 +157,7 @@ def _values(rows: Iterable[StepRow]) -> list[float]:
 
 
 def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
-    """Step -> median over some runs."""
+    """Return step -> median of a figure over some runs."""
     found: dict[int, list[float]] = {}
     for rows in runs:
         for row in rows:
@@ -165,7 +167,7 @@ def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
 
 
 def _histogram(values: Sequence[float]) -> list[Any] | None:
-    """[lowest, highest, share of each bin]; None of too few values."""
+    """Return [lowest, highest, share of each bin]; None for too few or equal values."""
     if len(values) < BINS or (low := min(values)) >= (high := max(values)):
         return None
     counts = [0] * BINS
@@ -175,7 +177,7 @@ def _histogram(values: Sequence[float]) -> list[Any] | None:
 
 
 def _ranks(row: Row, figure: Figure) -> list[tuple[int, float]]:
-    """(rank, value) of the first completed repeat that has them, by value; of many the lowest and the highest."""
+    """Return (rank, value) for the first completed repeat that has them, sorted by value; at most MAX_RANKS."""
     values = next((each for run in row.completed if (each := run.summary.by_rank(figure.key))), [])
     known = [(rank, value) for rank, value in enumerate(values) if value is not None]
     known.sort(key=lambda pair: pair[1])

@@ -1,14 +1,14 @@
-// What rows were like over their steps and over their ranks: losses, step times, figures by rank.
+// Charts over steps and ranks: losses, step times, figures by rank.
 
 const CURVES = 20, FEW = 8;
 
-/** The rows with a curve that are drawn: the clicked ones, or as many as one can tell apart, in the table's order. */
+/** Return the rows whose curves are drawn, in the table's order: the clicked rows, or the first `most`. */
 function curved(has, most = CURVES) {
   const known = selection.rows.filter(has), clicked = known.filter((i) => selection.picked.has(i));
   const members = (clicked.length ? clicked : known).slice(0, most);
   if (members.length === known.length) return { members, why: "" };
-  const first = `; the first ${most} of ${known.length} rows, a click on rows chooses others`;
-  return { members, why: clicked.length ? "; of the rows that were clicked" : first };
+  const first = `; the first ${most} of ${known.length} rows; click rows to choose others`;
+  return { members, why: clicked.length ? "; the rows that were clicked" : first };
 }
 
 const pairs = ([axis, values]) => DATA.steps[axis].map((step, k) => [step, values[k]]);
@@ -19,7 +19,7 @@ const styleOf = (n) => ({ stroke: at(COLOURS, n), "stroke-dasharray": at(DASHES,
 const legendOf = (members) =>
   members.map((i, n) => [`${i + 1}: ${rows[i].name}`, at(COLOURS, n), Math.floor(n / COLOURS.length), ofRow(i)]);
 
-/** A curve of each of some rows through its points [x, y]. */
+/** Draw a curve for each row through its points [x, y]. */
 function lines(svg, members, points, x, y) {
   members.forEach((i, n) => {
     const place = points[n].map(([step, value]) => [round(x.at(step)), round(y.at(value))]);
@@ -28,7 +28,7 @@ function lines(svg, members, points, x, y) {
   });
 }
 
-/** The relative difference of a row's loss from its baseline's, in the steps that both have. */
+/** Return the relative difference of a row's loss from its baseline's, at the steps that both have. */
 function apartFromBaseline(i) {
   const base = rows[rows[i].baseline];
   if (!base?.losses || !base.completed || !rows[i].completed) return [];
@@ -59,8 +59,8 @@ function drawLosses() {
 function drawTimes() {
   const { members, why } = curved((i) => rows[i].times, FEW), points = members.map((i) => pairs(rows[i].times));
   const histograms = members.map((i) => rows[i].histogram), counted = histograms.filter(Boolean);
-  const often = counted.length ? ", and how often it took how long" : "";
-  if (!caption("times", `Time of the steps that count, the slowest rank's${often}${why}`, members.length)) return;
+  const often = counted.length ? ", and its distribution" : "";
+  if (!caption("times", `Time of the slowest rank in measured steps${often}${why}`, members.length)) return;
   const { box, svg, width } = canvas("times", 370), ends = counted.flatMap(([low, high]) => [low, high]);
   const area = { left: 70, right: counted.length ? Math.round(width * 0.72) : width - 10, top: 24, bottom: 320 };
   const x = linear(firsts(points), area.left, area.right, { pad: 0, every: 90 });
@@ -71,7 +71,7 @@ function drawTimes() {
   legend(box, legendOf(members));
 }
 
-/** How many steps took how long, lying on the axis of the times: outlines to the right. */
+/** Draw the outlines of histograms to the right of the axis of the times. */
 function drawHistograms(svg, members, histograms, { left, right, at: y }) {
   const most = Math.max(...histograms.filter(Boolean).flatMap(([, , shares]) => shares));
   const x = (share) => round(left + (right - left) * share / most);
@@ -85,7 +85,7 @@ function drawHistograms(svg, members, histograms, { left, right, at: y }) {
   write(svg, right, 350, "steps", { "text-anchor": "end", class: "axis" });
 }
 
-/** A tick for each rank; the one with the highest value is named. */
+/** Draw a tick for each rank and name the one with the highest value. */
 function drawRanks() {
   if (!caption("ranks", "", DATA.by_rank.length)) return;
   const options = DATA.by_rank.map((figure) => [figure.key, figure.title]);

@@ -1,6 +1,6 @@
-// The difference of two configurations, and everything put together.
+// The difference of two configurations, and the start of the page.
 
-/** The settings in which two runs differ. */
+/** Show the settings in which two runs differ. */
 function drawDifference() {
   if (!caption("difference", "", DATA.runs.length > 1)) return;
   const repeat = (n) => n ? `, run ${n + 1}` : "";
@@ -28,16 +28,16 @@ function redraw() {
   for (const draw of DRAWN) draw();
 }
 
-/** The filter that the address holds, so that a reload or a link to the page keeps it. */
+/** Return the filter in the address, which a reload or a link to the page keeps. */
 function filterOfAddress() {
   try {
     return decodeURIComponent(location.hash.slice(1)).replace(/^row-\d+$/, "");
   } catch {
-    return "";  // it was cut
+    return "";  // the address was cut off
   }
 }
 
-/** How long ago the page was written. */
+/** Show how long ago the page was written. */
 function showAge() {
   const minutes = Math.floor((Date.now() - Date.parse(byId("written").dateTime)) / 60000), hours = Math.floor(minutes / 60);
   const age = minutes < 120 ? `${minutes} min` : hours < 48 ? `${hours} hours` : `${Math.floor(hours / 24)} days`;
@@ -60,7 +60,7 @@ showAge();
 setInterval(showAge, 30000);
 let lastWidth = innerWidth;
 addEventListener("resize", () => {
-  if (lastWidth === innerWidth) return;  // a phone's bars come and go
+  if (lastWidth === innerWidth) return;  // a phone hides and shows its bars
   lastWidth = innerWidth;
   redraw();
   styleColumns();

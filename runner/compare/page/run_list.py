@@ -1,4 +1,4 @@
-"""The runs of a comparison as HTML, each folded: state, reason, links, command, environment, the end of its log."""
+"""List the runs of a comparison as folded HTML: state, reason, links, command, environment, the end of the log."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from meshrunner.runner.rundir import Failure, last_lines
 from meshrunner.runner.rundir.files import CONFIG, ERROR, SUMMARY, rank_log
 
 UNFOLDED = 12
-"""Runs whose list is open from the beginning; a longer one is opened by the number of a row."""
+"""Largest number of runs whose list is unfolded at first. A click on a row's number unfolds a longer one."""
 LOG_LINES = 15
+"""Last lines of a log that are shown."""
 
 
 def escape(text: str) -> str:
-    """Text from anywhere as text in HTML."""
+    """Return untrusted text escaped for HTML."""
     return escape_markup(printable(text))
 
 
 def runs_section(comparison: Comparison, folder: Path) -> str:
-    """Return all runs, under their rows' numbers; folder: where the page lies."""
+    """Return the list of all runs, by row; `folder`: the page's directory, to which links are relative."""
     found = []
     for i, row in enumerate(comparison.rows):
         inside = "".join(_run(run, folder) for run in row.runs)
@@ -63,8 +64,8 @@ def _run(run: Run, folder: Path) -> str:
 
 
 def _links(run: Run, log: Path, folder: Path) -> str:
-    """Relative ones, so that they hold where page and runs were copied to."""
-    files = [("its folder", run.path), *((file.name, file) for file in (run.path / CONFIG, run.path / SUMMARY, log))]
+    """Return links to a run's files. They are relative, so that page and runs can be copied together."""
+    files = [("directory", run.path), *((file.name, file) for file in (run.path / CONFIG, run.path / SUMMARY, log))]
     return " ".join(
         f'<a href="./{escape(quote(Path(os.path.relpath(file.absolute(), folder)).as_posix()))}">{escape(name)}</a>'
         for name, file in files
@@ -77,7 +78,7 @@ def _assignments(variables: dict[str, Any]) -> str:
 
 
 def _log(run: Run) -> tuple[Path, str]:
-    """Return the log of the rank that failed, or of rank 0, and its end as HTML."""
+    """Return the log of the rank that failed, or else of rank 0, and the end of the log as HTML."""
     log = rank_log(run.path, Failure.peek(run.path / ERROR).rank or 0)
     try:
         lines = last_lines(log)[-LOG_LINES:]

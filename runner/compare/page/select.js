@@ -1,4 +1,4 @@
-// What is shown: the rows that a typed filter leaves, in the table's order. The table and every chart follow it.
+// The selection: the rows that meet the filter, in the table's order. The table and every chart follow it.
 
 const DATA = JSON.parse(byId("data").textContent);
 const { rows, keys, figures } = DATA;
@@ -6,12 +6,12 @@ const figureOf = (name) => figures.find((figure) => figure.key === name);
 const isNumber = (text) => text !== null && `${text}`.trim() !== "" && isFinite(text);
 
 const selection = {
-  order: rows.map((_, i) => i),  // as the table is sorted
-  rows: [],                      // those of them that the filter leaves
-  picked: new Set(),             // those that were clicked: emphasised everywhere
+  order: rows.map((_, i) => i),  // all rows, as the table is sorted
+  rows: [],                      // the rows that meet the filter, in that order
+  picked: new Set(),             // rows that were clicked, which are emphasised everywhere
 };
 
-/** A value of a row: a number, a text, or null where it is not known. */
+/** Return a value of a row: a number, a text, or null if it is unknown. */
 function valueOf(i, name) {
   const row = rows[i];
   if (name === "state" || name === "devices") return row[name];
@@ -21,7 +21,7 @@ function valueOf(i, name) {
   return isNumber(text) ? Number(text) : text;
 }
 
-/** The rows of which a value is known. */
+/** Return the rows that have a value. */
 const measured = (name, among = selection.rows) => among.filter((i) => valueOf(i, name) !== null);
 
 // The filter: `parallelism=fsdp2 wps>5000 state!=completed some words`.
@@ -30,7 +30,7 @@ const NAMES = [...new Set(["state", "devices", ...keys, ...figures.map((figure) 
 const WORDS = /(?:[^\s"]|"[^"]*"?)+/g;  // quotes keep words together
 const ORDERS = { ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
 
-/** The one name that is meant: whole, by its last part, or by the beginning of that; raises Error. */
+/** Return the full name for a full name, a last part or its beginning; throw Error if it is unknown or ambiguous. */
 function nameOf(typed) {
   const last = (name) => name.split(/[./]/).at(-1), listed = (names) => names.slice(0, 8).join(", ");
   const meanings = [
@@ -39,7 +39,7 @@ function nameOf(typed) {
     (name) => last(name).startsWith(typed) || name.startsWith(typed),
   ];
   for (const means of meanings) {
-    const all = NAMES.filter(means), own = all.filter((name) => !name.startsWith("plan/"));  // a prediction's is the long name
+    const all = NAMES.filter(means), own = all.filter((name) => !name.startsWith("plan/"));  // a short name means the measured figure
     const found = own.length ? own : all, varying = found.filter((name) => keys.includes(name));
     if (found.length === 1 || varying.length === 1) return varying[0] ?? found[0];
     if (found.length > 1) throw Error(`${typed} may be ${listed(found)}`);
@@ -47,7 +47,7 @@ function nameOf(typed) {
   throw Error(`no key ${typed}; there are ${listed(NAMES)}`);
 }
 
-/** `lr>=1e-3` as a test of a row; raises Error. Numbers compare as numbers; = takes several values, `a,b`. */
+/** Return a test of a row for `lr>=1e-3`; throw Error if it is wrong. = takes several values, `a,b`. */
 function testOf(typed, how, wanted) {
   const name = nameOf(typed);
   if (how in ORDERS) {
@@ -61,14 +61,14 @@ function testOf(typed, how, wanted) {
   return how === "=" ? any : (i) => !any(i);
 }
 
-/** The tests that a filter consists of, and what is wrong with it. */
+/** Return the tests that a filter consists of, and its mistakes. */
 function parse(filter) {
   const tests = [], problems = [];
   for (const quoted of filter.match(WORDS) ?? []) {
     const word = quoted.replaceAll('"', ""), term = word.match(/^([^=<>!]+)(!=|>=|<=|=|>|<)(.*)$/);
     try {
       if (!term) tests.push((i) => textOf(i).includes(word.toLowerCase()));
-      else if (term[3] !== "") tests.push(testOf(...term.slice(1)));  // else it is still being typed
+      else if (term[3] !== "") tests.push(testOf(...term.slice(1)));  // otherwise it is still being typed
     } catch (error) {
       problems.push(error.message);
     }
@@ -76,7 +76,7 @@ function parse(filter) {
   return { tests, problems };
 }
 
-/** Select by what is typed, and draw everything anew. */
+/** Apply the filter and redraw everything. */
 function select() {
   const filter = byId("filter").value, { tests, problems } = parse(filter);
   selection.rows = selection.order.filter((i) => tests.every((test) => test(i)));
@@ -85,10 +85,10 @@ function select() {
   redraw();
   try {  // the address keeps the filter for a reload
     history.replaceState(null, "", filter ? `#${encodeURIComponent(filter)}` : location.pathname + location.search);
-  } catch { /* a page in a frame may not have one */ }
+  } catch { /* a page in a frame may not change it */ }
 }
 
-/** Put terms [name, how, value] into the filter, in place of what it says of these names; the same again: out of it. */
+/** Put terms [name, operator, value] into the filter instead of its terms of these names; remove those that it has already. */
 function narrow(...terms) {
   const words = byId("filter").value.match(WORDS) ?? [];
   const typed = terms.map(([name, how, value]) => name + how + (/\s/.test(value) ? `"${value}"` : value));
@@ -98,7 +98,7 @@ function narrow(...terms) {
   select();
 }
 
-/** Emphasise a row, or no longer. */
+/** Toggle the emphasis of a row. */
 function pick(i) {
   selection.picked.delete(i) || selection.picked.add(i);
   redraw();
@@ -106,23 +106,23 @@ function pick(i) {
 
 // The best of the selected rows.
 
-/** Whether rows do the same work for a token: else none of them is the fastest. */
+/** Whether rows do the same work per token. If not, none of them is the fastest. */
 const comparable = (members) =>
   DATA.workload.every((key) => new Set(members.map((i) => rows[i].values[key])).size <= 1);
 
-/** Rows in the order of a figure, the best first. */
+/** Sort rows by a figure, the best first. */
 function ranked(name, members) {
   const sign = figureOf(name)?.better;
   return [...members].sort((i, j) => sign * (valueOf(j, name) - valueOf(i, name)));
 }
 
-/** The row with the best value; undefined where there is none, or rows are not to be compared. */
+/** Return the row with the best value; undefined if there is none, or the rows are not comparable. */
 function best(name) {
   const members = measured(name);
   return comparable(members) ? ranked(name, members)[0] : undefined;
 }
 
-/** The rows, by the first of two figures, than which no other is better in one and as good in the other. */
+/** Return the Pareto-optimal rows of two figures, sorted by the first: no other row is better in one and as good in the other. */
 function front(one, other) {
   const members = measured(one, measured(other));
   if (!figureOf(one) || !figureOf(other) || one === other || !comparable(members)) return [];

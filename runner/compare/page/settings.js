@@ -1,7 +1,7 @@
-// Charts of the selected rows over their settings: two of them, all of them, and the number of devices.
+// Charts of the selected rows by settings: any two, all of them, and the number of devices.
 
 const varying = keys.filter((key) => new Set(rows.map((row) => row.values[key])).size > 1);
-const MOST = 40;  // values of a setting that a heat map has room for
+const MOST = 40;  // most values of a setting in a heat map
 
 function drawHeat() {
   const known = varying.filter((key) => new Set(rows.map((row) => row.values[key])).size <= MOST);
@@ -34,15 +34,15 @@ function drawHeat() {
   legend(box, colours.legend);
 }
 
-/** Each setting and figure an axis, one below the other, each row a line through all of them. */
+/** Draw an axis for each setting and figure, one below the other, and each row as a line through all of them. */
 function drawParallel() {
   const results = [DATA.memory, DATA.speed].filter(figureOf), by = results.at(-1) ?? keys[0], gap = 58;
-  const about = `a line is a row, coloured by ${titleOf(by)}; dashed: without a result; a click on a value selects it`;
+  const about = `each line is a row, coloured by ${titleOf(by)}; dashed: no result; click a value to select it`;
   if (!caption("parallel", about, varying.length >= 3 && selection.rows.length)) return;
   const names = [...varying, ...results], colours = coloursBy(by, selection.rows), height = (n) => gap * n + 34;
   const { box, svg, width } = canvas("parallel", gap * names.length + 10);
   const scales = names.map((name) => scaleOf(name, measured(name), 16, width - 16));
-  // Rows of the same value would be one point: they lie side by side.
+  // Spread rows of the same value, which would share one point.
   const aside = (i, { step }) => step ? ((i * 37) % 21 - 10) / 21 * Math.min(step * 0.5, 40) : 0;
   for (const i of emphasised(selection.rows)) {
     const known = names.map((name, n) => [valueOf(i, name), scales[n], n]).filter(([value]) => value !== null);
@@ -63,14 +63,14 @@ function drawParallel() {
   legend(box, colours.legend);
 }
 
-/** The name of a row without the keys that decide how many devices there are. */
+/** Return the name of a row without the keys that decide the number of devices. */
 function layoutOf(i) {
   const given = keys.filter((key) => Object.hasOwn(rows[i].values, key) && !DATA.scales.includes(key));
   const name = (key, value) => typeof value === "number" ? `${key.split(".").at(-1)}=${value}` : value;
   return given.map((key) => name(key, rows[i].values[key])).join(" ");
 }
 
-/** Tokens per second of all devices together over their number; rows that differ in nothing else are one line. */
+/** Draw the total tokens per second over the number of devices; rows that differ in nothing else share a line. */
 function drawScaling() {
   const total = (i) => valueOf(i, "perf/wps") * rows[i].devices, lines = new Map();
   for (const i of measured("devices", measured("perf/wps"))) lines.set(layoutOf(i), [...(lines.get(layoutOf(i)) ?? []), i]);
@@ -79,7 +79,7 @@ function drawScaling() {
   scaled.sort(([, one], [, other]) => Math.max(...other.map(total)) - Math.max(...one.map(total)));
   const series = scaled.slice(0, COLOURS.length), left = scaled.length - series.length;
   const few = left ? `; the ${series.length} fastest lines of ${scaled.length}` : "";
-  const about = "Tokens per second of all devices, by the clock; dashed: ideal, twice as fast on twice as many";
+  const about = "Tokens per second of all devices, by wall-clock time; dashed: ideal, twice as fast on twice as many devices";
   if (!caption("scaling", about + few, series.length)) return;
   const ideal = (line, count) => total(line[0]) / rows[line[0]].devices * count;
   const members = series.flatMap(([, line]) => line), devices = distinct(members.map((i) => rows[i].devices));

@@ -1,15 +1,15 @@
-// The table: sorting, columns, emphasis, marks of the best rows, and itself as Markdown.
+// The table: sorting, columns, emphasis, marks of the best rows, and copying as Markdown.
 
 const table = byId("table"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
 const titles = heads.map((head) => head.textContent);
-const lineOf = [...body.rows];  // by the number of their row
-const hidden = new Set();       // numbers of columns
+const lineOf = [...body.rows];  // by index of the row
+const hidden = new Set();       // indices of hidden columns
 const columnStyle = add(document.head, "style");
 
 const cellOf = (i, title) => lineOf[i].cells[titles.indexOf(title)]?.textContent ?? "";
 const textOf = (i) => (lineOf[i].searched ??= lineOf[i].textContent.toLowerCase());
 
-/** Sort by a column, upwards and then downwards; what is unknown stays last. */
+/** Sort by a column, ascending and then descending; unknown values stay last. */
 function sortBy(column) {
   const down = heads[column].getAttribute("aria-sort") === "ascending" ? -1 : 1;
   heads.forEach((head) => head.removeAttribute("aria-sort"));
@@ -22,11 +22,11 @@ function sortBy(column) {
   select();
 }
 
-/** Rules for whole columns: hidden ones, and keys that stay while the others move, as far as half the room goes. */
+/** Hide columns, and keep the key columns in view while scrolling as far as they take less than half of the width. */
 function styleColumns() {
   const cells = (column, part = "") => `#table ${part} tr > :nth-child(${column + 1})`, rules = [];
   for (const column of hidden) rules.push(`${cells(column)} { display: none }`);
-  columnStyle.textContent = rules.join("\n");  // widths are those without hidden columns
+  columnStyle.textContent = rules.join("\n");  // applied first: the widths below must exclude hidden columns
   let left = heads[0].offsetWidth;
   heads.forEach((head, column) => {
     const fits = left + head.offsetWidth < table.parentElement.clientWidth / 2;
@@ -38,7 +38,7 @@ function styleColumns() {
   columnStyle.textContent = rules.join("\n");
 }
 
-/** Boxes to hide columns with, and a box in every line to emphasise it. */
+/** Add checkboxes that hide columns, and one in every line that emphasises it. */
 function prepareTable() {
   heads.forEach((head, column) => {
     head.querySelector("button").addEventListener("click", () => sortBy(column));
@@ -54,7 +54,7 @@ function prepareTable() {
     const input = add(line.cells[0], "input", { type: "checkbox", "aria-label": `emphasise row ${i + 1}` });
     line.cells[0].prepend(input, " ");
     input.addEventListener("change", () => pick(i));
-    line.cells[0].querySelector("a").addEventListener("click", () => {  // it leads to the runs of the row
+    line.cells[0].querySelector("a").addEventListener("click", () => {  // unfold the runs that the link leads to
       byId("runs").open = true;
       for (const run of byId(`row-${i + 1}`).querySelectorAll("details")) run.open = true;
     });
@@ -78,11 +78,11 @@ function drawTable() {
   });
   const members = marks.flatMap(([, , of]) => of).filter((i) => i !== undefined);
   const said = marks.filter(([, , of]) => of.some((i) => i !== undefined)).map(([sign, text]) => `${sign} ${text}`);
-  if (members.some((i) => !rows[i].tested)) said.push("grey: of fewer runs than a test takes");
-  byId("marks").textContent = members.length && rows.length > 1 ? `of the rows shown: ${said.join(", ")}` : "";
+  if (members.some((i) => !rows[i].tested)) said.push("grey: too few runs for a test");
+  byId("marks").textContent = members.length && rows.length > 1 ? `among the rows shown: ${said.join(", ")}` : "";
 }
 
-/** What is selected, for a pull request: verdict, table, and what makes the figures understood. */
+/** Return the selected rows as Markdown for a pull request: findings, table, explanations. */
 function markdown() {
   const columns = titles.map((_, column) => column).filter((column) => column && !hidden.has(column));
   const plain = (text) => text.trim().replace(/\s+/g, " ").replace(/(\\*)\|/g, "$1$1\\|");
@@ -101,7 +101,7 @@ function markdown() {
   return `${blocks.filter((block) => block.length).map((block) => block.join("\n")).join("\n\n")}\n`;
 }
 
-/** To the clipboard; where a browser has none for files, from a box with the text, which stays if that fails, too. */
+/** Copy the Markdown to the clipboard. If the browser forbids that for files, copy from a box, which stays if that fails, too. */
 async function copy() {
   const text = markdown(), box = byId("copied");
   let done = true;

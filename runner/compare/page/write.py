@@ -1,8 +1,8 @@
 """
-The report page: one HTML file with the table, the charts and every run. It opens from disk and asks no network.
+Write the report page: one HTML file with the table, charts and every run, which opens from disk without a network.
 
-What is known when it is written is HTML, and so there without JavaScript; what follows a person's selection is drawn by the
-scripts. They put text into the page as text alone: the page's own rules refuse markup.
+The table and the runs are HTML and need no JavaScript. Scripts draw what depends on the user's selection. They insert text only
+as text: the page's content security policy forbids markup from strings.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from meshrunner.runner.compare.page.run_list import escape, runs_section
 from meshrunner.runner.compare.rows import Comparison
 
 PARTS = Path(__file__).parent
-"""What the file is put together from."""
+"""Directory of the page's template, style and scripts."""
 SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "main")
-"""In the order in which they run; one scope."""
+"""Scripts in the order in which they run. They share one scope."""
 VALUES = 12
-"""Of a key that are listed above the table."""
+"""Values of a key that are listed above the table."""
 REASONS = 6
-"""Below the table; more are folded."""
+"""Reasons that are listed below the table; more are folded."""
 UNTESTED_CLASS = ' class="untested"'
 
 
@@ -39,9 +39,9 @@ def write_page(comparison: Comparison, file: Path) -> None:
 
 
 def put(page: str, file: Path) -> None:
-    """Write a page, replacing an older one at once; raises ConfigError when the file cannot be written."""
+    """Write a page, replacing an older one atomically; raise ConfigError if the file cannot be written."""
     try:
-        if file.is_symlink() or (file.exists() and not file.is_file()):  # a link is followed, and /dev/stdout stays one
+        if file.is_symlink() or (file.exists() and not file.is_file()):  # keep a link or /dev/stdout as it is
             file.write_bytes(page.encode())
         else:
             replace_file(file, page.encode())
@@ -63,7 +63,9 @@ def _page(comparison: Comparison, folder: Path) -> str:
         findings="".join(f"<p>{escape(line)}</p>" for line in findings(comparison)),
         moment=now.isoformat(timespec="seconds"),
         written=f"{now:%Y-%m-%d %H:%M %Z}",
-        unfinished=", and will be again: its runs have not ended" if {"pending", "running"} & states.keys() else "",
+        unfinished=", and will be updated: its runs have not ended"
+        if {"pending", "running"} & states.keys()
+        else "",
         varying=_varying(comparison),
         table=_table(comparison),
         legend="".join(f"<p>{escape(line)}</p>" for line in [*legend(comparison), *comparison.remarks]),
@@ -86,7 +88,7 @@ def _varying(comparison: Comparison) -> str:
 
 
 def _reasons(comparison: Comparison) -> str:
-    """Return a line for every reason, folded where they are many."""
+    """Return the list of reasons, folded if it is long."""
     lines = reasons(comparison)
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
     if len(lines) <= REASONS:
@@ -96,9 +98,9 @@ def _reasons(comparison: Comparison) -> str:
 
 def _table(comparison: Comparison) -> str:
     """
-    Return a line for each row, beginning with its number, and with its name for screens that have no room for the keys.
+    Return the table. Each line begins with the row's number, and with its name for screens too narrow for the keys.
 
-    Every cell carries what it is sorted by: its first number, where it begins with one.
+    The attribute data-by of a cell is its sort key.
     """
     table = columns(comparison)
     keys = len(comparison.keys) or 1
@@ -122,5 +124,6 @@ def _cell(cell: str, *, key: bool) -> str:
 
 
 def _sorted_by(cell: str) -> str:
+    """Return the sort key of a cell: the number that it begins with, or else its text."""
     found = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
     return found[2].replace(",", "") if found else cell

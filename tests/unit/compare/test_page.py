@@ -134,7 +134,7 @@ def test_a_run_that_broke_off_has_no_bar_and_no_final_loss(tmp_path: Path) -> No
 def test_a_link_is_a_relative_path_whatever_the_folder_is_called(name: str, tmp_path: Path) -> None:
     make_run(tmp_path / name)
     page, _ = page_of(tmp_path)
-    (link,) = re.findall(r'<a href="([^"]*)">its folder', page)
+    (link,) = re.findall(r'<a href="([^"]*)">directory', page)
     assert link.startswith("./") and unquote(unescape(link)) == f"./{name}"
 
 
