@@ -125,11 +125,11 @@ def _losses(comparison: Comparison) -> str:
 
 
 def _without_result(comparison: Comparison) -> str:
-    """What failed or was skipped, in groups, with the settings that each group has in common."""
+    """Count the rows that failed or were skipped, with the settings that each group has in common."""
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
-        # What was skipped or has not ended might have been an example of the same.
+        # Rows that were skipped or have not ended might have ended in the same state.
         never = () if state == "skipped" else ("skipped", "pending", "running")
         others = [row.values for row in comparison.rows if _trouble(row) != state and row.state not in never]
         causes = common(rows, others, comparison.keys)
@@ -138,7 +138,7 @@ def _without_result(comparison: Comparison) -> str:
 
 
 def _trouble(row: Row) -> str:
-    """Return the state of the first run without a result; empty where there is none."""
+    """Return the state of a row's first run that ended without a result; "" if there is none."""
     return next((run.state for run in row.runs if run.state not in ("completed", "pending", "running")), "")
 
 

@@ -23,7 +23,7 @@ bf16 is 2^-8 = 3.9e-3, and a gradient norm amplifies drift. The limits of bf16 a
 
 @dataclass(frozen=True)
 class Parity:
-    """How the curves of a row relate to those of its baseline."""
+    """The verdict on whether the curves of a row agree with those of its baseline."""
 
     kind: str
     """`identical`, `agrees`, `within seeds`, `differs`, `different data`; empty when nothing can be said."""

@@ -54,7 +54,10 @@ def print_table(comparison: Comparison) -> None:
         sentences(["--baseline KEY=VALUE compares each row with another"])
     if len(tables) * len(comparison.rows) > screen.height:
         count = len(comparison.rows)
-        hint = f"{count} rows: --top N shows the fastest, --where KEY=VALUE chooses some, --sort KEY sorts them"
+        hint = (
+            f"{count} rows: `meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE chooses some, "
+            "--sort KEY sorts them"
+        )
         sentences(["", *found, hint])  # repeated: the first lines have scrolled off the screen
 
 
