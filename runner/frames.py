@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.comparison import Comparison, compare_runs
 from meshrunner.runner.compare.export import records
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import text
-from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.page.write import write_page
-from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from tests.e2e.browser import Browser
 from tests.sweeps import GRIDS, make_sweep

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.calibrate.fit import MeasuredRun
+from meshrunner.runner.compare.comparison import WPS, Row, compare_runs
 from meshrunner.runner.compare.keys import row_name
-from meshrunner.runner.compare.rows import WPS, Row, compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.devices import ExpectedDevices

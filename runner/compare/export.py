@@ -8,8 +8,8 @@ import json
 import math
 from typing import Any
 
+from meshrunner.runner.compare.comparison import WPS, Comparison, Row, percent_more
 from meshrunner.runner.compare.keys import text
-from meshrunner.runner.compare.rows import WPS, Comparison, Row, percent_more
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
 from meshrunner.runner.rundir import VERDICT

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from meshrunner.runner.compare.causes import common
+from meshrunner.runner.compare.comparison import Against, Comparison, Row
 from meshrunner.runner.compare.keys import first_of, row_name, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, p_value
 from meshrunner.runner.compare.parity import short
-from meshrunner.runner.compare.rows import Against, Comparison, Row
 from meshrunner.runner.figures import Figure, figure_of
 
 LISTED = 3

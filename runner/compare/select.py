@@ -15,7 +15,7 @@ from meshrunner.runner.figures import FIGURES, PREDICTION, higher_is_better, num
 from meshrunner.runner.rundir import parse_yaml
 
 if TYPE_CHECKING:
-    from meshrunner.runner.compare.rows import Comparison, Row
+    from meshrunner.runner.compare.comparison import Comparison, Row
 
 CONDITION = re.compile(r"\s*(?P<key>[^\s=<>!]+)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 ORDERS: dict[str, Callable[[float, float], bool]] = {

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
+from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import row_name
-from meshrunner.runner.compare.rows import Comparison
 from meshrunner.runner.compare.text_table import BETWEEN, Column, fitted, lines_of, narrowest
 from meshrunner.runner.console import console, on_terminal, one_line
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import check_regular
+from meshrunner.runner.compare.comparison import Comparison, compare_sweep
 from meshrunner.runner.compare.page.write import write_page
-from meshrunner.runner.compare.rows import Comparison, compare_sweep
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.placed import first_experiment
 from meshrunner.runner.config.validation import listed

@@ -93,9 +93,9 @@ class SweepRecord:
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:
         """Read a sweep directory; raises ConfigError if none of its runs is readable."""
+        from meshrunner.runner.compare.comparison import compare_sweep
         from meshrunner.runner.compare.export import records
         from meshrunner.runner.compare.findings import findings
-        from meshrunner.runner.compare.rows import compare_sweep
         from meshrunner.runner.rundir import sweep_title
         from meshrunner.runner.trackers.description import described, in_common, tags
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrunner.runner.compare.rows import compare_runs
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.table import markdown
 from tests.e2e.command import TINY

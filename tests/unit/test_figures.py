@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from meshrunner.runner import figures
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.export import as_json
 from meshrunner.runner.compare.page.write import write_page
-from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.table import markdown
 from meshrunner.runner.figures import FIGURES, OVER_REPEATS, Figure, figure_of, row_keys, table_figures

@@ -11,10 +11,10 @@ from typing import Any
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.cells import LONGEST_VALUE, facts, legend, reasons
+from meshrunner.runner.compare.comparison import SCALES, Comparison, Row
 from meshrunner.runner.compare.findings import MEMORY, WORKLOAD, findings
 from meshrunner.runner.compare.keys import row_name, text
 from meshrunner.runner.compare.noise import REPEATS
-from meshrunner.runner.compare.rows import SCALES, Comparison, Row
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import one_line
 from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number, table_figures

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from meshrunner.recipes.secrets import is_secret
-from meshrunner.runner.compare.rows import Comparison
+from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
 from meshrunner.runner.rundir import Failure, last_lines

@@ -16,11 +16,11 @@ from string import Template
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import replace_file
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
+from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import first_of, row_name, text
 from meshrunner.runner.compare.page.charted import as_json
 from meshrunner.runner.compare.page.run_list import escape, runs_section
-from meshrunner.runner.compare.rows import Comparison
 
 PARTS = Path(__file__).parent
 """Directory of the page's template, style and scripts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrunner.runner.commands.parser import parse
-from meshrunner.runner.compare.rows import compare_runs
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.select import select
 from meshrunner.runner.console import say

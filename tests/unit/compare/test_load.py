@@ -11,8 +11,8 @@ import pytest
 
 from meshrunner import load
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.export import as_json
-from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from tests.run_dirs import make_run
 

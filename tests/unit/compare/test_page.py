@@ -15,9 +15,9 @@ from urllib.parse import unquote
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.page.charted import BINS, MAX_RANKS, POINTS
 from meshrunner.runner.compare.page.write import PARTS, SCRIPTS, write_page
-from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.console import UNPRINTABLE
 from tests.run_dirs import make_run

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.rows import Comparison, compare_runs
+from meshrunner.runner.compare.comparison import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_run, read_runs
 from tests.run_dirs import make_run, write
 

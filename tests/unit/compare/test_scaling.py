@@ -10,8 +10,8 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.compare.cells import columns, legend
+from meshrunner.runner.compare.comparison import Comparison, compare_runs
 from meshrunner.runner.compare.export import as_json
-from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from tests.composed import experiment
 from tests.run_dirs import make_run

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.comparison import Comparison, compare_runs
 from meshrunner.runner.compare.findings import findings
-from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.select import select
 from meshrunner.runner.verbs.records.compare import compare

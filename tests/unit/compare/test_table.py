@@ -14,8 +14,8 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.cells import columns, facts, reasons
+from meshrunner.runner.compare.comparison import Comparison, compare_runs
 from meshrunner.runner.compare.export import as_csv, as_json
-from meshrunner.runner.compare.rows import Comparison, compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.table import markdown, parts
 from meshrunner.runner.compare.text_table import BETWEEN, Column, narrowest

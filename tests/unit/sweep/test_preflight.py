@@ -11,8 +11,8 @@ import pytest
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.compare.cells import columns as table
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.export import as_csv, as_json
-from meshrunner.runner.compare.rows import compare_runs
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import expected_devices
