@@ -129,8 +129,8 @@ def console() -> Console:
 
 def on_terminal() -> bool:
     """Return whether stdout is a terminal by rich's rules. Import rich, which takes a while, only if it may be one."""
-    told = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
-    return bool(sys.stdout.isatty() or told) and console().is_terminal
+    forced = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
+    return bool(sys.stdout.isatty() or forced) and console().is_terminal
 
 
 def warn(text: str) -> None:

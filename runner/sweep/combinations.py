@@ -60,7 +60,7 @@ class LocalTarget(ConfiguredTarget):
 
 
 Target = ConfiguredTarget | Slurm
-"""Where runs will be executed."""
+"""Machine or cluster that will execute the runs."""
 
 
 @dataclass(frozen=True)

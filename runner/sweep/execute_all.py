@@ -57,7 +57,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
     Raises:
         Interrupted: the user interrupted the sweep.
-        Moved: the sweep directory was moved or removed meanwhile.
+        Moved: the sweep directory was moved or removed during the sweep.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
     todo = {run_dir: read_status(run_dir).attempt for run_dir in run_dirs if _unfinished(run_dir, settings)}

@@ -31,7 +31,7 @@ FITS = Forecast(Verdict("fits", "1 GiB left"))
 DOES_NOT_FIT = Forecast(Verdict("does not fit", "2 GiB too much"))
 
 
-def test_runs_on_gpus_are_predicted_and_on_cpus_if_asked_for() -> None:
+def test_runs_are_predicted_on_gpus_and_on_request_on_cpus() -> None:
     def asked(*overrides: str, here: bool = True) -> bool:
         return wanted(experiment(*overrides), here=here)
 
@@ -41,7 +41,7 @@ def test_runs_on_gpus_are_predicted_and_on_cpus_if_asked_for() -> None:
     assert not asked("hardware=cpu", "sweep.preflight=skip", here=False), "a cluster's memory is not known here"
 
 
-def test_off_is_a_word_in_yaml_too() -> None:
+def test_off_may_be_a_yaml_boolean() -> None:
     """YAML reads it as a boolean."""
     plain = config()
     assert experiment().sweep.preflight == "warn"
@@ -73,7 +73,7 @@ def test_runs_without_a_prediction_start_anyway(
     assert found == [{}, {}] and "2 of 2 could not be predicted" in text and len(text.splitlines()) == 1
 
 
-def test_only_a_run_that_certainly_does_not_fit_is_warned_of(
+def test_only_a_run_that_certainly_does_not_fit_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert does_not_fit(DOES_NOT_FIT.as_json()) == "predicted not to fit: 2 GiB too much"
@@ -89,7 +89,7 @@ def test_only_a_run_that_certainly_does_not_fit_is_warned_of(
     assert predict_single_run(config(GPU), experiment(GPU, "sweep.preflight=off"), 8, here=True) == {}
 
 
-def test_the_limit_of_a_worker_is_what_it_has_on_a_cpu() -> None:
+def test_worker_on_cpu_is_limited_to_its_share_of_memory() -> None:
     device = expected_devices(experiment("hardware=cpu", "launch.host_memory_gib=0.25"))
     assert (device.memory_gib, device.type) == (0.25, "cpu")
 
@@ -132,7 +132,7 @@ def ranked(verdict: str, wps: float | None = None, gib: float | None = None, nam
     return Ranked(["steps=3", name], [name], Forecast(Verdict(verdict, f"why {name}"), memory, speed))
 
 
-def test_the_fastest_that_fits_is_first() -> None:
+def test_fastest_combination_that_fits_is_first() -> None:
     rows = [
         ranked("skipped", name="e"),
         ranked("does not fit", 900.0, 99.0, "d"),
@@ -150,7 +150,7 @@ def test_the_fastest_that_fits_is_first() -> None:
     )
 
 
-def test_a_grid_is_expanded_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_expands_a_grid_like_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     composer = Composer(parse("plan", ["-m", "steps=5", "seed=1,2", "micro_batch=range(1,7,3)"]))
     jobs = composer.grid(composer.compose_sweep())
     assert jobs == [["steps=5", f"seed={seed}", f"micro_batch={size}"] for seed in (1, 2) for size in (1, 4)]

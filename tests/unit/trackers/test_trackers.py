@@ -1,4 +1,4 @@
-"""What trackers are told about a run, and which rows they are given."""
+"""Records and rows that trackers receive."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def placed(run_dir: Path, **tracker: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "none"])
-def test_the_yaml_lists_every_key_with_its_default(name: str) -> None:
+def test_yaml_lists_every_key_with_its_default(name: str) -> None:
     keys = option("tracker", name)
     cls = Tracker.resolve(keys["kind"])
     assert set(keys) == set(cls.model_fields)
@@ -66,7 +66,7 @@ def test_several_yaml_lists_every_key() -> None:
     "wrong",
     [{"mode": "on"}, {"project": "a/b"}, {"tags": ["t" * 65]}, {"finish_timeout_s": 0}, {"tag": ["a"]}],
 )
-def test_what_wandb_would_refuse_is_refused_before_the_run(wrong: dict[str, Any]) -> None:
+def test_values_that_wandb_rejects_are_refused_before_the_run(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Tracker.resolve("wandb")).validate_python({"kind": "wandb"} | wrong)
 
@@ -75,11 +75,11 @@ def test_what_wandb_would_refuse_is_refused_before_the_run(wrong: dict[str, Any]
     ("tracker", "active"),
     [({"kind": "none"}, False), ({"kind": "wandb", "mode": "disabled"}, False), ({"kind": "tensorboard"}, True)],
 )
-def test_a_tracker_with_nothing_to_do_is_not_active(tmp_path: Path, tracker: dict[str, Any], active: bool) -> None:
+def test_none_and_disabled_trackers_are_inactive(tmp_path: Path, tracker: dict[str, Any], active: bool) -> None:
     assert tracker_of(RunRecord.load(placed(tmp_path / "run", **tracker))).active is active
 
 
-def test_the_record_of_a_run_in_a_sweep(tmp_path: Path) -> None:
+def test_run_record_names_run_group_and_tags(tmp_path: Path) -> None:
     folder = tmp_path / "sweep-1"
     folder.mkdir()
     (folder / "sweep.json").write_text("{}")
@@ -89,9 +89,7 @@ def test_the_record_of_a_run_in_a_sweep(tmp_path: Path) -> None:
     assert run.config["steps"] == 3
 
 
-def test_the_group_is_the_date_and_what_varies_and_stays_when_the_sweep_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_is_date_and_varying_keys_and_survives_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [[f"parallelism=fsdp{i}", "steps=3", f"optimizer.lr={lr}"] for i in (1, 2) for lr in (0.1, 0.2)]
     add_runs(tmp_path, [(f"{number:03}", overrides) for number, overrides in enumerate(jobs)])
     group = RunRecord.load(placed(tmp_path / "000")).group
@@ -110,7 +108,7 @@ def test_the_group_is_the_date_and_what_varies_and_stays_when_the_sweep_is_resum
         ([("000", ["steps=3", "+model.dim=64", "tracker=[wandb,tensorboard]"])], "dim"),
     ],
 )
-def test_what_varies_is_what_the_sweeper_chose(
+def test_sweep_title_lists_varying_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[str, list[str]]], title: str
 ) -> None:
     monkeypatch.setattr("sys.argv", ["meshrunner", "run", "-m", "steps=3", "+model.dim=interval(1,9)"])
@@ -119,7 +117,7 @@ def test_what_varies_is_what_the_sweeper_chose(
     assert sweep.sweep_title(folder)[len("2026-01-31 14:05 ") :] == title
 
 
-def test_a_description_says_what_auto_became(tmp_path: Path) -> None:
+def test_description_resolves_auto(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     config = {
         "launch": {"nodes": 3, "workers": "auto", "threads": "auto"},
@@ -140,9 +138,9 @@ def test_a_description_says_what_auto_became(tmp_path: Path) -> None:
     assert run.describe()["world_size"] == 6, "nodes x workers"
     summary = {"world_size": 2, "device": "Xeon", "data": {"tokenizer_vocab": 4000}}
     write_json(run_dir / "summary.json", summary)
-    told = run.describe()
-    assert told.pop("directory") == str(run_dir)
-    assert told == {
+    description = run.describe()
+    assert description.pop("directory") == str(run_dir)
+    assert description == {
         "launch": {"nodes": 3, "workers": 2, "threads": 1},
         "parallelism": {"kind": "fsdp2", "shard": 2},
         "data": {"kind": "stdlib", "vocab_size": 4000},
@@ -159,16 +157,16 @@ def test_a_description_says_what_auto_became(tmp_path: Path) -> None:
     assert run.config == config, "what is on record stays"
 
 
-def test_auto_precision_is_told_as_what_it_became(tmp_path: Path) -> None:
+def test_description_resolves_auto_precision(tmp_path: Path) -> None:
     environment = {"resolved": {"precision.kind": "bf16"}}
     run = RunRecord.load(make_run(tmp_path / "run", "precision=auto", environment=environment))
-    told = run.describe()
-    assert (told["precision"]["kind"], told["options"]["precision"]) == ("bf16", "bf16")
+    description = run.describe()
+    assert (description["precision"]["kind"], description["options"]["precision"]) == ("bf16", "bf16")
     assert not [tag for tag in run.tags if "precision" in tag], "it is the default"
 
 
 @pytest.mark.parametrize("written", ["[]", '{"resolved": 3, "packages": [1]}', '{"resolved": {"steps.x": 1}}'])
-def test_a_damaged_environment_is_no_reason_to_fail(tmp_path: Path, written: str) -> None:
+def test_damaged_environment_does_not_fail_the_description(tmp_path: Path, written: str) -> None:
     run_dir = placed(tmp_path / "run")
     (run_dir / "environment.json").write_text(written)
     assert RunRecord.load(run_dir).describe()["steps"] == 3
@@ -195,7 +193,7 @@ def test_a_resumed_run_records_the_batch_of_its_checkpoint() -> None:
     assert resolved(experiment("log_every=3"), NodeDevices("cuda", 2, 4))["log_every"] == 3
 
 
-def test_what_a_sweep_has_in_common(tmp_path: Path) -> None:
+def test_sweep_record_contains_facts_that_runs_share(tmp_path: Path) -> None:
     for number, parallelism in enumerate(("fsdp1", "fsdp2", "fsdp2")):
         run_dir = make_run(
             tmp_path / f"{number:03}",
@@ -261,17 +259,17 @@ def test_one_tracker_in_a_list_is_that_tracker() -> None:
         (["tracker=[wandb,tensorboard]", "tracker.of.tensorboard.kind=wandb"], "2 trackers of kind 'wandb'"),
     ],
 )
-def test_several_trackers_that_cannot_be(overrides: list[str], error: str) -> None:
+def test_invalid_several_trackers_are_refused(overrides: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(error)):
         experiment(*overrides)
 
 
-def test_the_name_of_a_tracker_becomes_part_of_file_names() -> None:
+def test_tracker_name_must_be_usable_in_file_names() -> None:
     with pytest.raises(ValidationError, match=r"invalid name '\.\./b'"):
         TypeAdapter(Tracker.resolve("several")).validate_python({"kind": "several", "of": {"../b": {"kind": "none"}}})
 
 
-def test_several_trackers_are_active_where_one_is(tmp_path: Path) -> None:
+def test_several_trackers_are_active_if_one_is(tmp_path: Path) -> None:
     tracker = tracker_of(RunRecord.load(placed(tmp_path / "run", kind="several", of=SEVERAL)))
     assert tracker.active and tracker.compares
     none = {"a": {"kind": "none"}, "b": {"kind": "wandb", "mode": "disabled"}}
@@ -291,7 +289,7 @@ def test_a_single_run_has_no_group_and_keeps_its_id(tmp_path: Path) -> None:
     assert (first.run_id, second.attempt) == (second.run_id, 2)
 
 
-def test_rows_of_the_first_attempt_come_at_once(tmp_path: Path) -> None:
+def test_rows_of_first_attempt_are_returned_immediately(tmp_path: Path) -> None:
     rows = RowBuffer(tmp_path, attempt=1)
     append(tmp_path, 1, 1, 2)
     assert [row["step"] for row in rows.read(final=False)] == [1, 2]
@@ -300,7 +298,7 @@ def test_rows_of_the_first_attempt_come_at_once(tmp_path: Path) -> None:
     assert rows.read(final=True) == []
 
 
-def test_rows_of_earlier_attempts_wait_until_they_cannot_be_replaced(tmp_path: Path) -> None:
+def test_rows_of_earlier_attempts_wait_until_final(tmp_path: Path) -> None:
     append(tmp_path, 1, 1, 2, 3, 4, 5)
     rows = RowBuffer(tmp_path, attempt=2)
     assert rows.read(final=False) == []  # the second attempt may begin at any step
@@ -315,14 +313,14 @@ def test_rows_of_earlier_attempts_wait_until_they_cannot_be_replaced(tmp_path: P
     )
 
 
-def test_a_run_that_ended_is_replayed_by_hand(tmp_path: Path) -> None:
+def test_ended_run_can_be_tracked_again(tmp_path: Path) -> None:
     run_dir = placed(tmp_path / "run")
     update_status(run_dir, state="completed")
     assert run_tracker(run_dir) == 0
     assert json.loads((run_dir / "tracker.json").read_text())["phase"] == "finished"
 
 
-def test_descendants_are_found_and_end() -> None:
+def test_descendants_are_found_and_killed() -> None:
     with subprocess.Popen(["sh", "-c", "(sleep 60 & wait) & wait"]) as shell:
         while len(found := processes.descendants(shell.pid)) < 2 or processes.process_name(found[-1]) != "sleep":
             pass
