@@ -25,7 +25,7 @@ def fault(error: BaseException) -> str:
     The result is empty if the traceback contains no method of the user's classes.
     """
     own = list(_own_frames(error))
-    method = next((frame for frame, _ in own if {"self", "cls"} & frame.f_locals.keys()), None)
+    method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:
         return ""
     what = f"{method.f_globals.get('__name__')}:{method.f_code.co_qualname} raised {type(error).__name__}"

@@ -18,6 +18,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
     ("pathlib", "PosixPath"): PosixPath,
+    ("pathlib._local", "PosixPath"): PosixPath,  # Python 3.13
 } | {
     ("torch.distributed.checkpoint.metadata", name): getattr(metadata, name)
     for name in (

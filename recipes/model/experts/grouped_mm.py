@@ -8,9 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SHAPE_RULES_KNOW_FP32 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
-"""Whether meta and fake tensors, and hence the compiler, support grouped matmuls outside bf16."""
-
 TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 
 
@@ -23,8 +20,9 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         weights: [groups, in, out], in the dtype of x; in and out are multiples of 16 bytes.
         ends: the row after the last of each group, [groups], int32; the last one is the number of rows.
     """
-    if x.dtype == torch.bfloat16 or SHAPE_RULES_KNOW_FP32:
+    if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
+    # torch 2.14 still rejects other dtypes on meta and fake tensors, and hence in the compiler
     product: Tensor = torch.ops.meshrunner.grouped_mm(x, weights, ends)
     return product
 
