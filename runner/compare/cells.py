@@ -217,6 +217,8 @@ FACTS: dict[str, Callable[[Run], str | None]] = {
 
 def facts(comparison: Comparison) -> dict[str, str]:
     """Return the known facts by title; several values if the runs differ."""
-    runs = [run for row in comparison.rows for run in row.runs]
-    found = {title: list(dict.fromkeys(value for run in runs if (value := of(run)))) for title, of in FACTS.items()}
+    found = {
+        title: list(dict.fromkeys(value for run in comparison.runs if (value := of(run))))
+        for title, of in FACTS.items()
+    }
     return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

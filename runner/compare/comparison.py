@@ -13,7 +13,7 @@ from typing import Any
 from meshrunner.recipes.config_diff import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
-from meshrunner.runner.compare.keys import Keys, first_of, text
+from meshrunner.runner.compare.keys import Keys, first_of, row_name, text
 from meshrunner.runner.compare.noise import ALPHA, p_value
 from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
@@ -107,6 +107,15 @@ class Comparison:
     """For each row, WPS per device as a percentage of that on the fewest devices with otherwise equal keys; None if unknown."""
     selection: str = ""
     """Description of the rows if some are left out: `12 of 60 rows (parallelism=fsdp2)`."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all rows."""
+        return [run for row in self.rows for run in row.runs]
+
+    def name(self, row: Row) -> str:
+        """Return the name of a row for a sentence: its varying keys, or its directory if nothing varies."""
+        return row_name(row.values, self.keys) or row.runs[0].path.name
 
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:

@@ -7,7 +7,7 @@ from statistics import median
 
 from meshrunner.runner.compare.causes import common
 from meshrunner.runner.compare.comparison import Against, Comparison, Row
-from meshrunner.runner.compare.keys import first_of, row_name, text
+from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, p_value
 from meshrunner.runner.compare.parity import short
 from meshrunner.runner.figures import Figure, figure_of
@@ -51,11 +51,9 @@ def _best(comparison: Comparison) -> str:
     if len(equal) == len(rows) - 1:
         sentence = f"No tested row is faster than another beyond noise ({speed.title})"
     else:
-        sentence = (
-            f"Fastest: {_name(fastest, comparison)} ({speed.text(median(fastest.measured(speed)))} {speed.title})"
-        )
+        sentence = f"Fastest: {comparison.name(fastest)} ({speed.text(median(fastest.measured(speed)))} {speed.title})"
         if equal:
-            sentence += f"; within noise of it: {first_of([_name(row, comparison) for row in equal], LISTED)}"
+            sentence += f"; within noise of it: {first_of([comparison.name(row) for row in equal], LISTED)}"
     return sentence + _leanest(rows, comparison)
 
 
@@ -69,7 +67,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
     if max(peaks) < SAME_MEMORY * min(peaks):
         return ""
     least = min(range(len(rows)), key=peaks.__getitem__)
-    return f"; least memory: {_name(rows[least], comparison)} ({figure.text(peaks[least])} {figure.title})"
+    return f"; least memory: {comparison.name(rows[least])} ({figure.text(peaks[least])} {figure.title})"
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
@@ -118,7 +116,7 @@ def _losses(comparison: Comparison) -> str:
         return f"Losses {how} in {'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
     parts = []
     for kind, same in bad:
-        names = first_of([_name(row, comparison) for row, _ in same], LISTED)
+        names = first_of([comparison.name(row) for row, _ in same], LISTED)
         what = "Losses differ" if kind == "differs" else "The data is not the same"
         parts.append(f"{what} in {len(same)} of {_count(pairs, 'pair')}: {names}")
     return "; ".join(parts)
@@ -140,10 +138,6 @@ def _without_result(comparison: Comparison) -> str:
 def _trouble(row: Row) -> str:
     """Return the state of a row's first run that ended without a result; "" if there is none."""
     return next((run.state for run in row.runs if run.state not in ("completed", "pending", "running")), "")
-
-
-def _name(row: Row, comparison: Comparison) -> str:
-    return row_name(row.values, comparison.keys) or row.runs[0].path.name
 
 
 def _count(number: int, what: str) -> str:

@@ -13,7 +13,7 @@ from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.cells import LONGEST_VALUE, facts, legend, reasons
 from meshrunner.runner.compare.comparison import SCALES, Comparison, Row
 from meshrunner.runner.compare.findings import MEMORY, WORKLOAD, findings
-from meshrunner.runner.compare.keys import row_name, text
+from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import one_line
@@ -39,7 +39,7 @@ def as_json(comparison: Comparison) -> str:
 
 def _charted(comparison: Comparison) -> dict[str, Any]:
     rows = comparison.rows
-    runs = [run for row in rows for run in row.runs]
+    runs = comparison.runs
     figures = [each for each in table_figures() if any(_known(row, each) for row in rows)]
     memory = next((key for key in MEMORY if any(figure.key == key for figure in figures)), None)
     names, texts, settings = _settings(runs)
@@ -78,7 +78,7 @@ def _row(
 ) -> dict[str, Any]:
     points = max(FEWEST_POINTS, min(POINTS, ALL_POINTS // len(comparison.rows)))
     return {
-        "name": one_line(row_name(row.values, comparison.keys) or row.runs[0].path.name),
+        "name": one_line(comparison.name(row)),
         "state": one_line(row.state),
         "completed": bool(row.completed),
         "tested": len(row.measured(comparison.speed)) >= REPEATS,

@@ -33,8 +33,7 @@ def runs_section(comparison: Comparison, folder: Path) -> str:
     for i, row in enumerate(comparison.rows):
         inside = "".join(_run(run, folder) for run in row.runs)
         found.append(f'<section id="row-{i + 1}" data-row="{i}">{inside}</section>')
-    count = sum(len(row.runs) for row in comparison.rows)
-    opened = " open" if count <= UNFOLDED else ""
+    opened = " open" if len(comparison.runs) <= UNFOLDED else ""
     return f'<details id="runs" class="all"{opened}><summary><h2>Runs</h2></summary>{"".join(found)}</details>'
 
 

@@ -18,7 +18,7 @@ from meshrunner.recipes.storage.durable import replace_file
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
-from meshrunner.runner.compare.keys import first_of, row_name, text
+from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.page.charted import as_json
 from meshrunner.runner.compare.page.run_list import escape, runs_section
 
@@ -50,7 +50,7 @@ def put(page: str, file: Path) -> None:
 
 
 def _page(comparison: Comparison, folder: Path) -> str:
-    runs = [run for row in comparison.rows for run in row.runs]
+    runs = comparison.runs
     states = Counter(run.state for run in runs)
     listed = ", ".join(f"{count} {state}" for state, count in states.items())
     now = datetime.now().astimezone()
@@ -108,9 +108,8 @@ def _table(comparison: Comparison) -> str:
     )
     lines = []
     for i, row in enumerate(comparison.rows):
-        name = row_name(row.values, comparison.keys) or row.runs[0].path.name
         cells = "".join(_cell(column.cells[i], key=j < keys) for j, column in enumerate(table))
-        number = f'<a href="#row-{i + 1}">{i + 1}</a> <span class="name">{escape(name)}</span>'
+        number = f'<a href="#row-{i + 1}">{i + 1}</a> <span class="name">{escape(comparison.name(row))}</span>'
         lines.append(f'<tr data-row="{i}"><th scope="row" data-by="{i + 1}">{number}</th>{cells}</tr>')
     first = '<th scope="col"><button type="button">#</button></th>'
     return f"<thead><tr>{first}{head}</tr></thead><tbody>{''.join(lines)}</tbody>"

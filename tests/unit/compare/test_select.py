@@ -85,7 +85,7 @@ def test_rows_that_meet_every_condition(sweep: Path, where: list[str], left: lis
         ("parallelism>3", "'parallelism>3': parallelism is not a number: fsdp1, fsdp2"),
         ("fsdp2", "expected KEY=VALUE, KEY!=VALUE or KEY>NUMBER, for example wps>5000, got 'fsdp2'"),
         ("wps>", "expected KEY=VALUE"),
-        ("kind=llama", "'kind' is ambiguous: model.kind, parallelism.kind. Use a full name"),
+        ("kind=llama", "'kind' is ambiguous: model.kind, parallelism.kind"),
         ("state=complete", "none of the 6 rows meets state=complete"),
     ],
 )
