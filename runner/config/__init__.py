@@ -1,1 +1,1 @@
-"""Command line and YAML -> a checked `Experiment`; the devices of this node."""
+"""Turns the command line and YAML into a checked `Experiment`, and finds the devices of this node."""

@@ -1,1 +1,1 @@
-"""The command line and Hydra: overrides, flags, errors, and keys of Hydra's without effect."""
+"""Hydra's command line: overrides, flags, error messages, and keys that have no effect."""

@@ -27,7 +27,7 @@ MAX_LINES, MAX_WIDTH = 20, 300
 
 def explain(error: BaseException, overrides: list[str]) -> str:
     """
-    Return at most a screen of text for an exception of Hydra, OmegaConf, YAML or Hydra's override parser.
+    Explain an exception of Hydra, OmegaConf, YAML or Hydra's override parser in at most a screen of text.
 
     Args:
         overrides: the command line, from which to name the override if the exception does not.
@@ -88,7 +88,7 @@ def _cut(line: str) -> str:
 
 
 def _suspect(overrides: list[str], *, interpolated: bool) -> str | None:
-    """Return the first override that does not parse, is no name although a group needs one, or has an interpolation."""
+    """Return the likely culprit: an override that does not parse, chooses no option of a group, or has an interpolation."""
     if interpolated:
         return next((override for override in overrides if "${" in override), None)
     parser = OverridesParser.create()

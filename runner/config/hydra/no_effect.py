@@ -25,9 +25,9 @@ SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname"
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 SILENT = {
     "hydra.callbacks": "only on_multirun_start and on_multirun_end of a sweep are called",
-    "hydra.job_logging": "what a run prints is in its folder `logs`",
-    "hydra.hydra_logging": "what a run prints is in its folder `logs`",
-    "hydra.verbose": "what a run prints is in its folder `logs`",
+    "hydra.job_logging": "the output of a run is in its directory `logs`",
+    "hydra.hydra_logging": "the output of a run is in its directory `logs`",
+    "hydra.verbose": "the output of a run is in its directory `logs`",
 }
 """Hydra's keys that have no effect, or less than they promise -> the reason."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")

@@ -12,17 +12,17 @@ PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
 HUGE = 2**62
 """Upper limits from here on exist only for technical reasons and are not mentioned."""
 LONG = 12
-"""Most names that are listed. Of more, only the number is told."""
+"""Most names to list; of more, only their number is shown."""
 
 
 class Expected:
-    """The words for the values that schemas with common definitions accept."""
+    """Describes the values that a JSON schema accepts, with definitions that several schemas share."""
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self.definitions = definitions
 
     def words(self, schema: dict[str, Any], *, whole: bool = False) -> str:
-        """Return the words for a schema. whole: list all names there are to choose from, however many."""
+        """Describe the values that a schema accepts. whole: list all names to choose from, however many."""
         parts = list(dict.fromkeys(self._parts(schema, whole)))
         if "text" in parts:  # text includes numbers and names
             parts = [part for part in parts if part in ("text", "null")]
