@@ -41,7 +41,7 @@ def test_planned_buffers_need_units_with_one_parameter_group(buffers: str) -> No
     given = f"parallelism.buffers={buffers}"
     assert not says(given) and not says(given, "parallelism=hsdp2 launch.workers=4 activation_checkpoint=full")
     refused = says(given, "model=moe_tiny parallelism.expert=2")
-    assert "gathers and reduces over two groups" in refused and "parallelism.buffers=dynamic" in refused
+    assert "gathers and reduces over two process groups" in refused and "parallelism.buffers=dynamic" in refused
 
 
 def test_planned_buffers_refuse_a_unit_in_a_recomputed_block() -> None:

@@ -54,7 +54,7 @@ def test_a_missing_or_old_release_is_refused(
             raise PackageNotFoundError
         return installed
 
-    monkeypatch.setattr(megatron_fsdp, "version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     reason = experiment(*MEGATRON).parallelism.unsupported("cuda")
     assert expected in reason if expected and reason else reason is expected
 
@@ -63,7 +63,7 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
     layout = experiment(
         *MEGATRON, "parallelism.nccl_registration=true", "parallelism.double_buffer=max_pool"
     ).parallelism
-    monkeypatch.setattr(megatron_fsdp, "version", lambda _: "0.6.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.6.1")
     monkeypatch.setattr(megatron_fsdp, "find_spec", lambda name: None)
     assert "neither is installed; use parallelism.nccl_registration=false" in str(layout.unsupported("cuda"))
     monkeypatch.setattr(megatron_fsdp, "find_spec", lambda name: name == "apex" or None)
@@ -208,7 +208,7 @@ def test_old_releases_build_the_optimizer_without_update(
             return optimizer
 
     monkeypatch.setitem(sys.modules, "megatron_fsdp", Package)
-    monkeypatch.setattr(megatron_fsdp, "version", lambda _: release)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: release)
     layout, optimizer = experiment(*MEGATRON).parallelism, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     assert layout.optimizer(torch.nn.Identity(), optimizer) is optimizer
     assert rate == [0.0 if guarded else 0.5]
