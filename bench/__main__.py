@@ -62,16 +62,16 @@ def spread(values: list[float], form: str = ".2f") -> str:
 
 
 def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
-    """Run meshrunner with the units of the loop, blocks and root. Its default adds the embedding and the projection."""
+    """Run meshrunner with the loop's units: the blocks and the root. Its default adds the embedding and the projection."""
     return meshrunner(steps, folder, "wrap=rules")
 
 
 def throughput(folder: Path) -> None:
     """
-    Print the tokens per CPU-second of all processes; subtracting a short run from a long one removes start-up.
+    Print the tokens per CPU-second of all processes. A short run is subtracted from a long one to remove start-up.
 
-    All candidates run at the same time. One after the other, two runs of one command differ by more than the difference
-    in question, because other tenants use the cores of a virtual machine, too.
+    All candidates run at the same time. If they ran one after the other, two runs of one command would differ by more than
+    the candidates do, because other tenants share the cores of a virtual machine.
     """
     ways = {"meshrunner": _with_the_loops_units, "meshrunner, default units": meshrunner, "plain loop": plain}
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -195,7 +195,7 @@ READ_JSON = (
 
 
 def compare(folder: Path) -> None:
-    """Print the seconds of `compare` over many runs of 30 steps, and of a plain Python loop that reads the same files."""
+    """Print the seconds of `compare` over many runs of 30 steps, and of a plain Python loop that only reads the same files."""
     for count in RUNS:
         _against_reading("compare", _sweep_of(folder, count, "{:04}"), "*/*.json*", "--csv")
 
@@ -205,7 +205,7 @@ ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
 
 
 def status(folder: Path) -> None:
-    """Print the seconds of `status` over many finished runs, also with odd names, and of reading their states in plain Python."""
+    """Print the seconds of `status` over many finished runs, with plain or odd names, and of a loop that reads their states."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 

@@ -42,16 +42,16 @@ class Machine(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Most ranks of a run."""
+        """Maximum ranks of a run."""
         return self.gpus or CPU_RANKS
 
     @property
     def pair(self) -> int:
-        """Ranks of a row that names no number: two, so that they communicate, unless there is one GPU."""
+        """Ranks of a row that gives no number: two, so that they communicate, or one on a single GPU."""
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
-        """Return the machine in one line."""
+        """Describe the machine in one line."""
         what = (
             f"{self.gpus} x {self.name}, {self.memory_gib:.0f} GiB, " if self.memory_gib else f"{self.name}, no GPU, "
         )

@@ -37,7 +37,7 @@ class Loss(Option):
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         """
-        Return the loss function for a network that at most tensor parallelism has wrapped so far.
+        Return the loss function for a network that is not wrapped yet, except perhaps by tensor parallelism.
 
         Args:
             output: the network's module `output`, which may be changed in place; None if it has none.

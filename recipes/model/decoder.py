@@ -87,8 +87,8 @@ class Decoder(Model):
         """
         Yield the name of each weight that multiplies a token, and the number of its elements that do.
 
-        They come in the order of the forward pass, a weight that is used several times as often. A tied output projection
-        has the name of the embedding table.
+        Weights come in the order of the forward pass, once for each use. A tied output projection has the name of the
+        embedding table.
         """
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
@@ -106,8 +106,8 @@ class Decoder(Model):
         The embedding table does not count, because it is looked up, not multiplied; a tied table counts as the output
         projection. The attention term counts the full score matrix, ignoring causality, as torchtitan does.
 
-        Parameters are those of the network. Attention is recognised by the name `attention.wv`, so a subclass whose network
-        has other names overrides this method.
+        Parameters are counted from the network itself. Attention is recognised by the name `attention.wv`, so a subclass whose
+        network has other names overrides this method.
         """
         total, attention, goes_backward = 0, 0, not self.is_frozen("tok_embeddings.weight")
         for name, size in self.weights():

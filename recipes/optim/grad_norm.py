@@ -42,13 +42,13 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     """
     Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
-    It is accumulated in fp64, because the rounding error of fp32 on a CPU depends on how a layout shards the parameters.
-    Through clipping, that error alone (2e-6 of the norm) makes FSDP1 and FSDP2 drift apart, which are otherwise bit-identical.
+    It is accumulated in fp64, because the rounding error of fp32 on a CPU depends on how a layout shards the parameters. FSDP1
+    and FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
 
     This is a collective: every rank calls it with the same parameters in the same order.
 
     Args:
-        device: the device to communicate on and return the result on; None: that of the parameters, which may be the host.
+        device: the device to communicate on and return the result on; None: the parameters' device, which may be the host.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:

@@ -176,11 +176,11 @@ class Parallelism(Option):
         """
 
     def mixes_dtypes(self) -> bool:
-        """Whether single parameters can compute in fp32 where `precision` lowers the others, see `Network.stays_fp32`."""
+        """Whether some parameters can compute in fp32 while `precision` lowers the rest; see `Network.stays_fp32`."""
         return not self.wraps_units
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer to train a model from `apply` with. Called before a checkpoint is loaded into it."""
+        """Return the optimizer for a model that `apply` returned. Called before a checkpoint is loaded into it."""
         return optimizer
 
     def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:
@@ -214,13 +214,13 @@ class Parallelism(Option):
         if unit.lookup and not self.regathers_embeddings:
             in_backward = 0
         reductions = micro_batches
-        if self.accumulate == "hold":  # a unit that is called again first reduces what it has accumulated
+        if self.accumulate == "hold":  # a unit that is called again first reduces its accumulated gradients
             reductions = 2 if self.reshards_every_call and unit.calls > 1 < micro_batches else 1
         gathers = micro_batches * (in_forward + in_backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return what a device stores of one unit between steps: an even share, which is everything if `shard` is 1."""
+        """Return the elements of one unit that a device stores between steps: an even share, or all of them if `shard` is 1."""
         weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
         return Stored(weights, trained, trained)
 

@@ -43,7 +43,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return the groups of ranks with different tokens: all as one, or one per other dimension under tensor parallelism."""
+    """Return the groups whose ranks hold different tokens: the world, or under tensor parallelism one per other dimension."""
     names = mesh.mesh_dim_names or ()
     if "tensor" in names:
         return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)

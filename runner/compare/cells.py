@@ -1,4 +1,4 @@
-"""Write a comparison for a person: the columns of the table and the lines below it."""
+"""Format a comparison for people: the columns of the table and the lines below it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from meshrunner.runner.rundir import PlacedSweep, Summary
 from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
-"""Mark of a difference between fewer than REPEATS runs on a side; such a cell is grey."""
+"""Mark of a difference that is not tested, because a side has fewer than REPEATS runs. The cell is grey."""
 LISTED = 8
-"""Rows that are named if several have the same reason."""
+"""Maximum rows to name when several share a reason."""
 FACT_VALUES = 3
-"""Values of a fact that are listed if runs differ in it."""
+"""Maximum values to list of a fact that differs between runs."""
 FEWEST_STEPS = 3
-"""Measured steps below which a speed is not reliable: a median of two is a single step or lies between them."""
+"""Fewest measured steps for a reliable speed. The median of one or two steps does not leave out an outlier."""
 LONGEST_VALUE = 500
-"""Characters of a setting in the table; --json and --csv do not cut it."""
+"""Maximum characters of a setting in the table. --json and --csv do not cut it."""
 
 
 def columns(comparison: Comparison) -> list[Column]:
@@ -137,7 +137,7 @@ def _few_steps(comparison: Comparison) -> Iterator[str]:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why rows did not complete, or were not measured from the first step: the rows, and why."""
+    """Return a line for each reason why rows did not complete or were not measured from the first step, with the rows' names."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
@@ -196,7 +196,7 @@ def _versions(run: Run) -> str | None:
 
 
 def _command(run: Run) -> str | None:
-    """Return the command of a run's sweep, or else of the run. That of a job in a sweep may be just a `resume`."""
+    """Return the command of a run's sweep, or else of the run. The command of a job in a sweep may be just `resume`."""
     return shlex.join(_sweep_command(run.path.parent) or run.environment.command) or None
 
 

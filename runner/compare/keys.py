@@ -15,7 +15,7 @@ MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
 """Effects of the keys that tell runs apart. Runs that differ in no such key are repeats of each other."""
 
 FOLLOWS = {"optimizer.lr": "model"}
-"""Keys whose default comes with an option of another group -> that group, whose keys they are treated as."""
+"""Key whose default comes from an option of another group -> that group. The key is treated as one of the group's."""
 
 
 def _text_hash(run: Run) -> str | None:
@@ -23,7 +23,7 @@ def _text_hash(run: Run) -> str | None:
     data = run.summary.data or {}
     if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
-    import hashlib  # here: `status` uses this module, too
+    import hashlib  # imported here because `status` uses this module and starts faster without it
 
     return hashlib.blake2b(f"{data['tokenizer_hash']} {data['beginning_hash']}".encode(), digest_size=4).hexdigest()
 
@@ -51,14 +51,14 @@ def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return the name of a row for a sentence, `fsdp2 full micro_batch=4`: text without its key, other values with it."""
+    """Return a row's name for use in a sentence, `fsdp2 full micro_batch=4`. Only values that are not text carry their key."""
     given = [(key, values[key]) for key in keys if key in values]
     return " ".join(text(v) if isinstance(v, str) else f"{key.rpartition('.')[2]}={text(v)}" for key, v in given)
 
 
 class Keys:
     """
-    The settings that vary between some runs.
+    The settings that vary between the given runs.
 
     If the options of a group differ, the group's name is a key and the option's name its value. A key inside the group is
     added only if it varies between runs with the same option, or if the user set it. A fact (device, versions) is a key if
@@ -68,7 +68,7 @@ class Keys:
     def __init__(self, runs: Sequence[Run]) -> None:
         known = [run for run in runs if run.config]
         configs = {run.path: flatten(run.config) for run in runs}
-        # Look up the effects of differing keys only: it imports the classes that declare them.
+        # Look up the effects of differing keys only, because the look-up imports the classes that declare them.
         names = _differing([configs[run.path] for run in known])
         self._flat = {
             path: {name: flat[name] for name in names if name in flat and affected_by(name, flat) & MEASURED}
@@ -110,7 +110,7 @@ class Keys:
         return {name: found[name] for name in self.names if name in found}
 
     def identity(self, run: Run) -> str:
-        """Return a text that is equal for two runs exactly if they are repeats of each other."""
+        """Return a string that is the same for two runs exactly if they are repeats of each other."""
         if not run.config:
             return str(run.path)
         return "".join([self._settings[run.path], *(f"\n{text(of(run))}" for of in self._facts.values())])

@@ -42,7 +42,7 @@ Minutes = Annotated[float, Field(gt=0, le=YEAR_MINUTES), Affects.NOTHING]
 READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
 """Device type -> the value of `log_every: auto`."""
 MAX_REPEATS = 10_000
-"""Most runs of one combination of a sweep."""
+"""Maximum runs of one combination of a sweep."""
 
 
 def _known_figure(key: str) -> str:
@@ -78,9 +78,9 @@ class Launch(Section):
     host_memory_gib: float | None = Field(gt=0, le=1e6)
     """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Exceeding it is `oom`."""
     start_timeout_minutes: Minutes
-    """Most minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
+    """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
-    """Most minutes without a completed step, after the first. A run that takes longer ends as `timeout`."""
+    """Maximum minutes without a completed step, after the first. A run that takes longer ends as `timeout`."""
 
     @property
     def given_threads(self) -> int | None:
@@ -110,16 +110,16 @@ class Sweep(Section):
     baseline: str | None
     """Setting that other rows of the table are compared with: `parallelism=fsdp1`."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Runs of every combination, interleaved, from whose differences the noise is estimated."""
+    """Interleaved runs of every combination. Their differences give an estimate of the noise."""
     seeds: Annotated[int, whole(at_most=1000)]
-    """Seeds of every combination, from `seed` on, from whose differences the noise of seeds is estimated."""
+    """Seeds of every combination, from `seed` on. Their differences give an estimate of the noise of seeds."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
-    """Most times that a run that failed or timed out is executed again."""
+    """Maximum retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """Results to discard: runs with them are executed again when a sweep is resumed."""
+    """Results to discard. A resumed sweep executes runs with these results again."""
     devices: AutoCount
     """
-    Devices of this node for the sweep. Several runs that fit run at once, each with its share of the cores.
+    Devices of this node for the sweep. Runs that fit next to each other run in parallel, each with its share of the cores.
 
     CUDA_VISIBLE_DEVICES limits the GPUs. auto: all GPUs; without any, one run at a time.
     """
@@ -127,10 +127,10 @@ class Sweep(Section):
     """Stop at the first run that is not completed."""
     preflight: Annotated[
         Literal["off", "warn", "skip"],
-        BeforeValidator(lambda value: "off" if value is False else value),  # which YAML reads `off` as
+        BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads `off` as False
         Affects.SWEEP | Affects.DISPLAY,
     ] = "warn"
-    """Runs predicted not to fit, before any begin: warn about them or skip them. On CPUs only `skip` predicts."""
+    """Warn about runs that are predicted not to fit, or skip them, before any run begins. On CPUs, `warn` predicts nothing."""
 
     @model_validator(mode="after")
     def _few_enough(self) -> Sweep:

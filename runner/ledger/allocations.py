@@ -11,9 +11,9 @@ from meshrunner.runner.ledger.categories import CATEGORIES
 from meshrunner.runner.ledger.phases import Phase
 
 PERSISTENT = ("parameters", "gradients", "optimizer")
-"""Categories whose memory, if older than the ledger, counts from the ledger's beginning."""
+"""Categories of memory that outlives a step. Memory that is older than the ledger counts from the ledger's first moment."""
 UNKNOWN = ("activations", "temporary")
-"""Categories that follow from the moment of allocation alone. A later use may show a more precise one."""
+"""Categories derived only from the moment of allocation. A later use may reveal a more precise one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +26,7 @@ class Allocation:
     phase: Phase
     """Phase in which it was allocated."""
     allocated_at: int
-    """Moment of the allocation; for memory older than the ledger, of its first use."""
+    """Moment of the allocation, or of the first use if the memory is older than the ledger."""
     stream: int
     """Device stream on which it was allocated."""
     preexisting: bool = False

@@ -16,12 +16,12 @@ from meshrunner.runner.rundir.records import Count, JsonFile
 
 
 class Layout(JsonFile):
-    """The settings that figures depend on, from an attempt on."""
+    """The settings that figures depend on, in force from an attempt on."""
 
     attempt: Count
-    """The first attempt under it."""
+    """The first attempt with this layout."""
     settings: dict[str, Any]
-    """Flat: keys of the configuration, with the devices and versions that it does not name."""
+    """Flat keys of the configuration, and facts that it does not contain: devices and versions."""
 
 
 class Layouts(JsonFile):
@@ -31,16 +31,16 @@ class Layouts(JsonFile):
 
 
 class EarlierLayout(JsonFile):
-    """The steps that a run did under another layout, which are not in its figures."""
+    """The steps that a run completed under an earlier layout. Its figures leave them out."""
 
     steps: tuple[Count, Count]
-    """First and last."""
+    """First and last step."""
     settings: dict[str, Any] | None = None
     """The settings that were different; null if they are not on record."""
 
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Record the layout of an attempt, unless it is that of the attempt before."""
+    """Record the layout of an attempt, unless the attempt before has the same."""
     settings = affecting(flatten(config), Affects.SPEED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:

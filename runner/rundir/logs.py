@@ -12,13 +12,13 @@ TAIL_BYTES = 64 * 1024
 LINES = 12
 WIDTH = 200
 CURRENT = "Current thread"
-"""First words of the stack of the thread that was running, as faulthandler writes it."""
+"""First words that faulthandler writes before the stack of the running thread."""
 FATAL = "Fatal Python error"
-"""First words of faulthandler at the end of a process that crashes."""
+"""First words that faulthandler writes when a process crashes."""
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
 """The message of an uncaught C++ exception, as the C++ runtime writes it, without the group and rank that torch adds."""
 STACK_LINES = 200
-"""Lines from the end of a log within which a stack is that of the end of the process."""
+"""Maximum lines from a stack to the end of the log. The process outlived a stack that is further up."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -43,7 +43,7 @@ def last_exception(log: Path) -> str:
     """Return the message of the C++ exception that aborted the process; "" if none did."""
     lines = _tail(log)
     found = [i for i, line in enumerate(lines) if TERMINATED.match(line)]
-    # Attempts append to one log. Two crashes after the message: an earlier attempt wrote it.
+    # Attempts append to one log. If two crashes follow the message, an earlier attempt wrote it.
     if not found or sum(line.startswith(FATAL) for line in lines[found[-1] :]) > 1:
         return ""
     message = []
@@ -55,7 +55,7 @@ def last_exception(log: Path) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the lines of a log to show to a user: the first of a crash's stack, else the last; long lines are cut."""
+    """Return the lines of a log to show to a user: the beginning of the final stack, else the last lines. Long lines are cut."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

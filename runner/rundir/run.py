@@ -1,4 +1,4 @@
-"""A run directory: writing a new one, reading its configuration and overrides, finding it again after it was moved."""
+"""Write a run directory, read its configuration and overrides, and find it again after it was moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def place_run(
     config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
     """
-    Write a new run directory, state `pending`.
+    Write a new run directory in state `pending`.
 
     Args:
         config: the resolved configuration; `auto` values stay `auto`.
@@ -28,7 +28,7 @@ def place_run(
     Raises:
         ConfigError: the directory already holds a run, or cannot be written.
     """
-    from omegaconf import OmegaConf  # here: workers import this module, too, and start faster without it
+    from omegaconf import OmegaConf  # imported here because workers import this module and start faster without it
 
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
     path = run_dir / CONFIG
     try:
-        load_yaml(path)  # OmegaConf follows aliases, and reads a sentence as a key without a value
+        load_yaml(path)  # rejects what OmegaConf accepts: aliases, and a bare sentence as a key without a value
         loaded = OmegaConf.to_container(OmegaConf.create(path.read_text()), resolve=True)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG}") from None
@@ -69,7 +69,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """Return what config.yaml holds, not resolved. Raises OSError, and ValueError that says how it is damaged."""
+    """Return the unresolved content of config.yaml. Raises OSError, or ValueError that says how the file is damaged."""
     from meshrunner.runner.rundir.plain_yaml import load_yaml
 
     config = load_yaml(run_dir / CONFIG)
@@ -84,7 +84,7 @@ def key_of(override: str) -> str:
 
 
 def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
-    """Return the chosen options by group, `precision=auto` replaced by what it became where the run started."""
+    """Return the chosen options by group, with `precision=auto` replaced by the precision that the run resolved it to."""
     known = environment.precision
     return {
         group: known if known and (group, option) == ("precision", "auto") else option
@@ -103,7 +103,7 @@ class Overrides:
 
 
 def load_overrides(run_dir: Path) -> Overrides:
-    """Return the overrides of a run, empty if there is no file. Raises OSError, and ValueError that says how it is damaged."""
+    """Return the overrides of a run, empty if there is no file. Raises OSError, or ValueError that says how it is damaged."""
     from meshrunner.runner.rundir.plain_yaml import load_yaml
 
     try:
@@ -132,7 +132,7 @@ def read_overrides(run_dir: Path) -> Overrides:
 
 
 class Location:
-    """A directory that is found again after it was moved within its file system. A context manager, or used until the end."""
+    """A directory that can be found after a move within its file system. Use `with`, or keep it open until the process ends."""
 
     def __init__(self, path: Path) -> None:
         """Open the directory; raise OSError if there is none."""

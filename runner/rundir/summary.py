@@ -1,4 +1,4 @@
-"""Reduce the rows of a run to the one row that it contributes to a table. Everything is read from disk, so it can be repeated."""
+"""Reduce the rows of a run to the one row that it contributes to a table. All input is on disk, so it can be repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _deciles(values: list[float]) -> list[float]:
 
 
 VERDICT = "plan/verdict"
-"""The summary key of whether the run was predicted to fit."""
+"""The summary key that holds whether the run was predicted to fit."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -32,7 +32,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Statistics of `Figure.over_steps` that follow from rows."""
+"""Statistics of `Figure.over_steps` that are computed from rows."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 FIGURE_KEYS = frozenset(key for figure in figures.FIGURES for key in figure.summary_keys)
@@ -54,7 +54,7 @@ class Summary(JsonFile):
     measured_steps: Count | None = None
     """Steps that count for throughput."""
     earlier_layouts: Annotated[list[EarlierLayout], null_as([])] = []
-    """The layouts of a resumed run before its last one, the only one whose steps are in the figures."""
+    """The layouts of a resumed run before its last one. The figures cover only steps under the last one."""
     device: Text | None = None
     device_memory_gib: Measured = None
     world_size: Count | None = None
@@ -62,7 +62,7 @@ class Summary(JsonFile):
     peak_tflops: Measured = None
     """TFLOP/s that MFU is relative to."""
     peak_rate: Text | None = None
-    """Dtype of the matmuls that reach them."""
+    """Dtype of the matmuls that reach `peak_tflops`."""
     data: dict[str, Any] | None = None
     """The recipe's description of its data: tokenizer, hashes, size."""
     late_recompiles: Annotated[list[Recompilation], null_as([])] = Field(
@@ -70,7 +70,7 @@ class Summary(JsonFile):
     )
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
-    """Whether it was the first run that its command started, which finds no process and no cache warm."""
+    """Whether it was the first run that its command started. That run finds no warm process or cache."""
 
     @model_validator(mode="after")
     def _figures_are_numbers(self) -> Self:
@@ -97,10 +97,10 @@ def summarise(
     rows: list[StepRow], measure_after: int, started: float, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
-    Summarise rows; a figure of which nothing was measured is null.
+    Summarise rows. A figure without any measurement is null.
 
-    If a run was resumed under another layout, the figures are those of the steps under the last one, and `earlier_layouts`
-    says what the steps before were measured under.
+    If a run was resumed under another layout, the figures cover only the steps under the last one, and
+    `earlier_layouts` lists the layouts of the steps before.
 
     Args:
         rows: one per step, ordered.
@@ -108,7 +108,7 @@ def summarise(
             slowed by a profiler.
         started: unix time at which the last attempt began.
         attempt: number of the last attempt; the time to its first step is measured from `started`.
-        layouts: the run's, in order.
+        layouts: layouts of the run, in order.
     """
     current, earlier = split_by_layout(rows, layouts)
     measured = measured_rows(rows, measure_after, current)
@@ -132,8 +132,8 @@ def summarise(
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """Return the rows that count for throughput, as `summarise` defines them; among: only those of one layout."""
-    begin: dict[int, int] = {}  # attempt -> its first step: after a checkpoint everything is warmed up once more
+    """Return the rows that count for throughput, as `summarise` defines them. among: count only these, the rows of one layout."""
+    begin: dict[int, int] = {}  # attempt -> its first step, because every attempt warms up again
     for row in rows:
         begin.setdefault(row.attempt, row.step)
     return [
@@ -151,7 +151,7 @@ def only_of_completed(summary: Summary, state: str | None) -> Summary:
 
 
 def predicted(run_dir: Path) -> Summary:
-    """Return what was predicted of a run, under keys that begin with `plan/`; an empty summary if nothing was."""
+    """Return the predicted figures of a run under keys that begin with `plan/`; an empty summary if nothing was predicted."""
     plan = PlanRecord.peek(run_dir / PLAN)
     if not plan:
         return Summary()
@@ -161,7 +161,7 @@ def predicted(run_dir: Path) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Complete summary.json, which the workers began, with facts and with what follows from the run's record; return it."""
+    """Add facts and the figures of the recorded rows to summary.json, which the workers began, and return the summary."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
     summary = Summary.read(run_dir / SUMMARY) | predicted(run_dir)
     summary |= summarise(rows, measure_after, status.started or 0.0, status.attempt, layouts)

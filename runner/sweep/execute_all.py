@@ -47,10 +47,10 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     """
     Execute the unfinished runs of a sweep.
 
-    Runs that another living process executes are left to it. After an interrupt the remaining runs stay `pending`.
+    Skip runs that another live process is executing. After an interrupt the remaining runs stay `pending`.
 
     Args:
-        experiment: that of the first run, whose settings of the sweep apply to all.
+        experiment: the first run's configuration. Its `sweep` section applies to all runs.
 
     Returns:
         The exit status of the sweep, and whether the sweep must stop because of a stop request or `sweep.fail_fast`.
@@ -86,9 +86,10 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 def _shared(run_dirs: Collection[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """
-    Return the devices to distribute among runs, and the devices that each run needs; no devices if runs cannot share the node.
+    Return the devices to distribute among runs, and the devices that each run needs.
 
-    GPUs are named as in CUDA_VISIBLE_DEVICES, CPU devices are only numbered.
+    The list of devices is empty if runs cannot share the node. GPUs are named as in CUDA_VISIBLE_DEVICES; CPU devices are only
+    numbered.
 
     Raises:
         ConfigError: `sweep.devices` exceeds the number of visible GPUs.
@@ -159,7 +160,7 @@ def _sequential(
             except AlreadyRunning as error:
                 say(error)
                 break
-            except ConfigError as error:  # a cause since the sweep was checked, such as removed data
+            except ConfigError as error:  # wrong since the sweep was checked, such as removed data
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
                 say(error, to_stderr=True)
             finally:

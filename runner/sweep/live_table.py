@@ -21,7 +21,7 @@ from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0
-"""Seconds between redraws. Each takes milliseconds of a core that may be training."""
+"""Seconds between redraws. A redraw takes milliseconds of CPU time, perhaps from a core that is training."""
 FRAME_LINES = 3
 """Screen lines for the table's titles, the rule and an empty line."""
 STARTING = "starting"
@@ -29,7 +29,7 @@ STARTING = "starting"
 
 
 class _Running:
-    """The newest rows of a run in execution."""
+    """The newest rows of a run that is executing."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -46,7 +46,7 @@ class _Running:
 
 class LiveTable:
     """
-    The table as a context manager. Only runs in execution are read again, because a sweep may have thousands of runs.
+    The table as a context manager. Only runs that are executing are read again, because a sweep may have thousands of runs.
 
     It is drawn by the caller's thread, which also forks and handles signals.
     """
@@ -55,7 +55,7 @@ class LiveTable:
     """Whether each run prints its steps."""
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """`todo`: the runs to be executed, shown as pending whatever their recorded state."""
+        """Show the runs `todo`, which are still to be executed, as pending whatever their recorded state."""
         self._screen = screen
         self._live = Live(
             console=screen,
@@ -130,13 +130,13 @@ class LiveTable:
         """Return the lines below the table: the progress of the sweep, the number of runs by state, and the current phase."""
         counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
         current = next(iter(self._running), None)
-        # The line is kept without a phase, too, so that the table does not move.
+        # The line is there even without a phase, so that the table does not move.
         phase = f"{self.whose(current)}{self._phase}" if self._phase and current else ""
         return ["", *map(one_line, [self._tally.line, counts, phase])]
 
     def _visible(self, taken: int) -> list[Path]:
         """
-        Return all runs, or if the screen is too small, those that ended last, the running and the next ones.
+        Return all runs or, if the screen is too small, the last to end, the running and the next ones.
 
         Args:
             taken: screen lines below the table.

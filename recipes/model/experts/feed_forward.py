@@ -1,7 +1,7 @@
 """Mixture of experts in the place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
-No token is dropped: rows are sorted by expert, multiplied group by group, and put back. The number of tokens per expert leaves
-the block as a result and is added up outside, because a counter inside a block would count again when the block is recomputed.
+No token is dropped: rows are sorted by expert, multiplied group by group, and put back. A block returns its tokens per
+expert, and the caller adds them up. A counter inside the block would count them twice when the block is recomputed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GroupedExperts(nn.Module):
 
 
 class ExpertFeedForward(nn.Module):
-    """A router, the experts it chooses from, and optionally a shared expert that every token passes."""
+    """A router, the experts it chooses from, and optionally a shared expert that every token passes through."""
 
     expert_group: ProcessGroup | None = None
     """Expert-parallel ranks, which hold different experts; None: this rank holds all."""

@@ -1,6 +1,7 @@
 """The FSDP2 hooks through which units allocate their communication buffers.
 
-The first optimizer step allocates dynamically. The plan is made from its requests, micro batches and recomputation included.
+The first optimizer step allocates dynamically. The buffers are then planned from its requests, which include those of every
+micro batch and of recomputation.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def install(model: nn.Module, plan: str, prefetch: int) -> None:
 
 def step_done(model: nn.Module) -> int:
     """
-    Return the number of buffers that the allocator served in the optimizer step that has ended. Plan them after the first one.
+    Return the number of buffers that came from the allocator in the step that has ended. Plan them after the first step.
 
     Planning waits for the end of a step because gradients may be reduced only in the last micro batch. Between two steps no
     buffer is in use, and forward begins by making all streams wait for earlier work.

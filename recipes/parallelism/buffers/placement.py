@@ -1,5 +1,5 @@
 """
-Placement of communication buffers: from the requests of units and their overlap in time to offsets. Needs no torch.
+Place communication buffers: turn the requests of units and their overlap in time into offsets. Needs no torch.
 
 A unit requests buckets, each of one dtype. `fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462);
 `scheduled` makes use of the order of the units.
@@ -13,7 +13,7 @@ from itertools import accumulate, combinations
 from typing import NamedTuple
 
 ALIGNMENT = 256
-"""Bytes of which every offset is a multiple."""
+"""Alignment of every offset in bytes."""
 
 
 class Bucket(NamedTuple):
@@ -67,12 +67,12 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units alive at the same time if the `most` latest requests in this order are."""
+    """Return the sets of units that are alive at the same time if each unit lives until `most` requests have followed its own."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
 def peak(schedule: Schedule) -> int:
-    """Return the most bytes alive at a time: the memory of dynamic buffers, and a lower bound for any plan."""
+    """Return the maximum bytes alive at the same time: the memory of dynamic buffers, and a lower bound for any plan."""
     size = {unit.name: unit.nbytes for unit in schedule.units}
     return max((sum(size[name] for name in together) for together in schedule.alive), default=0)
 
@@ -148,7 +148,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(schedule: Schedule) -> dict[str, int]:
-    """Return unit -> the first copy that no earlier unit uses while both are alive."""
+    """Return unit -> number of its copy, the lowest that no earlier unit alive at the same time has."""
     near, copy = _neighbours(schedule), dict[str, int]()
     for unit in schedule.units:
         taken = {copy[other] for other in near[unit.name] if other in copy}

@@ -27,9 +27,9 @@ PARTS = Path(__file__).parent
 SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "main")
 """Scripts in the order in which they run. They share one scope."""
 VALUES = 12
-"""Values of a key that are listed above the table."""
+"""Maximum values of a key to list above the table."""
 REASONS = 6
-"""Reasons that are listed below the table; more are folded."""
+"""Maximum reasons to list below the table. A longer list is folded."""
 UNTESTED_CLASS = ' class="untested"'
 
 
@@ -96,9 +96,9 @@ def _reasons(comparison: Comparison) -> str:
 
 def _table(comparison: Comparison) -> str:
     """
-    Return the table. Each line begins with the row's number, and with its name for screens too narrow for the keys.
+    Return the table. Each row begins with its number, and with its name for screens too narrow for the keys.
 
-    The attribute data-by of a cell is its sort key.
+    The attribute `data-by` holds a cell's sort key.
     """
     table = columns(comparison)
     keys = len(comparison.keys) or 1

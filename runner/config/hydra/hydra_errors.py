@@ -135,7 +135,7 @@ CLOSE = 0.75
 
 
 def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """Return a hint: a similar sibling, or a key of the same name elsewhere, also in an option that is not chosen."""
+    """Return a hint: a similar sibling, or a key with this name elsewhere, including options that are not chosen."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     hint = did_you_mean_key(name, [], _keys(node))

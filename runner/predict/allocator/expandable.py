@@ -11,7 +11,7 @@ ADDRESSES = 2**50
 
 
 class ExpandableSegments:
-    """One segment per pool. A page that is free as a whole can be unmapped, and its memory used elsewhere."""
+    """One segment per pool. A page that is entirely free can be unmapped, and its memory used elsewhere."""
 
     def __init__(self, device: DeviceMemory, large_page: int) -> None:
         self._device = device
@@ -32,7 +32,7 @@ class ExpandableSegments:
         return block
 
     def release(self, pool: BlockPool) -> None:
-        """Unmap every page that is free as a whole."""
+        """Unmap every page that is entirely free."""
         page = self._page(pool)
         for block in pool.free_blocks():
             begin, end = round_up(block.address, page), (block.address + block.size) // page * page
@@ -63,7 +63,7 @@ class ExpandableSegments:
         return segment
 
     def _map(self, block: MemoryBlock, size: int) -> bool:
-        """Map all pages of the first `size` bytes, or none of them; the mapped block is free and merged with its neighbours."""
+        """Map the pages of the first `size` bytes, all or none. The mapped block is free and merged with its neighbours."""
         pool = block.pool
         nbytes = round_up(size, self._page(pool))
         if not self._device.reserve(nbytes):

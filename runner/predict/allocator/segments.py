@@ -64,7 +64,7 @@ class BlockPool:
         return [block for _, _, block in self._free]
 
     def add(self, block: MemoryBlock) -> None:
-        """Add a free block, which must be merged with its free neighbours first."""
+        """Add a free block. It must already be merged with its free neighbours."""
         insort(self._free, (block.size, block.address, block))
 
     def remove(self, block: MemoryBlock) -> None:
@@ -75,7 +75,7 @@ class BlockPool:
         """
         Return the smallest free block of at least `size` bytes, at the lowest address if there are several.
 
-        A block that can still grow counts with the size that it can reach: the last one of an expandable segment is used last.
+        A block that can still grow counts as the size it can reach, so the last block of an expandable segment is used last.
         """
         free = self._free
         i = bisect_left(free, (size,))
@@ -87,7 +87,7 @@ class BlockPool:
         return free[i][2]
 
     def merge(self, block: MemoryBlock) -> None:
-        """Merge a block that is not allocated and in no list with such neighbours, which are taken from their lists."""
+        """Merge an unallocated block, which is in no list yet, with its unallocated neighbours. Remove those from their lists."""
         before, after = block.before, block.after
         if before is not None and not before.allocated and before.mapped == block.mapped:
             self._take_from_its_list(before)
@@ -124,7 +124,7 @@ class DeviceMemory:
         self._end = 0
 
     def reserve(self, nbytes: int) -> bool:
-        """Reserve memory if that much is left, and return whether it was."""
+        """Reserve memory if enough is left, and return whether it was reserved."""
         if self.capacity is not None and self.reserved + nbytes > self.capacity:
             return False
         self.reserved += nbytes
@@ -143,14 +143,14 @@ class DeviceMemory:
 
 
 class FixedSegments:
-    """Segments of fixed size (`cudaMalloc`), which can be given back once they are free as a whole."""
+    """Segments of fixed size (`cudaMalloc`), which can be given back once they are entirely free."""
 
     def __init__(self, device: DeviceMemory, large_segment: int) -> None:
         self._device = device
         self._large_segment = large_segment
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Return a whole new segment, or None if the device has too little left."""
+        """Return a new segment as one block, or None if the device has too little memory left."""
         nbytes = SMALL_SEGMENT if pool.small else self._large_segment
         if size >= OWN_SEGMENT:
             nbytes = round_up(size, OWN_SEGMENT_UNIT)
@@ -159,7 +159,7 @@ class FixedSegments:
         return MemoryBlock(pool, self._device.addresses(nbytes, SMALL_SEGMENT), nbytes)
 
     def release(self, pool: BlockPool) -> None:
-        """Give back every segment of a pool that is free as a whole."""
+        """Give back every entirely free segment of a pool."""
         for block in pool.free_blocks():
             if not block.is_split:
                 self.release_block(block)
