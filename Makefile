@@ -16,19 +16,19 @@ demo: $(INSTALLED)
 
 # Two test processes. Each file of tests stays in one process. tests/dist runs after tests/e2e, not together with it, because its
 # processes share a forkserver that would stay alive. SLURM tests mostly wait, so they run together with tests/dist.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(DEVELOPMENT)
-	$(PYTEST) -m "not slow" tests/unit tests/e2e
+	$(PYTEST) -m "not slow" tests/e2e tests/unit
 	$(PYTEST) -m "not slow" -rs tests/slurm tests/dist
 
 test-slow: $(DEVELOPMENT)
-	$(PYTEST) -m slow tests/unit tests/e2e
+	$(PYTEST) -m slow tests/e2e tests/unit
 	$(PYTEST) -m slow -rs tests/slurm tests/dist
 
 # a fixed fifth of the slow tests, for CI
 test-sample: $(DEVELOPMENT)
-	$(PYTEST) -m slow --sample 5 tests/unit tests/e2e
+	$(PYTEST) -m slow --sample 5 tests/e2e tests/unit
 	$(PYTEST) -m slow --sample 5 -rs tests/slurm tests/dist
 
 # all tests that need SLURM; as root, slurm/cluster/up.sh installs it and starts a test cluster

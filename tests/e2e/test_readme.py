@@ -88,9 +88,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow(sampled=True)
 def test_the_commands_of_the_readme_work(folder: Path) -> None:
-    """The commands run in order, because later ones use the files of earlier ones."""
+    """The commands run in order, because later ones use the files of earlier ones, and so does the Python code."""
     for command in COMMANDS[3:]:
         works(command, folder)
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    python_works(code, folder)
 
 
 def works(command: str, folder: Path) -> None:
@@ -118,11 +120,6 @@ def test_the_commands_of_a_guide_work(guide: str, tmp_path: Path) -> None:
 def test_every_guide_with_commands_is_tested() -> None:
     guides = (REPOSITORY / "docs").rglob("*.md")
     assert {guide.stem for guide in guides if commands(guide.read_text())} == set(GUIDES)
-
-
-def test_the_python_of_the_readme_works(folder: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    python_works(code, folder)
 
 
 def python_works(code: str, folder: Path) -> None:
