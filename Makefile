@@ -49,7 +49,7 @@ bench: $(DEVELOPMENT)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) . --no-compile  # Python compiles what it imports, a small part of what is installed
+	$(PIP_INSTALL) .
 	touch $@
 
 $(DEVELOPMENT): $(INSTALLED)
