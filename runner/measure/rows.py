@@ -12,6 +12,7 @@ from meshrunner.runner.figures import FIGURES
 
 RANK_KEYS = ("train/loss", "perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "perf/compile_time_s")
 """Figures of a step that every rank measures, in the order of the gathered values."""
+STATISTICS = {figure.key: figure.over_ranks for figure in FIGURES}
 OVER_RANKS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "max": Tensor.max, "sum": Tensor.sum}
 
 
@@ -108,5 +109,4 @@ def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
     Args:
         ranks: values of the keys: [ranks, keys].
     """
-    how = {each.key: each.over_ranks for each in FIGURES}
-    return {key: OVER_RANKS[how.get(key, "mean")](ranks[:, i]).item() for i, key in enumerate(keys)}
+    return {key: OVER_RANKS[STATISTICS.get(key, "mean")](ranks[:, i]).item() for i, key in enumerate(keys)}
