@@ -30,11 +30,7 @@ class Sequences(Protocol):
     """Endless sequences of tokens. An index gives the same sequence in every process, layout and run."""
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """
-        Return the `count` sequences from global index `first` on, [count, seq_len + 1].
-
-        Waits for data that is still being produced. Raises RuntimeError if the producer is dead.
-        """
+        """Return `count` sequences, [count, seq_len + 1], or wait for them. Raises RuntimeError if their producer is dead."""
 
     def describe(self) -> dict[str, Any]:
         """
@@ -72,22 +68,14 @@ class Data(Option):
 
     def prepare(self, spec: DataSpec) -> bool:
         """
-        Check, in the launching process, that the data is usable. Slow work is left to `produce`.
+        Check in the launching process that the data is usable, and return whether a process must run `produce`.
 
-        Returns:
-            Whether a process must run `produce`.
-
-        Raises:
-            ConfigError: the data is missing, unusable, or does not fit the model.
+        Raises ConfigError if the data is missing, unusable, or does not fit the model.
         """
         return False
 
     def produce(self, spec: DataSpec) -> None:
-        """
-        Read, tokenise and pack all data, in a separate process. Waits while another process does so.
-
-        A failure is recorded for `started` and the readers, then raised.
-        """
+        """Read, tokenise and pack all data. A failure is recorded for `started` and the readers, then raised."""
 
     def started(self, spec: DataSpec) -> bool:
         """Whether training can begin while `produce` continues. Raises ConfigError if `produce` recorded a failure."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.recipes.data.packing import Documents
-from meshrunner.recipes.data.stream import StreamedDocuments, first_line
-from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.data.text import Documents, PackedText, text_in
 from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,32 +36,31 @@ class HuggingFace(PackedText):
         return {"hub": parts, "field": self.field}
 
     def documents(self) -> Documents:
-        return StreamedDocuments(self._load, self.field, self._explain)
+        return HubDocuments(self)
 
     def no_text_message(self) -> str:
         return f"data.name: no text in '{self.name}', split '{self.split}', column '{self.field}'; choose another split or column"
 
-    def _load(self) -> IterableDataset:
+    def load(self) -> IterableDataset:
+        """Return the data set in streaming mode."""
         from datasets import load_dataset
 
         if not Path(self.name).is_dir() and (why := why_unreachable()):
-            raise self._hub_error(why)
+            raise ConnectionError(why)
         return load_dataset(self.name, self.subset, split=self.split, revision=self.revision, streaming=True)
 
-    def _hub_error(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"data: cannot reach the Hugging Face hub for '{self.name}' ({why}); use local files with data=jsonl "
-            "data.path=... or data=parquet data.path=..."
-        )
-
-    def _explain(self, error: Exception) -> ConfigError | None:
+    def explain(self, error: Exception) -> ConfigError | None:
+        """Return the error to show for an exception of `datasets`; None if the exception is unexpected."""
         from datasets.exceptions import DatasetNotFoundError
 
         why = first_line(error)
         if isinstance(error, DatasetNotFoundError):
             return ConfigError(f"data.name: {why} (a private or gated data set needs HF_TOKEN)")
         if isinstance(error, ConnectionError | TimeoutError) or "httpx" in type(error).__module__:
-            return self._hub_error(why)
+            return ConfigError(
+                f"data: cannot reach the Hugging Face hub for '{self.name}' ({why}); use local files with data=jsonl "
+                "data.path=... or data=parquet data.path=..."
+            )
         if "BuilderConfig" in why or "Config name is missing" in why:
             return ConfigError(f"data.subset: '{self.name}': {' '.join(str(error).split())[:600]}")
         if "Bad split" in why:
@@ -70,6 +68,37 @@ class HuggingFace(PackedText):
         if isinstance(error, OSError | ValueError):
             return ConfigError(f"data: cannot read '{self.name}': {type(error).__name__}: {why}")
         return None
+
+
+class HubDocuments:
+    """The texts of one column, in order."""
+
+    def __init__(self, data: HuggingFace) -> None:
+        self._data = data
+        self._rows: IterableDataset | None = None
+
+    def read(self, state: dict[str, Any]) -> Iterator[str]:
+        from tqdm import tqdm
+
+        # A killed producer would leak tqdm's default lock, a semaphore, and multiprocessing would warn.
+        tqdm.set_lock(threading.RLock())
+        try:
+            rows = self._rows = self._data.load()
+            if state:
+                rows.load_state_dict(state)
+            for row in rows:
+                yield text_in(row, self._data.field)
+        except ConfigError:
+            raise
+        except Exception as error:  # datasets passes on whatever pyarrow, fsspec or the network raise
+            if explained := self._data.explain(error):
+                raise explained from error
+            raise
+
+    def state(self) -> dict[str, Any]:
+        assert self._rows is not None
+        state: dict[str, Any] = self._rows.state_dict()
+        return state
 
 
 def why_unreachable() -> str:
@@ -93,3 +122,9 @@ def why_unreachable() -> str:
     probe.start()
     probe.join(PROBE_TIMEOUT_S + 2)
     return outcome[0]
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, at most 300 characters, or its type if it has no message."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

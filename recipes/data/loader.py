@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
 from meshrunner.recipes.data.base import Sequences
@@ -47,8 +49,7 @@ class Loader:
         self._rows = global_batch // ranks
         self._offset = shift + rank * self._rows
         self._device = device
-        self._changed = threading.Condition()
-        self._ready: Tensor | Exception | None = None
+        self._ready: Queue[Tensor | Exception] = Queue(maxsize=1)
         self._closed = False
         self._thread = threading.Thread(target=self._prefetch, args=(first_step,), daemon=True, name="loader")
         self._thread.start()
@@ -59,43 +60,29 @@ class Loader:
 
         An exception from reading is raised here, and again by every later call.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready is not None or self._closed)
-            if self._closed:
-                raise RuntimeError("the loader is closed")
-            ready = self._ready
-            if isinstance(ready, Exception):
-                raise ready  # and keep it, because the thread has ended
-            self._ready = None
-            self._changed.notify_all()
-        assert ready is not None
+        if self._closed:
+            raise RuntimeError("the loader is closed")
+        ready = self._ready.get()
+        if isinstance(ready, Exception):
+            self._ready.put(ready)  # for later calls, because the thread has ended
+            raise ready
         rows = ready.to(self._device, non_blocking=True)  # asynchronous from pinned memory, on the step's stream
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
         """Stop the thread. If it is waiting for data, leave it behind, because a daemon does not keep the process alive."""
-        with self._changed:
-            self._closed = True
-            self._ready = None
-            self._changed.notify_all()
+        self._closed = True
+        with suppress(Empty):
+            self._ready.get_nowait()  # lets a thread go on that waits for room
         self._thread.join(timeout=1.0)
 
     def _prefetch(self, step: int) -> None:
-        ready: Tensor | Exception
-        while not self._closed:
-            try:
-                ready = self._read(step)
-            except Exception as error:
-                ready = error
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready is None or self._closed)
-                if self._closed:
-                    return
-                self._ready = ready
-                self._changed.notify_all()
-            if isinstance(ready, Exception):
-                return
-            step += 1
+        try:
+            while not self._closed:
+                self._ready.put(self._read(step))
+                step += 1
+        except Exception as error:
+            self._ready.put(error)
 
     def _read(self, step: int) -> Tensor:
         import torch

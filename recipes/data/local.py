@@ -1,32 +1,26 @@
-"""Local files, JSON lines or Parquet, streamed through `datasets`."""
+"""Local files, JSON lines or Parquet."""
 
 from __future__ import annotations
 
 import glob
 import gzip
-import io
-import json
 import os
 import zlib
 from abc import abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
-from meshrunner.recipes.data.packing import Documents
-from meshrunner.recipes.data.stream import StreamedDocuments, first_line, missing_field, not_text
-from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.data.text import Documents, PackedText, missing_column, text_in
 from meshrunner.recipes.errors import ConfigError
-
-if TYPE_CHECKING:
-    from datasets import IterableDataset
 
 
 def _not_missing(value: Any) -> Any:
-    if value is None or value in ("", "???"):
+    if value in (None, "", "???"):
         raise PydanticCustomError("no_path", "is missing; expected a file, a directory or a glob pattern")
     return value
 
@@ -34,8 +28,6 @@ def _not_missing(value: Any) -> Any:
 class LocalText(PackedText):
     """Base class of the options that read local files."""
 
-    builder: ClassVar[str]
-    """Name of the format in `datasets`."""
     suffixes: ClassVar[tuple[str, ...]]
     """Suffixes of the files that are read from a directory."""
 
@@ -44,13 +36,16 @@ class LocalText(PackedText):
     field: str
     """The column with the text."""
 
+    @abstractmethod
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a file. Raises ConfigError if it cannot be read."""
+
+    def check_files(self, names: list[str]) -> None:
+        """Raise ConfigError if a file is unusable, where that is known without reading all of it."""
+
     @property
     def local_path(self) -> str:
         return self.path
-
-    @abstractmethod
-    def unreadable(self, files: list[str], error: Exception) -> ConfigError:
-        """Return the ConfigError for an exception raised while reading the files."""
 
     def files(self) -> list[str]:
         """Return absolute paths, sorted. Raises ConfigError if there are none."""
@@ -74,129 +69,89 @@ class LocalText(PackedText):
     def source(self) -> dict[str, Any]:
         found = [(name, Path(name).stat()) for name in self.files()]
         files = [(name, status.st_size, status.st_mtime_ns) for name, status in found]
-        return {"files": files, "field": self.field, "builder": self.builder}
+        return {"files": files, "field": self.field, "format": self.suffixes[0]}
 
     def documents(self) -> Documents:
-        files = self.files()
-        return StreamedDocuments(
-            lambda: self.load(files),
-            self.field,
-            lambda error: self.unreadable(files, error),
-            lambda: self.without_text(files),
-        )
-
-    def load(self, files: list[str]) -> IterableDataset:
-        """Return the rows of the files, streamed. Raises ConfigError if there are none."""
-        from datasets import config, load_dataset
-
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # otherwise reading local files reports to a server (up to 5 s)
-        names = [glob.escape(name) for name in self.filled(files)]  # datasets treats every name as a pattern
-        if not names:
-            raise ConfigError(self.no_text_message())
-        return load_dataset(self.builder, data_files=names, split="train", streaming=True, **self.loading())
-
-    def filled(self, files: list[str]) -> list[str]:
-        """Return the files with any rows. Override this if `datasets` fails on the others."""
-        return files
-
-    def loading(self) -> dict[str, Any]:
-        """Return additional arguments of load_dataset."""
-        return {}
-
-    def without_text(self, files: list[str]) -> ConfigError | None:
-        """Return the error for the first of several files whose column is missing or contains no text; None: not known."""
-        return None
+        return FileDocuments(self)
 
     def no_text_message(self) -> str:
         path = Path(self.path).expanduser().absolute()
         return f"data.path: no text in '{path}', column '{self.field}'; choose other files or set data.field"
 
 
+class FileDocuments:
+    """The texts of all files, in order."""
+
+    def __init__(self, data: LocalText) -> None:
+        self._data = data
+        self._position = {"file": 0, "rows": 0}
+
+    def read(self, state: dict[str, Any]) -> Iterator[str]:
+        names = self._data.files()
+        self._data.check_files(names)
+        first, skipped = state.get("file", 0), state.get("rows", 0)
+        for number, name in enumerate(names[first:], start=first):
+            for read, row in enumerate(islice(self._data.rows(name), skipped, None), start=skipped + 1):
+                self._position = {"file": number, "rows": read}
+                yield text_in(row, self._data.field, name if len(names) > 1 else "")
+            skipped = 0
+
+    def state(self) -> dict[str, Any]:
+        return self._position
+
+
 class Jsonl(LocalText):
     """Files with one JSON object per line. `.gz` files are decompressed while they are read."""
 
-    builder: ClassVar[str] = "json"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
-    def filled(self, files: list[str]) -> list[str]:
-        return [name for name in files if Path(name).stat().st_size]
-
-    def unreadable(self, files: list[str], error: Exception) -> ConfigError:
-        for name in files:
-            if where := first_bad_line(Path(name)):
-                return ConfigError(f'data.path: {where}; expected one JSON object per line, such as {{"text": "..."}}')
-        unlike = self.without_text(files)
-        return unlike or ConfigError(f"data.path: cannot read '{self.path}' as JSON lines: {first_line(error)}")
-
-    def without_text(self, files: list[str]) -> ConfigError | None:
-        for name in files if len(files) > 1 else ():
-            with suppress(OSError, ValueError, EOFError, RecursionError), _open(Path(name)) as lines:
-                for line in lines:
-                    row = json.loads(line) if line.strip() else {self.field: None}
-                    if self.field not in row:
-                        return missing_field(self.field, list(row), name)
-                    if not isinstance(row[self.field], str | None):
-                        return not_text(self.field, row[self.field], name)
-        return None
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        number = 0
+        try:
+            with gzip.open(name) if name.endswith(".gz") else Path(name).open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if not line.strip():
+                        continue
+                    is_array = number == 1 and line.lstrip().startswith(b"[")
+                    rows = from_json(line + file.read()) if is_array else [from_json(line.decode())]
+                    if not all(isinstance(row, dict) for row in rows):
+                        raise ValueError("it is not an object")
+                    yield from rows
+        except UnicodeDecodeError:
+            raise _unreadable(f"'{name}' line {number} is not UTF-8 text") from None
+        except ValueError as error:
+            raise _unreadable(f"'{name}' line {number} is not JSON ({error})") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise _unreadable(f"'{name}' cannot be read ({error})") from None
 
 
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """Open a file of JSON lines for reading."""
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-
-
-def first_bad_line(path: Path) -> str:
-    """Describe the first line that is not a JSON object; "" if there is none. pyarrow does not name it."""
-    number = 0
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, start=1):
-                if number == 1 and line.lstrip().startswith(b"["):
-                    return ""  # datasets also reads a single array
-                if line.strip() and not isinstance(json.loads(line.decode("utf-8")), dict):
-                    return f"'{path}' line {number} is not a JSON object"
-    except UnicodeDecodeError:
-        return f"'{path}' line {number} is not UTF-8 text"
-    except ValueError as error:
-        return f"'{path}' line {number} is not JSON ({error})"
-    except RecursionError:
-        return f"'{path}' line {number} is nested too deeply"
-    except (OSError, EOFError, zlib.error) as error:
-        return f"'{path}' cannot be read ({error})"
-    return ""
-
-
-TEXT = ("string", "large_string", "string_view", "null", "dictionary<values=string, indices=int32, ordered=0>")
-"""Types of a Parquet column with text."""
+def _unreadable(what: str) -> ConfigError:
+    return ConfigError(f'data.path: {what}; expected one JSON object per line, such as {{"text": "..."}}')
 
 
 class Parquet(LocalText):
     """Parquet files, of which only one column is read."""
 
-    builder: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 
-    def filled(self, files: list[str]) -> list[str]:
-        """Return the files with any rows. All footers are read, so a bad file is found before anything is tokenised."""
-        return [name for name in files if self._rows(name, one_of_many=len(files) > 1)]
+    def check_files(self, names: list[str]) -> None:
+        """Read all footers, so that a bad file is found before anything is tokenised."""
+        from pyarrow.parquet import read_schema
 
-    def loading(self) -> dict[str, Any]:
-        return {"columns": [self.field]}
+        for name in names:
+            try:
+                columns = read_schema(name).names
+            except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+                raise ConfigError(f"data.path: '{name}' is not a parquet file: {error}") from None
+            if self.field not in columns:
+                raise missing_column(self.field, columns, name if len(names) > 1 else "")
 
-    def unreadable(self, files: list[str], error: Exception) -> ConfigError:
-        return ConfigError(f"data.path: cannot read '{self.path}' as parquet: {first_line(error)}")
-
-    def _rows(self, name: str, *, one_of_many: bool) -> int:
-        """Return the number of rows of a file. Raises ConfigError if it is not parquet or has no text column `field`."""
-        from pyarrow.parquet import read_metadata
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        from pyarrow.parquet import ParquetFile
 
         try:
-            footer = read_metadata(name)
-            schema = footer.schema.to_arrow_schema()
-        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-            raise ConfigError(f"data.path: '{name}' is not a parquet file: {first_line(error)}") from None
-        if self.field not in schema.names:
-            raise missing_field(self.field, schema.names, name if one_of_many else "")
-        if one_of_many and (kind := str(schema.field(self.field).type)) not in TEXT:
-            raise ConfigError(f"data.field: the column '{self.field}' of '{name}' contains {kind}, expected text")
-        return int(footer.num_rows)
+            with ParquetFile(name) as file:
+                for batch in file.iter_batches(columns=[self.field]):
+                    yield from batch.to_pylist()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"data.path: cannot read '{name}' as parquet: {error}") from None

@@ -49,9 +49,14 @@ class PackedSequences:
 
     def describe(self) -> dict[str, Any]:
         progress = self.entry.read() or self._progress
+        # The first tokens are available whenever a run begins.
+        block = progress.tokens if self.shuffle is None else self.shuffle * self.spec.seq_len + 1
+        with self.entry.tokens.open("rb") as file:
+            size = min(progress.tokens, block, HASHED_TOKENS) * progress.itemsize
+            beginning = hashlib.blake2b(file.read(size), digest_size=16)
         return {
             "corpus_hash": progress.corpus,
-            "beginning_hash": self._beginning_hash(progress),
+            "beginning_hash": beginning.hexdigest(),
             "tokens": progress.tokens,
             "documents": progress.documents,
             "complete": progress.complete,
@@ -61,20 +66,13 @@ class PackedSequences:
             "shuffle": self.shuffle,
         }
 
-    def _beginning_hash(self, progress: PackProgress) -> str:
-        """Return the hash of the first tokens, which are available whenever a run begins."""
-        block = progress.tokens if self.shuffle is None else self.shuffle * self.spec.seq_len + 1
-        size = min(progress.tokens, block, HASHED_TOKENS) * progress.itemsize
-        with self.entry.tokens.open("rb") as file:
-            return hashlib.blake2b(file.read(size), digest_size=16).hexdigest()
-
     def _position(self, index: int) -> int:
         """Return the position k of the sequence with a global index. Waits for its block."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
-            until = None if size is None else (index // size + 1) * size
-            if until is None or until * length + 1 > len(self._tokens):
-                self._wait(None if until is None else until * length + 1)
+            needed = None if size is None else (index // size + 1) * size * length + 1
+            if needed is None or needed > len(self._tokens):
+                self._wait(needed)
         if not self._progress.complete:
             assert size is not None
             return index // size * size + int(self._permutations(0, index // size, size)[index % size])

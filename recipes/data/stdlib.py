@@ -10,11 +10,11 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from meshrunner.recipes.data.packing import Documents
-from meshrunner.recipes.data.text import PackedText
+from meshrunner.recipes.data.text import Documents, PackedText
 from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
@@ -52,21 +52,17 @@ class StdlibDocuments:
         self._read = 0
 
     def read(self, state: dict[str, Any]) -> Iterator[str]:
-        before = int(state.get("read", 0))
-        for number, text in enumerate(self._texts(), start=1):
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics if self.prose else {}
+        files = (library() / name for name, _ in self.files)
+        sources = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+        before = state.get("read", 0)
+        texts = islice(chain((topics[name] for name in sorted(topics)), sources), before, None)
+        for number, text in enumerate(texts, start=before + 1):
             self._read = number
-            if number > before:
-                yield text
+            yield text
 
     def state(self) -> dict[str, Any]:
         return {"read": self._read}
-
-    def _texts(self) -> Iterator[str]:
-        if self.prose:
-            topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-            yield from (topics[name] for name in sorted(topics))
-        for name, _ in self.files:
-            yield (library() / name).read_text(encoding="utf-8", errors="replace")
 
 
 def library() -> Path:

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import time
+import zlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
-from meshrunner.recipes.data.packing import Documents, pack
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import AutoCount, whole
+from meshrunner.recipes.option import AutoCount, did_you_mean, whole
 from meshrunner.recipes.storage.durable import replace_file
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
 
 SAMPLE_CHARACTERS = 8_000_000
 """Characters at the beginning of the data that a tokenizer is trained on (1-2 s)."""
+BATCH_CHARACTERS = 256_000
+"""Characters tokenised in one batch."""
+RECORD_INTERVAL_S = 0.5
+"""Most seconds of work that a killed producer loses."""
+
+
+class Documents(Protocol):
+    """A source of texts with a resumable position."""
+
+    def read(self, state: dict[str, Any]) -> Iterator[str]:
+        """Return the texts from `state` on ({}: the start). Raises ConfigError if the source cannot be read."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last text that was read, as JSON values."""
 
 
 class PackedText(Data):
@@ -43,6 +61,10 @@ class PackedText(Data):
     def documents(self) -> Documents:
         """Return the documents of the text."""
 
+    def no_text_message(self) -> str:
+        """Return the error message for a source without text."""
+        return "data: the source contains no text; choose another"
+
     def sample(self) -> Iterator[str]:
         """Yield the texts that a tokenizer is trained on."""
         size = 0
@@ -54,22 +76,16 @@ class PackedText(Data):
 
     def prepare(self, spec: DataSpec) -> bool:
         entry = self.entry(spec)
-        if not self.background:
-            with entry.lock():
-                progress = entry.verify()
-                if progress is None or not progress.complete:
-                    progress = self._pack(entry, spec)
-        else:
-            with entry.try_lock() as mine:
-                progress = entry.verify() if mine else entry.read()
-                if mine and progress is not None and progress.error:
-                    progress = replace(
-                        progress, error=""
-                    )  # let the next producer try again, because the cause may be gone
-                    entry.write(progress)
-            if progress is None and self.tokenizer is not None:
-                self._check_vocabulary(len(tokenizers.load_tokenizer(*self._given_tokenizer())), spec)
+        with entry.lock(wait=not self.background) as mine:
+            progress = entry.verify() if mine else entry.read()
+            if not self.background and (progress is None or not progress.complete):
+                progress = self._pack(entry, spec)
+            elif mine and progress is not None and progress.error:
+                progress = replace(progress, error="")  # let the next producer try again: the cause may be gone
+                entry.write(progress)
         if progress is None:
+            if self.tokenizer is not None:
+                self._check_vocabulary(len(tokenizers.load_tokenizer(*self._model(spec))), spec)
             return True
         self._check(progress, spec)
         return not progress.complete
@@ -92,10 +108,8 @@ class PackedText(Data):
             return False
         if progress.error and not written:
             raise ConfigError(progress.error)
-        if progress.vocab:
-            self._check(progress, spec)
-        first_block = None if self.shuffle is None else self.shuffle * spec.seq_len + 1
-        return progress.complete or (first_block is not None and progress.tokens >= first_block)
+        self._check(progress, spec)
+        return progress.complete or (self.shuffle is not None and progress.tokens > self.shuffle * spec.seq_len)
 
     def open(self, spec: DataSpec) -> Sequences:
         from meshrunner.recipes.data.sequences import PackedSequences
@@ -119,10 +133,6 @@ class PackedText(Data):
         self._check_vocabulary(self.vocab_size, spec)
         return self.vocab_size
 
-    def _given_tokenizer(self) -> tuple[bytes, str]:
-        assert self.tokenizer is not None
-        return tokenizers.read_model(self.tokenizer), f"data.tokenizer: '{self.tokenizer}'"
-
     def _check_vocabulary(self, vocab: int, spec: DataSpec) -> None:
         if vocab > spec.vocab_size:
             key = "data.vocab_size" if self.tokenizer is None else "data.tokenizer"
@@ -135,14 +145,21 @@ class PackedText(Data):
         self._check_vocabulary(progress.vocab, spec)
         check_length(progress, spec.seq_len)
 
+    def _model(self, spec: DataSpec) -> tuple[bytes, str]:
+        """Read the tokenizer's model or train one. Return it and its name in messages."""
+        if self.tokenizer is not None:
+            return tokenizers.read_model(self.tokenizer), f"data.tokenizer: '{self.tokenizer}'"
+        first = next(texts := filter(None, self.sample()), None)
+        if first is None:
+            raise ConfigError(self.no_text_message())
+        return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec)), "the trained tokenizer"
+
     def _pack(self, entry: CacheEntry, spec: DataSpec) -> PackProgress:
         """Complete the cache entry. The caller holds its lock."""
         progress = entry.verify(thorough=True)
         try:
             if progress is None or not progress.vocab:
-                model, where = (
-                    self._given_tokenizer() if self.tokenizer else (self._train(spec), "the trained tokenizer")
-                )
+                model, where = self._model(spec)
                 vocab = len(tokenizers.load_tokenizer(model, where))
                 self._check_vocabulary(vocab, spec)
                 replace_file(entry.tokenizer, model)
@@ -157,12 +174,74 @@ class PackedText(Data):
             raise ConfigError(f"cannot write to the cache entry {entry.folder} ({error.strerror})") from None
         return progress
 
-    def _train(self, spec: DataSpec) -> bytes:
-        first = next(texts := filter(None, self.sample()), None)
-        if first is None:
-            raise ConfigError(self.no_text_message())
-        return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec))
 
-    def no_text_message(self) -> str:
-        """Return the error message for a source without text."""
-        return "data: the source contains no text; choose another"
+def pack(
+    entry: CacheEntry, documents: Documents, tokenizer: SentencePieceProcessor, progress: PackProgress, threads: int
+) -> PackProgress:
+    """
+    Tokenise and append the remaining documents. The work of a killed producer is resumed exactly.
+
+    -1 threads: all cores.
+    """
+    import numpy as np
+
+    with entry.tokens.open("r+b") as file:
+        file.truncate(progress.tokens * progress.itemsize)  # drop what a killed producer wrote but did not record
+        file.seek(0, 2)
+        recorded = 0.0
+        for texts in text_batches(documents.read(progress.state)):
+            ids = tokenizer.encode(texts, add_eos=True, num_threads=threads)
+            packed = np.fromiter(chain.from_iterable(ids), dtype=progress.dtype).tobytes()
+            file.write(packed)
+            corpus = progress.corpus
+            for text in texts:  # a chain of hashes can be resumed, and does not depend on the batches
+                content = text.encode(errors="surrogatepass")
+                corpus = hashlib.blake2b(content, digest_size=16, key=corpus.encode()).hexdigest()
+            progress = replace(
+                progress,
+                tokens=progress.tokens + len(packed) // progress.itemsize,
+                documents=progress.documents + len(texts),
+                corpus=corpus,
+                crc=zlib.crc32(packed, progress.crc),
+            )
+            if time.monotonic() - recorded > RECORD_INTERVAL_S:
+                file.flush()
+                progress = replace(progress, state=documents.state())
+                entry.write(progress)
+                recorded = time.monotonic()
+    progress = replace(progress, state={}, complete=True)
+    entry.write(progress)
+    return progress
+
+
+def text_batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Group non-empty texts into lists of about BATCH_CHARACTERS characters."""
+    batch: list[str] = []
+    size = 0
+    for text in filter(None, texts):
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
+    """Return the text in a column of a row, "" for null. Raises ConfigError, naming `file`, if there is no such text."""
+    if column not in row:
+        raise missing_column(column, list(row), file)
+    text = row[column]
+    if not isinstance(text, str | None):
+        where = f" of '{file}'" if file else ""
+        raise ConfigError(
+            f"data.field: the column '{column}'{where} contains {type(text).__name__}, expected text; got {str(text)[:80]!r}"
+        )
+    return text or ""
+
+
+def missing_column(column: str, columns: list[str], file: str = "") -> ConfigError:
+    """Return the error for a missing column; `file` names one of several files."""
+    hint, where = did_you_mean(column, columns), f" in '{file}'" if file else ""
+    return ConfigError(f"data.field: no column '{column}'{where}.{hint} Columns: {', '.join(columns)}")

@@ -14,10 +14,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -94,58 +92,45 @@ class CacheEntry:
         thorough: check the CRC of the tokens whatever their size.
         """
         progress = self.read()
-        if progress is not None and self._intact(progress, thorough):
-            return progress
+        with suppress(FileNotFoundError):
+            if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:
+                size = progress.tokens * progress.itemsize
+                unread = size > ALWAYS_VERIFIED_BYTES and not thorough and self.tokens.stat().st_size >= size
+                if unread or checksum(self.tokens, size) == (size, progress.crc):
+                    return progress
         for path in (self._progress, self.tokens, self.tokenizer):  # readers still see the tokens they have mapped
             path.unlink(missing_ok=True)
         return None
 
-    def _intact(self, progress: PackProgress, thorough: bool) -> bool:
-        try:
-            if hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() != progress.tokenizer:
-                return False
-            size = progress.tokens * progress.itemsize
-            if self.tokens.stat().st_size < size:
-                return False
-            return (size > ALWAYS_VERIFIED_BYTES and not thorough) or checksum(self.tokens, size)[1] == progress.crc
-        except FileNotFoundError:
-            return False
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Wait for the writer's lock and hold it. The system releases it when the process dies."""
-        with self._lock_file() as file:
-            _flock(file, fcntl.LOCK_EX)
-            yield
-
-    @contextmanager
-    def try_lock(self) -> Iterator[bool]:
-        """Hold the writer's lock if it is free. Yields whether it was."""
-        with self._lock_file() as file:
-            for _ in range(5):  # `is_locked` in another process holds it for microseconds
-                if locked := _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    break
-                time.sleep(0.005)
-            yield locked
+    def lock(self, *, wait: bool = True) -> AbstractContextManager[bool]:
+        """Hold the writer's lock, or yield False if it is taken and `wait` is false. It ends with the process."""
+        return self._flock(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def is_locked(self) -> bool:
         """Whether a process holds the lock."""
         if not self.folder.is_dir():
             return False
-        with self._lock_file() as file:
-            return not _flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with self._flock(fcntl.LOCK_SH | fcntl.LOCK_NB) as free:
+            return not free
 
     @contextmanager
-    def _lock_file(self) -> Iterator[int]:
+    def _flock(self, how: int) -> Iterator[bool]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = (self.folder / ".lock").open("ab")
         except OSError as error:
             raise ConfigError(f"cannot write to the cache entry {self.folder} ({error.strerror})") from None
-        try:
-            yield file
-        finally:
-            os.close(file)
+        with file:
+            try:
+                fcntl.flock(file, how)
+                locked = True
+            except BlockingIOError:
+                locked = False
+            except OSError as error:  # a file system without locks
+                raise ConfigError(
+                    f"cannot lock the cache directory ({error.strerror}); set MESHRUNNER_CACHE to another directory"
+                ) from None
+            yield locked
 
 
 def sequence_count(tokens: int, seq_len: int) -> int:
@@ -163,15 +148,3 @@ def check_length(progress: PackProgress, seq_len: int) -> None:
 
 def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _flock(file: int, how: int) -> bool:
-    try:
-        fcntl.flock(file, how)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # a file system without locks
-        raise ConfigError(
-            f"cannot lock the cache directory ({error.strerror}); set MESHRUNNER_CACHE to another directory"
-        ) from None
-    return True

@@ -6,7 +6,7 @@ They are lossless except for U+2581, sentencepiece's marker for spaces, which is
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_AUTO_VOCAB = 32000
 """Upper limit of `vocab_size: auto`. A few MB of text yield no more, and training takes about a second."""
-MAX_LINE_CHARACTERS = 2000
+MAX_LINE = 2000
 """Characters to which lines are cut for training, because sentencepiece skips sentences over 4192 bytes."""
 
 OPTIONS: dict[str, Any] = {
@@ -42,10 +42,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """
     from sentencepiece import SentencePieceTrainer
 
-    lines = list(_short_lines(texts))  # read first, because sentencepiece would replace an exception with its own
+    # Read first, because sentencepiece would replace an exception with its own.
+    lines = [line for text in texts for line in text.splitlines()]
+    short = [line[start : start + MAX_LINE] for line in lines for start in range(0, len(line), MAX_LINE)]
     model = io.BytesIO()
     try:
-        SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **OPTIONS)
+        SentencePieceTrainer.train(sentence_iterator=iter(short), model_writer=model, vocab_size=vocab_size, **OPTIONS)
     except RuntimeError as error:
         why = str(error)
         if "smaller than required_chars" in why:  # "... required_chars. 256 vs 347. Increase ..."
@@ -82,10 +84,3 @@ def read_model(path: str) -> bytes:
         raise ConfigError(
             f"data.tokenizer: cannot read '{file.absolute()}' ({error.strerror}); expected a sentencepiece .model file"
         ) from None
-
-
-def _short_lines(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        for line in text.splitlines():
-            for start in range(0, len(line), MAX_LINE_CHARACTERS):
-                yield line[start : start + MAX_LINE_CHARACTERS]

@@ -185,7 +185,7 @@ def test_an_interrupted_preparation_is_continued(cache: Path) -> None:
     script = (
         "import os, signal; from meshrunner.recipes.data.base import DataSpec\n"
         "from meshrunner.recipes.data.stdlib import Stdlib\n"
-        "import meshrunner.recipes.data.packing as packing; packing.RECORD_INTERVAL_S = 0; packing.BATCH_CHARACTERS = 50_000\n"
+        "import meshrunner.recipes.data.text as text; text.RECORD_INTERVAL_S = 0; text.BATCH_CHARACTERS = 50_000\n"
         "from meshrunner.recipes.data.token_cache import CacheEntry; write = CacheEntry.write\n"
         "def kill(self, progress):\n"
         "    os.kill(os.getpid(), signal.SIGKILL) if progress.documents > 40 else write(self, progress)\n"

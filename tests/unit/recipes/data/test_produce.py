@@ -21,11 +21,11 @@ from meshrunner.runner.launch.data import prepare_data
 TOY = '''
 """A source of numbered texts for the tests: slow, endless, failing or killing itself on demand."""
 import os, signal, time
+import meshrunner.recipes.data.text
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.errors import ConfigError
-import meshrunner.recipes.data.packing as packing
 
-packing.BATCH_CHARACTERS = 500
+meshrunner.recipes.data.text.BATCH_CHARACTERS = 500
 
 class Texts:
     def __init__(self, data): self.data = data; self.next = 0
@@ -59,8 +59,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "meshrunner_toy.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("meshrunner_toy", None)
-    monkeypatch.setattr("meshrunner.recipes.data.packing.BATCH_CHARACTERS", 500)
-    monkeypatch.setattr("meshrunner.recipes.data.packing.RECORD_INTERVAL_S", 0.0)
+    monkeypatch.setattr("meshrunner.recipes.data.text.BATCH_CHARACTERS", 500)
+    monkeypatch.setattr("meshrunner.recipes.data.text.RECORD_INTERVAL_S", 0.0)
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -73,8 +73,8 @@ def toy(**changes: Any) -> Any:
 def produce_elsewhere(**changes: Any) -> subprocess.Popen[bytes]:
     """Start a producer in another process."""
     script = (
-        "import meshrunner_toy, meshrunner.recipes.data.packing as packing; from meshrunner.recipes.data.base import DataSpec\n"
-        f"packing.RECORD_INTERVAL_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(DataSpec(300, 16, 0))"
+        "import meshrunner_toy, meshrunner.recipes.data.text as text; from meshrunner.recipes.data.base import DataSpec\n"
+        f"text.RECORD_INTERVAL_S = 0.0; meshrunner_toy.Toy.model_validate({KEYS | changes!r}).produce(DataSpec(300, 16, 0))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, "-c", script], env=environment)
