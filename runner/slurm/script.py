@@ -16,14 +16,14 @@ CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 """sbatch options that request CPUs or memory."""
 
 
-def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] | None = None) -> str:
+def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
     """
     Return the sbatch script of a run directory, or of an array over runs of a sweep directory.
 
     Args:
-        tasks: the array's tasks, lines of runs.txt counted from 0; None for a single run.
+        tasks: the array's tasks, lines of runs.txt counted from 0; () for a single run.
     """
-    if tasks is None:
+    if not tasks:
         own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
     else:
         throttle = f"%{settings.max_parallel}" if settings.max_parallel is not None else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,73 +20,52 @@ from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
-from meshrunner.runner.config.hydra.hydra_errors import explain, missing_key
+from meshrunner.runner.config.hydra.hydra_errors import explain
 from meshrunner.runner.config.hydra.overrides import MAX_RUNS, as_typed
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.console import naming, warn
-from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_config, read_state, run_names, update_status
 from meshrunner.runner.rundir.files import PLAN, is_run
-from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
-from meshrunner.runner.sweep.missing_keys import advice
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
 """Most problems listed in an error, and most jobs named per problem."""
 
 
-class ConfiguredTarget:
-    """The hardware that the configuration describes, for runs that another machine executes."""
-
-    def apply_to(self, composed: Composed) -> Composed:
-        """Return the configuration with settings that this target requires; raises ConfigError."""
-        return composed
-
-    def workers(self, experiment: Experiment) -> int:
-        """Return the workers per node, with `auto` resolved; raises Incompatible or ConfigError."""
-        if experiment.launch.workers != "auto":
-            return experiment.launch.workers
-        hardware = experiment.hardware
-        return hardware.devices_per_node if isinstance(hardware, GPU) else node_devices(experiment).workers
-
-
-class LocalTarget(ConfiguredTarget):
-    """This machine as the only node."""
-
-    def workers(self, experiment: Experiment) -> int:
-        only_this_node(experiment.launch.nodes)
-        return node_devices(experiment).workers
-
-
-Target = ConfiguredTarget | Slurm
-"""Machine or cluster that will execute the runs."""
-
-
 @dataclass(frozen=True)
-class PlannedRun:
-    """A run whose directory is not written yet."""
+class Target:
+    """The machine or cluster that will execute the runs."""
 
-    composed: Composed
-    reason: str
-    """Why the run is skipped; empty if it can run."""
-    plan: dict[str, Any] = field(default_factory=dict)
-    """Content of plan.json; {} without a prediction."""
+    workers: Callable[[Experiment], int]
+    """Returns the workers per node, with `auto` resolved; raises Incompatible or ConfigError."""
+    apply_to: Callable[[Composed], Composed] = lambda composed: composed
+    """Returns the configuration with settings that the target requires; raises ConfigError."""
+    here: bool = True
+    """Whether `hardware=auto` means the devices of this machine."""
 
-    @property
-    def run_dir(self) -> Path:
-        return self.composed.run_dir
+
+def configured_workers(experiment: Experiment) -> int:
+    """Return the workers per node on the hardware that the configuration describes, for runs that another machine executes."""
+    if experiment.launch.workers != "auto":
+        return experiment.launch.workers
+    hardware = experiment.hardware
+    return hardware.devices_per_node if isinstance(hardware, GPU) else node_devices(experiment).workers
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One combination of a sweep, with a run for each repeat and seed."""
+    """One combination of a sweep, with a run for each repeat and seed. The run directories are not written yet."""
 
     overrides: list[str]
     hydra: DictConfig
     experiment: Experiment
-    runs: list[PlannedRun]
+    runs: list[Composed]
     """Runs ordered by repeat, then by seed."""
+    reason: str
+    """Why the runs are skipped; empty if they can run."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """Content of plan.json; {} without a prediction."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +76,7 @@ class SweepBatch:
     combinations: list[Combination]
 
     @property
-    def ordered(self) -> list[tuple[Combination, PlannedRun]]:
+    def ordered(self) -> list[tuple[Combination, Composed]]:
         """Runs in order of execution. Repeats are interleaved so that a drifting machine affects all combinations alike."""
         rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
         return [pair for pairs in rounds for pair in pairs]
@@ -109,8 +88,8 @@ class SweepBatch:
     def place(self) -> list[Path]:
         """Write the run directories and return them in order of execution."""
         with naming(f"writing {len(self.ordered):,} run directories"):
-            for _, run in self.ordered:
-                _place(run)
+            for job, run in self.ordered:
+                _place(job, run)
         add_runs(self.sweep_dir, [(run.run_dir.name, as_typed(job.overrides)) for job, run in self.ordered])
         return [run.run_dir for _, run in self.ordered]
 
@@ -122,7 +101,6 @@ def check_batch(
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
-    without_key: dict[str, list[Sequence[str]]] = {}
     runs = not_composed = 0
     varied = varying(job_overrides) - set(typed(config.hydra.overrides.task))
     with naming(f"composing and checking {len(job_overrides):,} combinations"):
@@ -139,35 +117,25 @@ def check_batch(
                 problem = str(error)
                 if not isinstance(error, ConfigError):
                     problem, not_composed = explain(error, list(overrides)), not_composed + 1
-                    if key := missing_key(error):
-                        without_key.setdefault(key, []).append(overrides)
-                    if not_composed == len(job_overrides) and len(without_key) < 2:  # the cause is not what varies
+                    if not_composed == len(job_overrides):  # the cause is not what varies
                         raise
                 wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
     if runs > MAX_RUNS:
         raise ConfigError(f"sweep.repeat x sweep.seeds: {runs:,} runs, but a sweep may have at most {MAX_RUNS:,}")
     if wrong:
-        raise ConfigError("\n".join([*_wrong_jobs(wrong), *advice(without_key, job_overrides)]))
+        raise ConfigError("\n".join(_wrong_jobs(wrong)))
     if any(job.hydra.hydra.sweeper != config.hydra.sweeper for job in jobs):
         warn("hydra.sweeper has no effect inside an option that is swept over. Give the grid on the command line.")
-    _check_exclude(loader, config, jobs)
-    return SweepBatch(sweep_dir, jobs)
-
-
-def _check_exclude(loader: Any, config: DictConfig, jobs: Sequence[Combination]) -> None:
-    """Check the rules of `sweep.exclude` against a batch; warn of rules that match nothing."""
-    rules = list(dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude))
-    if not rules:
-        return
-
-    def options(group: str) -> list[str]:
-        given = typed(config.hydra.overrides.hydra)  # may add config directories
-        return list(loader.get_group_options(group, config_name=config.hydra.job.config_name, overrides=given))
-
     sweeper = config.hydra.sweeper
-    whole = sweeper._target_ == BASIC_SWEEPER and sweeper.get("max_batch_size") is None
-    for remark in check_rules(rules, [job.runs[0].composed for job in jobs], options, whole_sweep=whole):
-        warn(remark)
+    if sweeper._target_ == BASIC_SWEEPER and sweeper.get("max_batch_size") is None:  # no other batch follows
+
+        def options(group: str) -> list[str]:
+            given = typed(config.hydra.overrides.hydra)  # may add config directories
+            return list(loader.get_group_options(group, config_name=config.hydra.job.config_name, overrides=given))
+
+        rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
+        check_rules(rules, [job.runs[0] for job in jobs], options)
+    return SweepBatch(sweep_dir, jobs)
 
 
 def _compose_job(
@@ -185,26 +153,26 @@ def _compose_job(
         fit_continuing(experiment, run_dir, target.workers(experiment))
     except Incompatible as error:
         reason = str(error)
-    return Combination(overrides, hydra, experiment, _repeated(composed, run_dir, reason, experiment.sweep))
+    return Combination(overrides, hydra, experiment, _repeated(composed, experiment.sweep), reason)
 
 
-def _repeated(composed: Composed, run_dir: Path, reason: str, sweep: Sweep) -> list[PlannedRun]:
+def _repeated(composed: Composed, sweep: Sweep) -> list[Composed]:
     runs = []
     for repeat in range(1, sweep.repeat + 1):
         for seed in range(composed.config["seed"], composed.config["seed"] + sweep.seeds):
-            name = run_dir.name
+            name = composed.run_dir.name
             name += f"_seed-{seed}" if sweep.seeds > 1 else ""
             name += f"_repeat-{repeat}" if sweep.repeat > 1 else ""
-            own = replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir.with_name(name))
-            runs.append(PlannedRun(own, reason))
+            run_dir = composed.run_dir.with_name(name)
+            runs.append(replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir))
     return runs
 
 
-def _check_existing(run: PlannedRun) -> None:
+def _check_existing(run: Composed) -> None:
     """Raise ConfigError if an earlier start of the sweep wrote the run directory with another configuration."""
     if not is_run(run.run_dir):
         return
-    different = differences(read_config(run.run_dir), run.composed.config)
+    different = differences(read_config(run.run_dir), run.config)
     changed = [
         f"  {key}: {old!r} on disk, {new!r} now" for key, old, new in different if key.partition(".")[0] != "sweep"
     ]
@@ -213,15 +181,15 @@ def _check_existing(run: PlannedRun) -> None:
         raise ConfigError("\n".join([problem, *changed]))
 
 
-def _place(run: PlannedRun) -> None:
+def _place(job: Combination, run: Composed) -> None:
     if not is_run(run.run_dir):
-        place_run(run.composed.config, run.run_dir, run.composed.overrides, run.plan)
-    elif run.plan:
-        PlanRecord.model_validate(run.plan).write(run.run_dir / PLAN)
+        place_run(run.config, run.run_dir, run.overrides, job.plan)
+    elif job.plan:
+        PlanRecord.model_validate(job.plan).write(run.run_dir / PLAN)
     state = read_state(run.run_dir)
-    if run.reason and state == "pending":
-        update_status(run.run_dir, state="skipped", reason=run.reason)
-    elif state == "skipped" and not run.reason:
+    if job.reason and state == "pending":
+        update_status(run.run_dir, state="skipped", reason=job.reason)
+    elif state == "skipped" and not job.reason:
         update_status(run.run_dir, state="pending", reason="")
 
 

@@ -19,24 +19,19 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.compose import Composer, plain
+from meshrunner.runner.config.compose import Composer, plain, typed
+from meshrunner.runner.config.devices import node_devices
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, shown
+from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.slurm.submit import job_arrays, print_scripts, submit_sweep, to_submit, wait
-from meshrunner.runner.sweep.combinations import (
-    Combination,
-    ConfiguredTarget,
-    LocalTarget,
-    SweepBatch,
-    Target,
-    check_batch,
-)
-from meshrunner.runner.sweep.direction import check_direction, minimizes
+from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
+from meshrunner.runner.sweep.combinations import SweepBatch, Target, check_batch, configured_workers
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.preflight import with_predictions
 from meshrunner.runner.sweep.results import finish_sweep
@@ -55,6 +50,28 @@ Ended = Callable[[EndedBatch], object]
 
 class StopSweep(Exception):
     """Ends the sweeper before further jobs, because of `sweep.fail_fast` or a stop request."""
+
+
+MAXIMIZE = {
+    "hydra.sweeper.direction": "maximize",
+    "hydra.sweeper.optim.maximize": "true",
+    "hydra.sweeper.ax_config.experiment.minimize": "false",
+}
+"""Key of the direction in the Optuna, Nevergrad and Ax sweepers -> the value that maximizes."""
+
+
+def minimizes(config: DictConfig) -> bool:
+    """Return whether the Optuna, Nevergrad or Ax sweeper minimizes."""
+    direction, maximize, minimize = (OmegaConf.select(config, key) for key in MAXIMIZE)
+    return getattr(direction, "name", direction) == "minimize" or maximize is False or minimize is True
+
+
+def check_direction(config: DictConfig) -> None:
+    """Raise ConfigError if an adaptive sweeper minimizes, by its own default, an objective that is better when high."""
+    objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
+    if minimizes(config) and higher_is_better(objective) and not any(key in given for key in MAXIMIZE):
+        key = next(key for key in MAXIMIZE if OmegaConf.select(config, key) is not None)
+        raise ConfigError(f"hydra.sweeper minimizes, but a higher {objective} is better. Add {key}={MAXIMIZE[key]}")
 
 
 def run_sweep(composer: Composer) -> int:
@@ -81,7 +98,7 @@ def run_sweep(composer: Composer) -> int:
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Restore the sweep directory if no run was placed: Hydra's sweepers create it before anything is checked."""
+    """Restore the sweep directory if no run was placed: Hydra's sweepers write to it before anything is checked."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -117,18 +134,24 @@ def _checked(
     return with_predictions(check_batch(loader, config, job_overrides, first, target), target)
 
 
+def _workers_here(experiment: Experiment) -> int:
+    """Return the workers of a run on this machine as its only node."""
+    only_this_node(experiment.launch.nodes)
+    return node_devices(experiment).workers
+
+
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
     """Execute a batch of jobs on this node; raises ConfigError that lists all invalid jobs, and StopSweep."""
-    batch = _checked(loader, config, job_overrides, first, LocalTarget())
+    batch = _checked(loader, config, job_overrides, first, Target(_workers_here))
     if first == 0:
         say(f"sweep directory: {shown(batch.sweep_dir)}")
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment)
     ended(EndedBatch(batch.sweep_dir, status))
     if stop:
         raise StopSweep
-    return job_returns(batch, config)
+    return _job_returns(batch, config)
 
 
 def launch_slurm(
@@ -140,50 +163,47 @@ def launch_slurm(
         raise ConfigError(
             "hydra.launcher.wait: this sweeper needs the results of each batch; use hydra.launcher.wait=true"
         )
-    batch = _checked(loader, config, job_overrides, first, settings)
-    if settings.dry_run:
-        runs = {run.run_dir: job.experiment for job, run in batch.ordered if not run.reason}
-        todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=True)
-        chosen = {run_dir: runs[run_dir] for run_dir in todo}
-        print_scripts(job_arrays(batch.sweep_dir, batch.names(), chosen, settings), settings)
+    target = Target(settings.workers, settings.apply_to, here=False)
+    batch = _checked(loader, config, job_overrides, first, target)
+    names = batch.names()
+    if not settings.dry_run:
+        batch.place()
+    runs = {run.run_dir: job.experiment for job, run in batch.ordered if not job.reason}
+    todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=settings.dry_run)
+    submit_runs(batch.sweep_dir, {run_dir: runs[run_dir] for run_dir in todo}, settings, names)
+    if settings.dry_run or not settings.wait:
         return []
-    run_dirs = batch.place()
-    submit_sweep(batch.sweep_dir, batch.names(), settings)
-    if not settings.wait:
-        return []
-    ended(EndedBatch(batch.sweep_dir, wait(run_dirs)))
-    return job_returns(batch, config)
+    ended(EndedBatch(batch.sweep_dir, wait([run.run_dir for _, run in batch.ordered])))
+    return _job_returns(batch, config)
 
 
 def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
     """Write the run directories of a batch for `meshrunner place -m`; raises ConfigError that lists all invalid jobs."""
-    batch = _checked(loader, config, job_overrides, first, ConfiguredTarget())
+    batch = _checked(loader, config, job_overrides, first, Target(configured_workers))
     batch.place()
     say(f"sweep directory: {batch.sweep_dir}")
     return []
 
 
-def job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return the results of a batch for the sweeper."""
+def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
+    """Return for each job the median objective of its runs, or the worst value if one of them has none."""
     worst = math.inf if minimizes(config) else -math.inf
-    return [_job_return(job, worst) for job in batch.combinations]
-
-
-def _job_return(job: Combination, worst: float) -> JobReturn:
-    """Return the median objective of a job's runs for the sweeper, or `worst` if one of them has none."""
-    values = []
-    for run in job.runs:
-        summary = Summary.read(run.run_dir / SUMMARY)
-        value = summary.figures.get(job.experiment.objective)
-        values.append(worst if value is None or summary.state != "completed" else value)
-    result = JobReturn(
-        overrides=job.overrides,
-        cfg=OmegaConf.create(job.runs[0].composed.config),
-        hydra_cfg=job.hydra,
-        working_dir=str(job.runs[0].run_dir),
-        task_name="meshrunner",
-    )
-    result.status, result.return_value = JobStatus.COMPLETED, median(values) if worst not in values else worst
-    return result
+    returns = []
+    for job in batch.combinations:
+        values = []
+        for run in job.runs:
+            summary = Summary.read(run.run_dir / SUMMARY)
+            value = summary.figures.get(job.experiment.objective)
+            values.append(worst if value is None or summary.state != "completed" else value)
+        result = JobReturn(
+            overrides=job.overrides,
+            cfg=OmegaConf.create(job.runs[0].config),
+            hydra_cfg=job.hydra,
+            working_dir=str(job.runs[0].run_dir),
+            task_name="meshrunner",
+        )
+        result.status, result.return_value = JobStatus.COMPLETED, median(values) if worst not in values else worst
+        returns.append(result)
+    return returns

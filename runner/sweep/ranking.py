@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import expected_devices
-from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.console import naming
 from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast, Verdict, predict_all
-from meshrunner.runner.sweep.combinations import ConfiguredTarget, check_batch, varying
+from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 
 SKIPPED = "skipped"
 """Verdict on a combination that cannot run, named like the state of its runs in a sweep."""
@@ -31,26 +30,19 @@ class Ranked(NamedTuple):
         return {"overrides": self.overrides, **self.forecast.as_json()}
 
 
-class _PlannedTarget(ConfiguredTarget):
-    """The devices for which `plan` predicts."""
-
-    def workers(self, experiment: Experiment) -> int:
-        return expected_devices(experiment).workers
-
-
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     """Predict and sort every combination of a command line; raises the same ConfigError as a sweep."""
     config = composer.compose_sweep()
-    target = _PlannedTarget()
+    target = Target(lambda experiment: expected_devices(experiment).workers)
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)
     jobs = batch.combinations
-    possible = [job for job in jobs if not job.runs[0].reason]
+    possible = [job for job in jobs if not job.reason]
     with naming(f"predicting {len(possible):,} combinations"):
-        predicted = iter(predict_all([job.runs[0].composed.config for job in possible], active_only=active_only))
+        predicted = iter(predict_all([job.runs[0].config for job in possible], active_only=active_only))
     varied = varying([job.overrides for job in jobs])
     ranked = []
     for job in jobs:
-        if reason := job.runs[0].reason:
+        if reason := job.reason:
             forecast = Forecast(Verdict(SKIPPED, reason))
         else:
             found = next(predicted)

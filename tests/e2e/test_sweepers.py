@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from meshrunner.runner.sweep.direction import minimizes
+from meshrunner.runner.sweep.hydra_launchers import minimizes
 from tests.e2e.command import TINY, Ended, meshrunner, read, status
 
 

@@ -8,7 +8,7 @@ from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import place_run
-from meshrunner.runner.sweep.combinations import ConfiguredTarget
+from meshrunner.runner.sweep.combinations import configured_workers
 from meshrunner.runner.sweep.hydra_launchers import run_sweep
 from meshrunner.runner.sweep.preflight import predict_single_run
 from meshrunner.runner.verbs.reference.queries import answered
@@ -25,7 +25,7 @@ def place(arguments: list[str]) -> int:
 
 def _place_one(composed: Composed) -> int:
     experiment = check(composed.config)
-    workers = ConfiguredTarget().workers(experiment)
+    workers = configured_workers(experiment)
     fit_continuing(experiment, composed.run_dir, workers)
     plan = predict_single_run(composed.config, experiment, workers, here=False)
     place_run(composed.config, composed.run_dir, composed.overrides, plan)

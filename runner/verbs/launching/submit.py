@@ -12,12 +12,21 @@ from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hydra.flags import parse
-from meshrunner.runner.console import say
-from meshrunner.runner.rundir import EXIT_STATUS, JsonFile, place_run, read_state, run_names, unreadable, write_run_list
+from meshrunner.runner.config.placed import usable_runs
+from meshrunner.runner.rundir import (
+    EXIT_STATUS,
+    JsonFile,
+    find_obstacle,
+    place_run,
+    read_config,
+    read_state,
+    run_names,
+    unreadable,
+    write_run_list,
+)
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
-from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.slurm.submit import submit_run, submit_sweep, wait
+from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
 from meshrunner.runner.sweep.hydra_launchers import run_sweep
 from meshrunner.runner.sweep.preflight import predict_single_run
 from meshrunner.runner.sweep.results import finish_sweep
@@ -59,12 +68,10 @@ def submit_one(composed: Composed) -> int:
     experiment = check(composed.config)
     fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
     plan = predict_single_run(composed.config, experiment, settings.workers(experiment), here=False)
-    if settings.dry_run:
-        say(sbatch_script(composed.run_dir, settings, settings.request(experiment)), end="")
-        return 0
-    place_run(composed.config, composed.run_dir, composed.overrides, plan)
-    submit_run(composed.run_dir, settings)
-    return _wait_for_one(composed.run_dir) if settings.wait else 0
+    if not settings.dry_run:
+        place_run(composed.config, composed.run_dir, composed.overrides, plan)
+    submit_runs(composed.run_dir, {composed.run_dir: experiment}, settings)
+    return _wait_for_one(composed.run_dir) if settings.wait and not settings.dry_run else 0
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
@@ -86,20 +93,29 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
             )
         known[key] = override.value()
     settings = Slurm.read(known)
-    if is_run(folder):
-        submit_run(folder, settings)
-        return _wait_for_one(folder) if settings.wait and not settings.dry_run else 0
-    names = run_names(folder)
-    if not names:
-        raise ConfigError(f"{folder} is neither a run directory nor a sweep directory")
-    if not settings.dry_run:
-        write_run_list(folder)  # the sweep may have started on this machine
-    usable = submit_sweep(folder, names, settings)
+    single = is_run(folder)
+    if single:
+        if obstacle := find_obstacle(folder):
+            raise ConfigError(f"damaged: {folder}: {obstacle}")
+        run_dirs, names, rerun, damaged = [folder], [], [], 0
+    else:
+        names = run_names(folder)
+        if not names:
+            raise ConfigError(f"{folder} is neither a run directory nor a sweep directory")
+        if not settings.dry_run:
+            write_run_list(folder)  # the sweep may have started on this machine
+        run_dirs, first, damaged = usable_runs(folder, names)
+        rerun = first.sweep.rerun
+    todo = to_submit(run_dirs, rerun, quiet=settings.dry_run)
+    if todo or not single:
+        submit_runs(folder, {run_dir: check(read_config(run_dir)) for run_dir in todo}, settings, names)
     if not settings.wait or settings.dry_run:
-        return int(usable.damaged > 0)
-    status = wait(usable.run_dirs)
+        return int(damaged > 0)
+    if single:
+        return _wait_for_one(folder)
+    status = wait(run_dirs)
     finish_sweep(folder)
-    return status or int(usable.damaged > 0)
+    return status or int(damaged > 0)
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from meshrunner.runner.commands.usage import describe
 from meshrunner.runner.config.consistency import fit, remarks
 from meshrunner.runner.config.hydra.private import get_args_parser
 from meshrunner.runner.slurm.settings import Slurm
-from meshrunner.runner.sweep.direction import check_direction
+from meshrunner.runner.sweep.hydra_launchers import check_direction
 from tests.composed import config, experiment
 from tests.e2e.command import TINY
 
@@ -264,33 +264,25 @@ def test_an_objective_that_no_summary_has(capsys: pytest.CaptureFixture[str]) ->
     ("sweeper", "given", "objective", "outcome"),
     [
         ({"direction": "minimize"}, "", "perf/wps_median", "Add hydra.sweeper.direction=maximize"),
-        (
-            {"direction": "minimize"},
-            "hydra.sweeper.direction=minimize",
-            "perf/wps_median",
-            "the sweeper minimizes perf/wps_median",
-        ),
+        ({"direction": "minimize"}, "hydra.sweeper.direction=minimize", "perf/wps_median", ""),
         ({"direction": "minimize"}, "", "train/final_loss", ""),
         ({"direction": "maximize"}, "", "perf/wps_median", ""),
-        ({"direction": "maximize"}, "", "train/final_loss", "the sweeper maximizes train/final_loss"),
         ({"optim": {"maximize": False}}, "", "perf/mfu_median", "Add hydra.sweeper.optim.maximize=true"),
         ({"ax_config": {"experiment": {"minimize": True}}}, "", "perf/wps_p10", "experiment.minimize=false"),
         ({"params": {}}, "", "perf/wps_median", ""),
     ],
 )
 def test_sweeper_that_optimizes_in_the_wrong_direction(
-    sweeper: dict[str, Any], given: str, objective: str, outcome: str, capsys: pytest.CaptureFixture[str]
+    sweeper: dict[str, Any], given: str, objective: str, outcome: str
 ) -> None:
     hydra = {"sweeper": {"_target_": "optuna", **sweeper}, "overrides": {"hydra": [given]}}
     composed = OmegaConf.create({"objective": objective, "hydra": hydra})
-    if outcome.startswith(("Add", "experiment")):
+    if outcome:
         with pytest.raises(ConfigError, match="minimizes") as caught:
             check_direction(composed)
         assert outcome in str(caught.value)
     else:
         check_direction(composed)
-        said = capsys.readouterr().err
-        assert outcome in said and bool(said) == bool(outcome)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,7 @@ def any_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     GlobalHydra.instance().clear()
     monkeypatch.setattr(combinations, "check", lambda _: chosen)
     monkeypatch.setattr(combinations, "fit_continuing", lambda *_: None)
-    monkeypatch.setattr(
-        combinations, "_repeated", lambda composed, _, reason, __: [combinations.PlannedRun(composed, reason)]
-    )
+    monkeypatch.setattr(combinations, "_repeated", lambda composed, _: [composed])
     monkeypatch.setattr(hydra_launchers, "execute_all", executed)
     monkeypatch.setattr(launcher_common_tests, "verify_dir_outputs", check_run_directory)
 
