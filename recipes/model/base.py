@@ -26,7 +26,7 @@ class Model(Option):
 
     kinds: ClassVar[dict[str, str]] = {
         "llama": "meshrunner.recipes.model.llama:Llama",
-        "moe": "meshrunner.recipes.model.experts.moe:MoE",
+        "moe": "meshrunner.recipes.model.llama:MoE",
         "hybrid": "meshrunner.recipes.model.hybrid.hybrid:Hybrid",
     }
 

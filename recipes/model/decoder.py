@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count, Section, whole
+
+ALIGNMENT = 16
+"""Bytes that the size of a row must be a multiple of in a grouped matmul (torch.nn.functional.grouped_mm)."""
 
 
 class RopeScaling(Section):
@@ -30,6 +33,47 @@ class RopeScaling(Section):
         if self.low_freq_factor >= self.high_freq_factor:
             low, high = self.low_freq_factor, self.high_freq_factor
             raise PydanticCustomError("rope_scaling", f"low_freq_factor({low}) must be below high_freq_factor({high})")
+        return self
+
+
+class Experts(Section):
+    """The experts of a block, in place of one feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3)."""
+
+    number: Annotated[int, whole(at_most=2**14)]
+    """Experts per block."""
+    per_token: Count
+    """Experts that each token is routed to."""
+    ffn_dim: Annotated[int, whole(at_most=2**20)]
+    """Hidden width of one expert."""
+    shared_ffn_dim: Annotated[int, whole(at_least=0, at_most=2**20)] = 0
+    """Hidden width of the shared expert that every token passes; 0: there is none."""
+    score: Literal["sigmoid", "softmax"] = "sigmoid"
+    """Scores from the router's logits: sigmoid of each expert's logit, or softmax over all experts."""
+    normalize: bool = True
+    """Divide the weights of a token's experts by their sum."""
+    route_scale: float = Field(default=1.0, gt=0)
+    """Factor on the weights."""
+    balance: Literal["bias", "sequence_loss", "none"] = "bias"
+    """
+    Method that balances the load of experts.
+
+    bias: a bias on the scores that choose experts rises for each expert with too few tokens in the last step, and falls for each
+    with too many (Wang et al. 2024). sequence_loss: an auxiliary loss over each sequence (DeepSeek-AI 2024, V3), which is trained
+    on but not part of `train/loss`. none: no balancing.
+    """
+    balance_rate: float = Field(default=1e-3, gt=0)
+    """Step size of the bias, or weight of the loss."""
+
+    @model_validator(mode="after")
+    def _routable(self) -> Experts:
+        if self.per_token > self.number:
+            raise PydanticCustomError("experts", f"per_token({self.per_token}) is more than number({self.number})")
+        if self.normalize and self.per_token == 1:
+            raise PydanticCustomError(
+                "experts",
+                "with per_token(1), normalize(true) divides the only weight by itself, and the router would never learn; "
+                "use normalize=false",
+            )
         return self
 
 
@@ -124,13 +168,46 @@ class Decoder(Model):
         """Return the forward FLOPs per token that take place where a weight is used, besides its matmul and attention."""
         return 0
 
-    def tensor_problems(self, tensor: int) -> list[str]:
-        return self.indivisible(tensor, "n_heads", "n_kv_heads")
+    @property
+    def routed(self) -> Experts | None:
+        """The experts of some blocks, the key `experts` of the subclasses that have it; None without experts."""
+        return getattr(self, "experts", None)
 
-    def indivisible(self, tensor: int, *names: str) -> list[str]:
-        """Return a sentence for each key whose value `tensor` does not divide."""
+    def inactive_parameters(self) -> int:
+        if self.routed is None:
+            return 0
+        network = self.on_meta(seq_len=1)
+        return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
+
+    def split_keys(self) -> list[str]:
+        """Return the keys of the sizes that tensor parallelism splits."""
+        return ["n_heads", "n_kv_heads"]
+
+    def tensor_problems(self, tensor: int) -> list[str]:
+        keys = self.split_keys() + (["experts.ffn_dim", "experts.shared_ffn_dim"] if self.routed else [])
         return [
-            f"parallelism.tensor({tensor}) does not divide model.{name}({value})"
-            for name in names
-            if (value := attrgetter(name)(self)) % tensor
+            f"parallelism.tensor({tensor}) does not divide model.{key}({size})"
+            for key in keys
+            if (size := attrgetter(key)(self)) % tensor
+        ]
+
+    def expert_problems(self, expert: int) -> list[str]:
+        if self.routed is None:
+            return super().expert_problems(expert)
+        if not self.routed.number % expert:
+            return []
+        return [f"parallelism.expert({expert}) does not divide model.experts.number({self.routed.number})"]
+
+    def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
+        if self.routed is None:
+            return []
+        split = f" / parallelism.tensor({tensor})" if tensor > 1 else ""
+        row_bytes = {
+            f"model.dim({self.dim})": self.dim * element_bytes,
+            f"model.experts.ffn_dim({self.routed.ffn_dim}){split}": self.routed.ffn_dim // tensor * element_bytes,
+        }
+        return [
+            f"{name} x {element_bytes} bytes = {size} is not a multiple of {ALIGNMENT}, which grouped matrix products need"
+            for name, size in row_bytes.items()
+            if size % ALIGNMENT
         ]

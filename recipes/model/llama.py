@@ -1,12 +1,13 @@
-"""Llama 2 and 3. The network is in `transformer`."""
+"""Llama 2 and 3, and Llama with experts. The networks are in `transformer` and `experts.moe_transformer`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Self
 
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes.model.decoder import Decoder
+from meshrunner.recipes.model.decoder import Decoder, Experts
 from meshrunner.recipes.option import whole
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ class Llama(Decoder):
 
     n_layers: Annotated[int, whole(at_most=2_000)]
     """Number of blocks."""
-
-    def at_depth(self, blocks: int) -> Self:
-        return self.model_copy(update={"n_layers": blocks})
 
     def check_heads(self) -> None:
         if self.dim % self.n_heads:
@@ -36,10 +34,51 @@ class Llama(Decoder):
     def head_dim(self) -> int:
         return self.dim // self.n_heads
 
-    def tensor_problems(self, tensor: int) -> list[str]:
-        return super().tensor_problems(tensor) + self.indivisible(tensor, "ffn_dim")
+    def at_depth(self, blocks: int) -> Self:
+        return self.model_copy(update={"n_layers": blocks})
+
+    def split_keys(self) -> list[str]:
+        return [*super().split_keys(), "ffn_dim"]
 
     def network(self, seq_len: int) -> Transformer:
         from meshrunner.recipes.model.transformer import Transformer
 
         return Transformer(self, seq_len)
+
+
+class MoE(Llama):
+    """Llama with experts in all blocks after the first `dense_layers`: Mixtral, Llama 4, the feed-forward of DeepSeek-V3."""
+
+    dense_layers: Annotated[int, whole(at_least=0)] = 0
+    """Leading blocks with a dense feed-forward network, of width `ffn_dim`."""
+    experts: Experts
+    """The experts of the other blocks."""
+
+    @model_validator(mode="after")
+    def _has_experts(self) -> MoE:
+        if self.dense_layers >= self.n_layers:
+            raise PydanticCustomError(
+                "experts",
+                f"dense_layers({self.dense_layers}) leaves none of n_layers({self.n_layers}) for experts; use kind llama",
+            )
+        return self
+
+    @property
+    def first_blocks(self) -> int:
+        return self.dense_layers
+
+    def split_keys(self) -> list[str]:
+        return [key for key in super().split_keys() if self.dense_layers or key != "ffn_dim"]
+
+    def network(self, seq_len: int) -> Transformer:
+        from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
+        from meshrunner.recipes.model.experts.moe_transformer import ExpertBlock, MoETransformer
+        from meshrunner.recipes.model.transformer import Block, FeedForward
+
+        blocks = [
+            Block(self, FeedForward(self.dim, self.ffn_dim))
+            if layer < self.dense_layers
+            else ExpertBlock(self, ExpertFeedForward(self.dim, self.experts))
+            for layer in range(self.n_layers)
+        ]
+        return MoETransformer(self, seq_len, blocks, self.experts)

@@ -27,7 +27,7 @@ from meshrunner.recipes.model.transformer import FeedForward
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from meshrunner.recipes.model.experts.section import Experts
+    from meshrunner.recipes.model.decoder import Experts
 
 
 class GroupedExperts(nn.Module):

@@ -16,8 +16,7 @@ from meshrunner.recipes.model.tensor_plan import attention_plan, norm_plan
 from meshrunner.recipes.model.transformer import Block, Transformer
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.model.decoder import Decoder
-    from meshrunner.recipes.model.experts.section import Experts
+    from meshrunner.recipes.model.decoder import Decoder, Experts
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 

@@ -13,7 +13,7 @@ from meshrunner.recipes.model.experts.exchange import sum_gradient
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from meshrunner.recipes.model.experts.section import Experts
+    from meshrunner.recipes.model.decoder import Experts
 
 
 class Routed(NamedTuple):

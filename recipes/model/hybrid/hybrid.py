@@ -1,19 +1,162 @@
-"""Hybrid decoders: the option of the `model` group."""
+"""Hybrid decoders, whose kinds of blocks are given as a string of letters. The network is in `hybrid_transformer`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from meshrunner.recipes.model.hybrid.hybrid_decoder import HybridDecoder
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from meshrunner.recipes.model.decoder import Decoder, Experts
+from meshrunner.recipes.option import Count, Section, whole
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.model.hybrid.hybrid_transformer import HybridTransformer
+    from meshrunner.recipes.model.network import Network
+
+LETTERS = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
 
 
-class Hybrid(HybridDecoder):
+class MambaConfig(Section):
+    """Mamba-2 (Dao and Gu 2024)."""
+
+    heads: Count
+    """Heads, each with its own state."""
+    head_dim: Count
+    """Width of one head."""
+    groups: Count
+    """Groups of heads that share B and C."""
+    state: Count
+    """Size of the state of each of the head_dim channels."""
+    conv: Annotated[int, whole(at_most=2**10)] = 4
+    """Width of the convolutions in tokens."""
+    chunk: Annotated[int, whole(at_most=2**16)] = 128
+    """Tokens that are multiplied with each other at once; the result does not depend on it."""
+    kernel: Literal["auto", "torch", "fused"] = "auto"
+    """fused: the kernel of package mamba_ssm, on CUDA; torch: matmuls in plain torch; auto: fused where it is available."""
+
+    @model_validator(mode="after")
+    def _groups_divide(self) -> MambaConfig:
+        if self.heads % self.groups:
+            raise PydanticCustomError("heads", f"heads({self.heads}) is not a multiple of groups({self.groups})")
+        return self
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    def unsupported(self, device_type: str) -> str | None:
+        """Implement `Model.unsupported`."""
+        if self.kernel != "fused" or (missing := _missing_for_fused(device_type)) is None:
+            return None
+        return f"model.mamba.kernel: fused needs {missing}; use model.mamba.kernel=torch"
+
+    def on(self, device_type: str) -> Self:
+        """Implement `Model.on`."""
+        if self.kernel != "auto":
+            return self
+        return self.model_copy(update={"kernel": "torch" if _missing_for_fused(device_type) else "fused"})
+
+
+def _missing_for_fused(device_type: str) -> str | None:
+    """Return what the fused kernel lacks on `cpu` or `cuda` devices, None if nothing."""
+    if device_type != "cuda":
+        return "a GPU"
+    return None if find_spec("mamba_ssm") is not None else "package mamba_ssm (pip install mamba-ssm)"
+
+
+class MultiToken(Section):
+    """Prediction of further tokens by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
+
+    depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
+    """Further tokens that are predicted, each by a module of attention and a feed-forward network."""
+    loss_weight: float = Field(default=0.3, gt=0)
+    """Weight of their mean loss, `train/mtp_loss`, in the loss that is trained on; `train/loss` does not include it."""
+
+
+class Hybrid(Decoder):
     """A decoder whose blocks each hold one mixer or one feed-forward network: Nemotron-H, Jamba, Megatron-LM's hybrids."""
 
-    def network(self, seq_len: int) -> HybridTransformer:
-        from meshrunner.recipes.model.hybrid.hybrid_transformer import HybridTransformer
+    pattern: Annotated[str, Field(min_length=1, max_length=2_000)]
+    """One letter per block, each with a norm and a residual: M Mamba-2, * attention, - feed-forward, E experts."""
+    head_dim: Count
+    """Width of one head of attention."""
+    ffn: Literal["swiglu", "relu2"] = "swiglu"
+    """Feed-forward networks: SwiGLU, or a squared ReLU between two linear layers (So et al. 2021). Experts are SwiGLU."""
+    mamba: MambaConfig | None = None
+    """The Mamba-2 blocks of the pattern; null: there are none."""
+    experts: Experts | None = None
+    """The experts blocks of the pattern; null: there are none."""
+    mtp: MultiToken = MultiToken()
+    """Multi-token prediction."""
 
-        return HybridTransformer(self, seq_len)
+    @property
+    def tokens_ahead(self) -> int:
+        return self.mtp.depth
+
+    @field_validator("pattern")
+    @classmethod
+    def _of_letters(cls, pattern: str) -> str:
+        if unknown := sorted(set(pattern) - set(LETTERS)):
+            known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
+            raise PydanticCustomError("pattern", f"unknown {', '.join(map(repr, unknown))}; the letters are {known}")
+        return pattern
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Hybrid:
+        for letter, name in (("M", "mamba"), ("E", "experts")):
+            is_given, is_used = getattr(self, name) is not None, letter in self.pattern
+            if is_used and not is_given:
+                raise PydanticCustomError("pattern", f"'{letter}' in pattern '{self.pattern}' needs the section {name}")
+            if is_given and not is_used:
+                raise PydanticCustomError(
+                    "pattern",
+                    f"the section {name} is of no use without '{letter}' in pattern '{self.pattern}'; use {name}=null",
+                )
+        if self.head_dim % 2 and self.rope_theta is not None:
+            raise PydanticCustomError("heads", f"head_dim({self.head_dim}) is odd, but rotary embeddings rotate pairs")
+        return self
+
+    def unsupported(self, device_type: str) -> str | None:
+        return None if self.mamba is None else self.mamba.unsupported(device_type)
+
+    def on(self, device_type: str) -> Self:
+        return self if self.mamba is None else self.model_copy(update={"mamba": self.mamba.on(device_type)})
+
+    def resolved(self) -> dict[str, Any]:
+        return {} if self.mamba is None else {"mamba.kernel": self.mamba.kernel}
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.pattern)
+
+    def first(self, blocks: int) -> Self | None:
+        if self.mtp.depth:  # the modules of multi-token prediction count as blocks, too
+            return None
+        pattern = self.pattern[:blocks]
+        sections = {
+            "mamba": self.mamba if "M" in pattern else None,
+            "experts": self.experts if "E" in pattern else None,
+        }
+        return self.model_copy(update={"pattern": pattern, **sections})
+
+    def other_flops(self, name: str) -> int:
+        """Count the recurrence of Mamba-2 as Megatron-LM does; it is a few percent of a block's FLOPs."""
+        if self.mamba is None or not name.endswith("mamba.scan.a_log"):
+            return 0
+        return 7 * self.mamba.inner * self.mamba.state
+
+    def split_keys(self) -> list[str]:
+        predicts = self.mtp.depth > 0
+        keys = super().split_keys() if predicts or "*" in self.pattern else []
+        if predicts or "-" in self.pattern:
+            keys.append("ffn_dim")
+        if predicts:
+            keys.append("dim")
+        return keys + (["mamba.heads", "mamba.groups"] if self.mamba is not None else [])
+
+    def network(self, seq_len: int) -> Network:
+        # By name, like `kinds`, because the network's module imports this one.
+        return resolve_name("meshrunner.recipes.model.hybrid.hybrid_transformer:HybridTransformer")(self, seq_len)

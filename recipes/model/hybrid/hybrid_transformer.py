@@ -17,7 +17,7 @@ from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_pl
 from meshrunner.recipes.model.transformer import Attention, FeedForward, RMSNorm
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.model.hybrid.hybrid_decoder import HybridDecoder
+    from meshrunner.recipes.model.hybrid.hybrid import Hybrid
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
@@ -33,7 +33,7 @@ class SquaredReLU(nn.Module):
         return self.w2(F.relu(self.w1(x)).square())
 
 
-def feed_forward(config: HybridDecoder) -> nn.Module:
+def feed_forward(config: Hybrid) -> nn.Module:
     """Build the feed-forward network that the key `ffn` names."""
     return (FeedForward if config.ffn == "swiglu" else SquaredReLU)(config.dim, config.ffn_dim)
 
@@ -41,7 +41,7 @@ def feed_forward(config: HybridDecoder) -> nn.Module:
 class MambaBlock(nn.Module):
     """The block of letter M."""
 
-    def __init__(self, config: HybridDecoder) -> None:
+    def __init__(self, config: Hybrid) -> None:
         super().__init__()
         assert config.mamba is not None
         self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -54,7 +54,7 @@ class MambaBlock(nn.Module):
 class AttentionBlock(nn.Module):
     """The block of letter *."""
 
-    def __init__(self, config: HybridDecoder) -> None:
+    def __init__(self, config: Hybrid) -> None:
         super().__init__()
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
@@ -66,7 +66,7 @@ class AttentionBlock(nn.Module):
 class FeedForwardBlock(nn.Module):
     """The block of letter -."""
 
-    def __init__(self, config: HybridDecoder) -> None:
+    def __init__(self, config: Hybrid) -> None:
         super().__init__()
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = feed_forward(config)
@@ -78,7 +78,7 @@ class FeedForwardBlock(nn.Module):
 class ExpertsBlock(nn.Module):
     """The block of letter E. Like `ExpertBlock`, it also returns the experts' load and balance loss."""
 
-    def __init__(self, config: HybridDecoder) -> None:
+    def __init__(self, config: Hybrid) -> None:
         super().__init__()
         assert config.experts is not None
         self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -100,9 +100,9 @@ BLOCKS: dict[str, type[nn.Module]] = {
 class HybridTransformer(MoETransformer):
     """Embedding, blocks by letter, norm, output projection; after them the modules of multi-token prediction."""
 
-    config: HybridDecoder
+    config: Hybrid
 
-    def __init__(self, config: HybridDecoder, seq_len: int) -> None:
+    def __init__(self, config: Hybrid, seq_len: int) -> None:
         super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
         self.mtp = nn.ModuleList(PredictionBlock(config, feed_forward(config)) for _ in range(config.mtp.depth))
 

@@ -23,7 +23,7 @@ from meshrunner.recipes.model.tensor_plan import matmul_plan, shard_parameter
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshrunner.recipes.model.hybrid.hybrid_decoder import MambaConfig
+    from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 

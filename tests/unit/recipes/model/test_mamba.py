@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshrunner.recipes.model.distributions import InverseSoftplus, LogOfUniform, TruncatedNormal
-from meshrunner.recipes.model.hybrid import hybrid_decoder
+from meshrunner.recipes.model.hybrid import hybrid
 from meshrunner.recipes.model.hybrid.mamba import Mamba, scan
 
 HEADS, GROUPS, HEAD_DIM, STATE = 4, 2, 8, 16
@@ -64,7 +64,7 @@ def test_decays_are_summed_in_fp32() -> None:
 
 def mamba(dtype: torch.dtype = torch.float64, **keys: object) -> Mamba:
     """Build a mixer of dim 12 with random parameters."""
-    section = hybrid_decoder.MambaConfig(heads=HEADS, head_dim=HEAD_DIM, groups=GROUPS, state=STATE, chunk=8, **keys)  # type: ignore[arg-type]
+    section = hybrid.MambaConfig(heads=HEADS, head_dim=HEAD_DIM, groups=GROUPS, state=STATE, chunk=8, **keys)  # type: ignore[arg-type]
     layer, generator = Mamba(12, section, 1e-5), torch.Generator().manual_seed(0)
     special = {"a_log": LogOfUniform(1, 16), "dt_bias": InverseSoftplus(0.001, 0.1)}
     with torch.no_grad():
@@ -138,12 +138,12 @@ def test_fused_kernel_gets_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_kernel_is_resolved_by_device_and_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = hybrid_decoder.MambaConfig(heads=4, head_dim=8, groups=2, state=8)
+    section = hybrid.MambaConfig(heads=4, head_dim=8, groups=2, state=8)
     assert section.on("cpu").kernel == section.on("cuda").kernel == "torch"
     fused = section.model_copy(update={"kernel": "fused"})
     assert section.unsupported("cpu") is section.unsupported("cuda") is None
     assert fused.unsupported("cpu") == "model.mamba.kernel: fused needs a GPU; use model.mamba.kernel=torch"
     assert "fused needs package mamba_ssm" in str(fused.unsupported("cuda"))
-    monkeypatch.setattr(hybrid_decoder, "find_spec", lambda name: name == "mamba_ssm")
+    monkeypatch.setattr(hybrid, "find_spec", lambda name: name == "mamba_ssm")
     assert section.on("cpu").kernel == "torch" and section.on("cuda").kernel == fused.on("cuda").kernel == "fused"
     assert fused.unsupported("cuda") is None
