@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshrunner.runner.launch.outcome import Outcome
-from meshrunner.runner.measure.out_of_memory import says_out_of_device_memory
+from meshrunner.runner.measure.out_of_memory import ON_DEVICE
 from meshrunner.runner.rundir import Failure, RankError, last_exception, last_stack
 from meshrunner.runner.rundir.files import ERROR, rank_error, rank_log
 
@@ -85,7 +85,7 @@ def _aborted(run_dir: Path, rank: int) -> RankError:
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
-    oom = says_out_of_device_memory(message)
+    oom = ON_DEVICE.search(message) is not None
     return RankError(time=log.stat().st_mtime, oom=oom, message=message, plain=False)
 
 

@@ -98,7 +98,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         if ran_out is None:
             raise
         try:
-            meter.out_of_memory()
+            meter.profiler.out_of_memory()
         except Exception:  # a failure of the profiler must not hide the lack of memory
             traceback.print_exc()
         raise ran_out from error

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,12 +26,10 @@ from torch import Tensor
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.measure.by_rank import ByRank
-from meshrunner.runner.measure.clock import clock_of
 from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
-from meshrunner.runner.measure.memory import memory_of
+from meshrunner.runner.measure.device import clock_of, memory_of
 from meshrunner.runner.measure.peak_flops import peak_flops
-from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step, merge_ranks
+from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Location, Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY
@@ -44,12 +43,12 @@ class RunMeter:
 
     def __init__(self, experiment: Experiment, run_dir: Path, context: WorkerContext) -> None:
         self.experiment, self.run_dir, self.context = experiment, run_dir, context
+        self.step = 0
+        """The current step, counted from 1; 0 before the first step of this attempt."""
         self.pending: list[Step] = []
         self.data_time = 0.0
         self.tokens_before = 0
         self.resumed_at = 0
-        self.done = 0
-        self.begun = False
         self.compile_time = 0.0
         self.saves: list[float] = []
         self.save_before = 0.0
@@ -81,27 +80,28 @@ class RunMeter:
         attempt, ranks = self.context.attempt, self.context.world_size
         flops = flops_per_token, attention_flops_per_token
         self.rows = Rows(attempt, ranks, device.type, *flops, peak, self.tokens_before)
-        facts |= {
-            "model/params": params,
-            "model/active_params": active_params,
-            "model/flops_per_token": flops_per_token,
-        }
-        facts |= {"world_size": ranks, "device_memory_gib": self.memory.total_gib}
         if self.context.rank == 0:
-            self._add_to_summary(facts | {"data": describe_data()})
-            own = {name: facts[name] for name in ("device", "world_size")}
-            own |= {"threads": self.context.threads, "torch": torch.__version__}
-            add_layout(self.run_dir, attempt, self.experiment.model_dump(mode="json"), own)
+            layout = {"device": facts["device"], "world_size": ranks}
+            layout |= {"threads": self.context.threads, "torch": torch.__version__}
+            add_layout(self.run_dir, attempt, self.experiment.model_dump(mode="json"), layout)
+            facts |= {
+                "model/params": params,
+                "model/active_params": active_params,
+                "model/flops_per_token": flops_per_token,
+                "world_size": ranks,
+                "device_memory_gib": self.memory.total_gib,
+                "data": describe_data(),
+            }
+            self._add_to_summary(facts)
         self.profiler.started(device, self.resumed_at)
-        self.begun = True
         compiles = self.experiment.compile.compiles
-        self.context.doing("compiling, in the first step" if compiles else "the first step")
+        self.doing("compiling, in the first step" if compiles else "the first step")
         self.window_begin = time.perf_counter()
+        self.step = self.resumed_at + 1
         self._begin_step()
 
     def resumed(self, step: int, tokens: int) -> None:
         self.resumed_at, self.tokens_before = step, tokens
-        self.done = step
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -119,7 +119,6 @@ class RunMeter:
         tokens: int,
         observed: Mapping[str, Tensor],
     ) -> None:
-        self.done = step
         end, cpu_time = self.clock.stamp(), time.process_time() - self.cpu_begin
         before, self.compile_time = self.compile_time, compile_seconds()
         compile_time = self.compile_time - before
@@ -128,7 +127,8 @@ class RunMeter:
         self.pending.append(Step(step, loss, grad_norm, lr, tokens, observed, *times, profiled, self.begin, end))
         self.data_time = self.save_before = 0.0
         self.profiler.pause()
-        if compile_time and step > self.resumed_at + self.experiment.measure_after:
+        last_unmeasured = self.resumed_at + self.experiment.measure_after
+        if compile_time and step > last_unmeasured:
             self._record_recompiles(step)
         # The first step ends the start-up, so it is read immediately, whatever log_every is. A profiler that starts or stops
         # after this step needs an idle device, and must not add to any step's time.
@@ -136,25 +136,26 @@ class RunMeter:
         if first or last or step % self.log_every == 0 or self.profiler.turns_after(step):
             self._read_out()
         if first:
-            self.context.doing("")
+            self.doing("")
         self.context.steps[self.context.local_rank] = step
         with self._not_counted():
             figures = self.profiler.step_done(step)
-            if figures is not None:
-                self._end_profile(figures)
+            everyone = None if figures is None else self._gather(figures).tolist()
+            if everyone is not None and self.context.rank == 0:
+                self._add_to_summary(self.profiler.summary(everyone))
         if last and self.context.rank == 0:
-            self._add_to_summary(
-                {"data": self.describe_data()}
-            )  # data that is read while training knows more about itself now
-        if step == self.resumed_at + self.experiment.measure_after:
+            # Data that is read while training knows more about itself now.
+            self._add_to_summary({"data": self.describe_data()})
+        if step == last_unmeasured:
             self._begin_measuring()
         if step % COLLECT_EVERY == 0:
             gc.collect(1)
+        self.step = step + 1
         self._begin_step()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        self.context.doing("saving a checkpoint")
+        self.doing("saving a checkpoint")
         self.profiler.pause()
         # Rows first: with a checkpoint ahead of its rows, a resumed run would have a gap.
         if self.pending:
@@ -168,7 +169,7 @@ class RunMeter:
             self.save_before = time.perf_counter() - since
         self.saves.append(self.save_before)
         self._add_to_summary({"perf/checkpoint_time_s": median(self.saves)})
-        self.context.doing("")
+        self.doing("")
         self._begin_step()
 
     @contextmanager
@@ -178,28 +179,13 @@ class RunMeter:
         yield
         self.window_begin += time.perf_counter() - since
 
-    @property
-    def step(self) -> int:
-        """The current step, counted from 1; 0 before the first step of this attempt."""
-        return self.done + 1 if self.begun else 0
-
-    def out_of_memory(self) -> None:
-        """Tell the profiler that the run ends because memory ran out."""
-        self.profiler.out_of_memory()
-
     def _begin_step(self) -> None:
         self.profiler.step_begins()
         self.begin, self.cpu_begin = self.clock.stamp(), time.process_time()
 
-    def _end_profile(self, figures: list[float]) -> None:
-        everyone = self._gather(figures).tolist()
-        if self.context.rank == 0:
-            self._add_to_summary(self.profiler.summary(everyone))
-
     def _begin_measuring(self) -> None:
         """Begin the measured window: record the memory peaks of the start-up and reset them."""
-        startup = self._gather([self.memory.read()[key] or 0.0 for key in self.memory.keys])
-        peaks = merge_ranks(self.memory.keys, startup)
+        peaks = merge_ranks(self.memory.keys, self._gather(self.memory.read()))
         self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
         self.memory.reset()
         self.recompiles = len(recompile_reasons())
@@ -233,15 +219,11 @@ class RunMeter:
             [loss, self.clock.seconds(s.begin, s.end), s.data_time, s.cpu_time, s.compile_time, *others]
             for loss, others, s in zip(losses, observed, steps, strict=True)
         ]
-        values = len(per_step[0])
-        memory = self.memory.read()
-        everyone = self._gather(
-            [*(value for each in per_step for value in each), *(memory[key] or 0.0 for key in self.memory.keys)]
-        )
-        ranks_steps, ranks_memory = torch.split(everyone, [values * len(steps), len(self.memory.keys)], dim=1)
-        ranks_steps = ranks_steps.view(self.context.world_size, len(steps), values)
+        everyone = self._gather([*chain.from_iterable(per_step), *self.memory.read()])
+        ranks_steps = everyone[:, : -len(self.memory.keys)].view(len(everyone), len(steps), -1)
+        ranks_memory = everyone[:, -len(self.memory.keys) :]
         if self.context.rank == 0:
-            peaks = merge_ranks(self.memory.keys, ranks_memory)
+            memory = self.memory.row(merge_ranks(self.memory.keys, ranks_memory))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._add_to_summary(compile_facts() if self.compile_time else {})
             window = self.window_begin - window_begin
@@ -249,8 +231,7 @@ class RunMeter:
             for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
                 if step.number > self.resumed_at + self.experiment.measure_after and not step.profiled:
                     self.by_rank.add(ranks_steps[:, i, : len(RANK_KEYS)])
-                profiled = {"profiled": True} if step.profiled else {}
-                self._write(row | self.memory.row(peaks) | profiled)
+                self._write(row | memory | ({"profiled": True} if step.profiled else {}))
             if steps[-1].number == self.experiment.steps:
                 self._add_to_summary(self.by_rank.summary(self.memory.keys, ranks_memory))
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)

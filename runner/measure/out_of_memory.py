@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from types import FrameType
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,38 +43,20 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
     """
     Explain an out-of-memory error: `out of host memory in step 3 (forward of layers.1): 2.00 GiB more were asked for`.
 
-    Its causes and contexts are searched, too: compilers wrap the exceptions they catch.
-
-    Args:
-        step: the current step, counted from 1; 0 before the first.
-
-    Returns:
-        None for any other error.
+    Its causes and contexts are searched, too, because compilers wrap the exceptions they catch. `step` is the current one,
+    counted from 1, 0 before the first. Returns None for any other error.
     """
     if isinstance(error, MemoryRanOut):
         return error
-    chain = list(_chain(error))
+    chain = [error]
+    while (wrapped := chain[-1].__cause__ or chain[-1].__context__) is not None and wrapped not in chain:
+        chain.append(wrapped)
     for each in chain:
-        on_device = says_out_of_device_memory(str(each)) or type(each).__name__ == "OutOfMemoryError"
+        on_device = ON_DEVICE.search(str(each)) or type(each).__name__ == "OutOfMemoryError"
         if on_device or isinstance(each, MemoryError) or ON_CPU.search(str(each)):
             what, where, part = "device" if on_device else "host", f" in step {step}" if step else "", _part(chain)
             return MemoryRanOut(f"out of {what} memory{where}" + (f" ({part})" if part else "") + _amount(str(each)))
     return None
-
-
-def says_out_of_device_memory(message: str) -> bool:
-    """Return whether a message says that a device ran out of memory, whichever library reports it."""
-    return ON_DEVICE.search(message) is not None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or context, and so on, including contexts hidden by `from None`."""
-    seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        yield following
-        seen.add(id(following))
-        following = following.__cause__ or following.__context__
 
 
 def _amount(message: str) -> str:
@@ -83,10 +64,9 @@ def _amount(message: str) -> str:
     if found := ON_CPU.search(message):
         return f": {int(found[1]) / GIB:.2f} GiB more were asked for" if found[1] else ""
     if found := ASKED.search(message):
-        free = CAPACITY.search(message)
-        return f": {found[1]} more were asked for" + (
-            f", {free[2]} of the device's {free[1]} were free" if free else ""
-        )
+        capacity = CAPACITY.search(message)
+        free = f", {capacity[2]} of the device's {capacity[1]} were free" if capacity else ""
+        return f": {found[1]} more were asked for{free}"
     lines = message.strip().splitlines()
     return f": {next(filter(ON_DEVICE.search, lines), lines[0])}" if lines else ""
 
@@ -95,7 +75,7 @@ def _part(chain: list[BaseException]) -> str:
     """Return the part of the step in which exceptions were raised: the forward of a module, or one of PARTS."""
     from torch import nn  # here: the launcher imports this module, too
 
-    frames = [frame for error in chain for frame in _frames(error)]
+    frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]
     functions = [frame.f_code.co_name for frame in frames]
     modules = [module for frame in frames if isinstance(module := frame.f_locals.get("self"), nn.Module)]
     # Recomputation runs a block's forward inside backward.
@@ -114,11 +94,3 @@ def _name(modules: list[nn.Module]) -> str:
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}
     return next((name for module in reversed(modules) if (name := names.get(id(module)))), "")
-
-
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    """Yield the frames from the outermost to the one that raised the exception."""
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next

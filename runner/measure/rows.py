@@ -1,4 +1,4 @@
-"""Turns the ranks' measurements of steps into rows of events.jsonl."""
+"""Turns the ranks' measurements of steps into rows of events.jsonl, and into every rank's figures in summary.json."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from meshrunner.runner.figures import FIGURES
+from meshrunner.runner.figures import FIGURES, by_rank, figure_of
 
 RANK_KEYS = ("train/loss", "perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "perf/compile_time_s")
 """Figures of a step that every rank measures, in the order of the gathered values."""
@@ -68,7 +69,7 @@ class Rows:
             window: seconds between the two read-outs.
             times: unix time at which the device completed each step.
         """
-        keys = (*RANK_KEYS, *(steps[0].observed if steps else ()))
+        keys = (*RANK_KEYS, *steps[0].observed)
         merged = [merge_ranks(keys, ranks[:, i]) for i in range(len(steps))]
         stretch = window / sum(each["perf/step_time_s"] for each in merged)
         return [self._row(*each, stretch) for each in zip(steps, norms, merged, times, strict=True)]
@@ -76,15 +77,15 @@ class Rows:
     def _row(
         self, step: Step, grad_norm: float, merged: dict[str, float], finished: float, stretch: float
     ) -> dict[str, Any]:
-        cpu = merged["perf/cpu_time_s"]
         self.tokens += step.tokens
+        cpu = merged["perf/cpu_time_s"] if self.device_type == "cpu" else 0.0
         wps = step.tokens / (merged["perf/step_time_s"] * stretch * self.world_size)
         causal = self.flops - self.attention_flops / 2
         return {
             "step": step.number,
             "attempt": self.attempt,
             "time": finished,
-            "train/loss": merged["train/loss"],
+            **merged,
             "train/grad_norm": grad_norm,
             "train/lr": step.lr,
             "train/tokens": self.tokens,
@@ -92,21 +93,36 @@ class Rows:
             "perf/mfu": 100 * wps * self.flops / self.peak if self.peak else None,
             "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
             "perf/tflops": wps * self.flops / 1e12,
-            "perf/step_time_s": merged["perf/step_time_s"],
-            "perf/data_time_s": merged["perf/data_time_s"],
-            "perf/cpu_time_s": cpu,
-            "perf/tokens_per_cpu_s": step.tokens / cpu if cpu and self.device_type == "cpu" else None,
-            "perf/compile_time_s": merged["perf/compile_time_s"],
+            "perf/tokens_per_cpu_s": step.tokens / cpu if cpu else None,
             "perf/checkpoint_time_s": step.checkpoint_time,
-            **{key: merged[key] for key in step.observed},
         }
 
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
-    """
-    Merge every rank's values as `Figure.over_ranks` says; figures that only a user's own model has are averaged.
-
-    Args:
-        ranks: values of the keys: [ranks, keys].
-    """
+    """Merge values [ranks, keys] as `Figure.over_ranks` says; figures that only a user's own model has are averaged."""
     return {key: OVER_RANKS[STATISTICS.get(key, "mean")](ranks[:, i]).item() for i, key in enumerate(keys)}
+
+
+class ByRank:
+    """Sums of each rank's times over the measured steps, on rank 0, which has every rank's values after a read-out."""
+
+    def __init__(self, world_size: int) -> None:
+        self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)
+        self.steps = 0
+
+    def add(self, values: Tensor) -> None:
+        """Add a measured step, unless a rank compiled in it. `values`: every rank's RANK_KEYS: [ranks, RANK_KEYS]."""
+        if not values[:, RANK_KEYS.index("perf/compile_time_s")].any():
+            self.sums += values
+            self.steps += 1
+
+    def summary(self, memory_keys: Sequence[str], memory: Tensor) -> dict[str, list[float]]:
+        """Return the values of each rank for summary.json, to four digits. `memory`: [ranks, memory_keys]."""
+        found = {key: memory[:, i] for i, key in enumerate(memory_keys)}
+        if self.steps:
+            found |= {key: self.sums[:, i] / self.steps for i, key in enumerate(RANK_KEYS)}
+        return {
+            by_rank(key): [float(f"{each:.4g}") for each in values.tolist()]
+            for key, values in found.items()
+            if figure_of(key).by_rank
+        }

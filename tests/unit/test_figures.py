@@ -19,7 +19,7 @@ from meshrunner.runner.figures import FIGURES, OVER_REPEATS, Figure, figure_of, 
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.progress import ProgressLine, progress_cells
 from meshrunner.runner.launch.report import report, row_cells
-from meshrunner.runner.measure.memory import CudaMemory, HostMemory
+from meshrunner.runner.measure.device import CudaMemory, HostMemory
 from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step
 from meshrunner.runner.profiler.memory import KEYS
 from meshrunner.runner.profiler.overlap import Shares

@@ -16,7 +16,7 @@ from meshrunner.runner import console
 from meshrunner.runner.console import Slow, naming
 from meshrunner.runner.launch.progress import ProgressLine, run_table
 from meshrunner.runner.measure import meter as meter_module
-from meshrunner.runner.measure.clock import HostClock
+from meshrunner.runner.measure.device import HostClock
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.worker_context import Node, WorkerContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from meshrunner.runner.figures import FIGURES
-from meshrunner.runner.measure.by_rank import ByRank
+from meshrunner.runner.measure.rows import ByRank
 
 
 def test_times_are_means_over_steps_without_compiling_and_memory_is_the_peak() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshrunner.runner.measure import meter as meter_module
-from meshrunner.runner.measure.memory import CudaMemory, HostMemory
+from meshrunner.runner.measure.device import CudaMemory, HostMemory
 from meshrunner.runner.measure.meter import RunMeter
 from tests.composed import experiment
 

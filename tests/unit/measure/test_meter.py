@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from meshrunner.runner.measure import meter as meter_module
-from meshrunner.runner.measure.clock import CudaClock, HostClock, clock_of
-from meshrunner.runner.measure.memory import HostMemory
+from meshrunner.runner.measure.device import CudaClock, HostClock, HostMemory, clock_of
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.files import SUMMARY, read_json

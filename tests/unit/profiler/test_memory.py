@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshrunner.runner.measure.memory import GIB
+from meshrunner.runner.measure.device import GIB
 from meshrunner.runner.profiler.base import Session
 from meshrunner.runner.rundir.files import read_json
 from tests.composed import experiment

@@ -1,15 +1,41 @@
-"""Peak memory of a rank: resident host memory, and on CUDA the caching allocator's peaks."""
+"""Time stamps and peak memory of a rank's device, neither of which waits for the device."""
 
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from meshrunner.runner.figures import row_keys
 
 GIB = 2**30
+
+
+class HostClock:
+    """The host's clock, for a CPU, which completes work as it is issued."""
+
+    def stamp(self) -> Any:
+        """Return a stamp of the time at which the device completes the work issued so far."""
+        return time.perf_counter()
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two stamps that the device has passed."""
+        return float(end - begin)
+
+
+class CudaClock(HostClock):
+    """CUDA events in the current stream."""
+
+    def stamp(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(begin.elapsed_time(end)) / 1e3
 
 
 class HostMemory:
@@ -29,17 +55,18 @@ class HostMemory:
                 found[f"memory/peak_{key}_pct"] = 100 * peaks[f"memory/peak_{key}_gib"] / self.total_gib
         return found
 
-    def read(self) -> dict[str, float | None]:
-        """Return the peaks since the last reset, by key."""
+    def read(self) -> list[float]:
+        """Return the peaks since the last reset, in the order of `keys`."""
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
-                return {"memory/peak_rss_gib": int(line.split()[1]) * 1024 / GIB}
-        return {"memory/peak_rss_gib": None}
+                return [int(line.split()[1]) * 1024 / GIB]
+        return [0.0]
 
     def release_cached(self) -> None:
         """Return cached memory to the device, so that the peak of reserved memory is that of the steps, not of the start-up."""
 
     def reset(self) -> None:
+        """Begin new peaks."""
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:  # some containers forbid it; the peak then includes the start-up
@@ -56,14 +83,10 @@ class CudaMemory(HostMemory):
         self.total_gib = torch.cuda.get_device_properties(device).total_memory / GIB
         self._retries = 0
 
-    def read(self) -> dict[str, float | None]:
+    def read(self) -> list[float]:
         stats = torch.cuda.memory_stats(self.device)
-        return {
-            "memory/peak_active_gib": stats["active_bytes.all.peak"] / GIB,
-            "memory/peak_reserved_gib": stats["reserved_bytes.all.peak"] / GIB,
-            "memory/alloc_retries": float(stats["num_alloc_retries"] - self._retries),
-            **super().read(),
-        }
+        peaks = stats["active_bytes.all.peak"] / GIB, stats["reserved_bytes.all.peak"] / GIB
+        return [*peaks, float(stats["num_alloc_retries"] - self._retries), *super().read()]
 
     def release_cached(self) -> None:
         gc.collect()  # reference cycles keep tensors alive
@@ -73,6 +96,11 @@ class CudaMemory(HostMemory):
         torch.cuda.reset_peak_memory_stats(self.device)
         self._retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"]
         super().reset()
+
+
+def clock_of(device: torch.device) -> HostClock:
+    """Return the clock for a rank's device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 def memory_of(device: torch.device) -> HostMemory:
