@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -29,39 +29,6 @@ class ProfiledRun(NamedTuple):
     """Whether any part of the model is compiled."""
 
 
-class Session:
-    """A profiler's session on one rank, driven by the meter. The base class does nothing."""
-
-    @property
-    def recording(self) -> bool:
-        """Whether the current step is profiled and so does not count towards throughput."""
-        return False
-
-    def started(self, device: torch.device, done: int) -> None:
-        """Called once the model is built. `done` steps were completed by earlier attempts."""
-
-    def turns_after(self, step: int) -> bool:
-        """Whether profiling begins or ends after this step, on all ranks alike. The device must be idle then."""
-        return False
-
-    def step_begins(self) -> None:
-        """Called before a step."""
-
-    def pause(self) -> None:
-        """Called when no step runs until the next `step_begins`."""
-
-    def step_done(self, step: int) -> list[float] | None:
-        """Pause, and return this rank's figures if the window ends with this step, else None."""
-        return None
-
-    def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return keys of summary.json from the figures of all ranks [ranks, figures]. Called on rank 0 after the window."""
-        return {}
-
-    def out_of_memory(self) -> None:
-        """Write the profile so far, because memory ran out and the run ends."""
-
-
 class Profiler(Option):
     """Base of the profilers."""
 
@@ -76,17 +43,12 @@ class Profiler(Option):
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        """
-        Return warnings about settings that work, but perhaps not as intended.
-
-        Args:
-            done: steps completed by earlier attempts; 0 for a new run.
-        """
+        """Return warnings about settings that work, but perhaps not as intended. `done`: steps completed by earlier attempts."""
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
         """Open a worker's session. Called before the model is built, with the rank's device current."""
-        return Session()
+        return Session(None, run, run_dir, 0)
 
 
 class NoProfiler(Profiler):
@@ -116,71 +78,80 @@ class Windowed(Profiler):
         """Return the last step of the window in an attempt that begins after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
-    def _arithmetic(self, run: ProfiledRun, done: int) -> str:
+    def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> str:
+        """Return the arithmetic if the window ends after the run, else an empty string."""
+        if (last := self.last_step(run, done)) <= run.steps:
+            return ""
         before = f"{done} done before + " if done else ""
         return (
             f"{before}measure_after({run.measure_after}) + profiler.start({self.start}) + "
-            f"profiler.steps({self.steps}) = {self.last_step(run, done)} is more than steps({run.steps})"
+            f"profiler.steps({self.steps}) = {last} is more than steps({run.steps})"
         )
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        found = []
-        if self.last_step(run) > run.steps:
-            found.append(self._arithmetic(run, 0))
+        found = [exceeds] if (exceeds := self._exceeds_steps(run)) else []
         if self.ranks != "all" and (wrong := [rank for rank in self.ranks if rank >= ranks]):
             names = ", ".join(map(str, wrong))
             found.append(f"profiler.ranks: no such rank: {names}; the {ranks} ranks are 0 to {ranks - 1}")
         return found
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        if done and self.last_step(run, done) > run.steps:
-            return [f"profiler: no steps are left to profile: {self._arithmetic(run, done)}"]
-        return []
+        exceeds = self._exceeds_steps(run, done) if done else ""
+        return [f"profiler: no steps are left to profile: {exceeds}"] if exceeds else []
 
 
-class WindowSession(Session):
-    """A session that tracks the window; subclasses profile the chosen ranks."""
+class Session:
+    """A profiler's session on one rank, driven by the meter. It follows the window; subclasses profile the chosen ranks."""
 
-    figures: ClassVar[tuple[str, ...]]
+    figures: ClassVar[tuple[str, ...]] = ()
     """Names of the figures that `end` returns."""
     warms_up: ClassVar[bool] = False
     """Whether to profile the step before the window as well and discard it, for profilers that set up in their first step."""
 
-    def __init__(self, option: Windowed, run: ProfiledRun, run_dir: Path, rank: int) -> None:
+    def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, rank: int) -> None:
+        """Without an option there is no window."""
         self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
-        self.chosen = option.ranks == "all" or rank in option.ranks
-        self.next_step = 0
-        self.warming = self.inside = self.over = False
+        self.chosen = option is not None and (option.ranks == "all" or rank in option.ranks)
+        self.first = self.last = self.next_step = 0
+        self.warming = self.inside = False
+        self.in_step = ExitStack()
+        """Contexts that are open while a step runs."""
 
     @property
     def recording(self) -> bool:
+        """Whether the current step is profiled and so does not count towards throughput."""
         return self.warming or self.inside
 
     def started(self, device: torch.device, done: int) -> None:
-        self.device = device
-        self.next_step = done + 1
-        self.last = self.option.last_step(self.run, done)
-        self.first = self.last - self.option.steps + 1
-        self.over = self.last > self.run.steps
+        """Called once the model is built. `done` steps were completed by earlier attempts."""
+        self.device, self.next_step = device, done + 1
+        if self.option is not None and (last := self.option.last_step(self.run, done)) <= self.run.steps:
+            self.first, self.last = last - self.option.steps + 1, last
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        return not self.over and step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
+        """Whether profiling begins or ends after this step, on all ranks alike. The device must be idle then."""
+        return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
+
+    def step_begins(self) -> None:
+        """Called before a step."""
+
+    def pause(self) -> None:
+        """Called when no step runs until the next `step_begins`."""
+        self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
+        """Pause, and return this rank's figures if the window ends with this step, else None."""
         self.pause()
         self.next_step = step + 1
         if not self.inside:
             self._enter_window()
-            return None
-        if step < self.last:
-            return None
-        self.inside, self.over = False, True
-        return self.end() if self.chosen else [math.nan] * len(self.figures)
+        elif step == self.last:
+            self.inside = False
+            return self.end() if self.chosen else [math.nan] * len(self.figures)
+        return None
 
     def _enter_window(self) -> None:
-        if self.over:
-            return
         self.warming = self.warms_up and self.next_step == self.first - 1
         self.inside = self.next_step == self.first
         if self.chosen and self.warming:
@@ -192,10 +163,16 @@ class WindowSession(Session):
     def warm_up(self) -> None:
         """Begin the warm-up with `next_step`. Not called if the window begins with the first step."""
 
-    @abstractmethod
     def begin(self) -> None:
         """Begin the window with `next_step`."""
 
-    @abstractmethod
     def end(self) -> list[float]:
         """End the window: write this rank's files and return its figures, NaN for unknown ones."""
+        return []
+
+    def summary(self, figures: list[list[float]]) -> dict[str, Any]:
+        """Return keys of summary.json from the figures of all ranks [ranks, figures]. Called on rank 0 after the window."""
+        return {}
+
+    def out_of_memory(self) -> None:
+        """Write the profile so far, because memory ran out and the run ends."""

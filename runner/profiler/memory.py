@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshrunner.recipes.option import Count
 from meshrunner.runner.ledger.categories import CATEGORIES
-from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed, WindowSession
+from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed
 from meshrunner.runner.rundir.files import TRACES, memory_profile, write_json
 
 if TYPE_CHECKING:
@@ -50,32 +50,32 @@ class MemoryProfile(Windowed):
         return session(self, run, run_dir, context.rank)
 
 
-class HistorySession(WindowSession):
-    """Records the history of the caching allocator from before the model is built."""
+class HistorySession(Session):
+    """Records the history of the caching allocator from before the model is built to the end of the window."""
 
     figures: ClassVar[tuple[str, ...]] = ("written",)
     option: MemoryProfile
 
     def __init__(self, option: MemoryProfile, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         super().__init__(option, run, run_dir, rank)
+        from torch.cuda import memory  # here: configurations are checked without torch
+
+        self.allocator: Any = memory
         if self.chosen:
-            _cuda_memory()._record_memory_history(max_entries=option.max_entries)
+            self.allocator._record_memory_history(max_entries=option.max_entries)
 
     @property
     def recording(self) -> bool:
-        return not self.over
+        return self.next_step <= self.last
 
     def started(self, device: torch.device, done: int) -> None:
         super().started(device, done)
-        if self.over:
-            self._stop()
-
-    def begin(self) -> None:
-        """Do nothing: the history is being recorded since the session was opened."""
+        if self.chosen and not self.recording:
+            self.allocator._record_memory_history(enabled=None)
 
     def end(self) -> list[float]:
         self._write(".pickle")
-        self._stop()
+        self.allocator._record_memory_history(enabled=None)
         return [1.0]
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
@@ -83,31 +83,19 @@ class HistorySession(WindowSession):
 
     def out_of_memory(self) -> None:
         if self.chosen:
-            self._write("_oom.pickle" if self.over else ".pickle")
+            self._write(".pickle" if self.recording else "_oom.pickle")
 
     def _write(self, ending: str) -> None:
         (self.run_dir / TRACES).mkdir(exist_ok=True)
-        _cuda_memory()._dump_snapshot(str(memory_profile(self.run_dir, self.rank, ending)))
-
-    def _stop(self) -> None:
-        if self.chosen:
-            _cuda_memory()._record_memory_history(enabled=None)
+        self.allocator._dump_snapshot(str(memory_profile(self.run_dir, self.rank, ending)))
 
 
-def _cuda_memory() -> Any:
-    """Return torch.cuda.memory, imported here because configurations are checked without torch."""
-    from torch.cuda import memory
-
-    return memory
-
-
-class LiveSession(WindowSession):
+class LiveSession(Session):
     """Keeps a `MemoryLedger` during the steps of the window, but not between them."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
     ledger: MemoryLedger | None = None
-    entered = False
 
     def begin(self) -> None:
         if not self.run.compiles:
@@ -117,16 +105,8 @@ class LiveSession(WindowSession):
 
     def step_begins(self) -> None:
         if self.ledger is not None:
-            self.ledger.phases.__enter__()
-            self.ledger.phases.begin_step()
-            self.ledger.__enter__()
-            self.entered = True
-
-    def pause(self) -> None:
-        if self.ledger is not None and self.entered:
-            self.ledger.__exit__(None, None, None)
-            self.ledger.phases.__exit__()
-            self.entered = False
+            self.in_step.enter_context(self.ledger.phases).begin_step()
+            self.in_step.enter_context(self.ledger)
 
     def end(self) -> list[float]:
         figures = self._write(out_of_memory=False)
@@ -143,12 +123,12 @@ class LiveSession(WindowSession):
             self._write(out_of_memory=True)
 
     def _write(self, *, out_of_memory: bool) -> list[float]:
+        """Write the peak to this rank's file and return its figures."""
         peak = None if self.ledger is None else self.ledger.peak
-        found = [math.nan] * len(KEYS)
-        if peak is not None:
-            found = [peak.total / GIB, *(peak.by_category[category] / GIB for category in CATEGORIES)]
         record: dict[str, Any] = {"rank": self.rank, "steps": [self.first, self.last], "out_of_memory": out_of_memory}
         record |= {"peak_live_bytes": peak and peak.total, "by_category": peak and peak.by_category}
         record["phase"] = str(peak.phase) if peak is not None and peak.phase is not None else None
         write_json(memory_profile(self.run_dir, self.rank, ".json"), record)
-        return found
+        if peak is None:
+            return [math.nan] * len(KEYS)
+        return [peak.total / GIB, *(peak.by_category[category] / GIB for category in CATEGORIES)]

@@ -18,25 +18,26 @@ On a CPU there are no streams, only operators on threads (as seen in traces of D
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 STEP = "meshrunner step "
 """Prefix of a step's annotation."""
-Event = dict[str, Any]
-Interval = tuple[float, float]
-Intervals = list[Interval]
-"""Pairs of begin and end in microseconds; results are disjoint and ordered."""
-
+COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
+
+Event = dict[str, Any]
+Lane = tuple[str, Any]
+"""A kind of work, which is STEP, COMPUTE or COMMUNICATION, and the thread that does it."""
+Span = tuple[Lane, float, float]
+"""A lane that is busy, from one time to another in microseconds."""
 
 
 class Shares(NamedTuple):
@@ -47,114 +48,73 @@ class Shares(NamedTuple):
     idle_pct: float
 
 
-def union(intervals: Iterable[Interval]) -> Intervals:
-    """Return the union of intervals."""
-    merged: Intervals = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        elif end > begin:
-            merged.append((begin, end))
-    return merged
-
-
-def subtract(whole: Intervals, parts: Intervals) -> Intervals:
-    """Return `whole` without `parts`; both must be disjoint and ordered."""
-    left: Intervals = []
-    first = 0
-    for begin, end in whole:
-        while first < len(parts) and parts[first][1] <= begin:
-            first += 1
-        i = first
-        while i < len(parts) and parts[i][0] < end:
-            if parts[i][0] > begin:
-                left.append((begin, parts[i][0]))
-            begin = parts[i][1]
-            i += 1
-        if begin < end:
-            left.append((begin, end))
-    return left
-
-
-def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """Return the intersection of a and b; both must be disjoint and ordered."""
-    return subtract(a, subtract(a, b))
-
-
-def total_us(intervals: Intervals) -> float:
-    """Return the total length of disjoint intervals in microseconds."""
-    return sum(end - begin for begin, end in intervals)
-
-
-def _span(event: Event) -> Interval:
-    return event["ts"], event["ts"] + event["dur"]
-
-
 def shares(events: list[Event]) -> Shares | None:
     """Return the shares of the steps in a trace, or None if it has no step."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    annotated = [_span(e) for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith(STEP)]
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
-    if on_device:
-        steps = _steps_on_device(sorted(annotated), timed, on_device)
-        compute = union(_span(event) for event in on_device if not _is_nccl(event))
-        communication = union(_span(event) for event in on_device if _is_nccl(event))
-    else:
-        steps = union(annotated)
-        compute, communication = _intervals_on_cpu(timed)
-    total = total_us(steps)
+    steps = [each for each in timed if each.get("cat") == "user_annotation" and each["name"].startswith(STEP)]
+    spans = list(_spans_on_device(steps, timed, on_device) if on_device else _spans_on_cpu(steps, timed))
+    changes = [(begin, lane, 1) for lane, begin, _ in spans] + [(end, lane, -1) for lane, _, end in spans]
+    changes.sort(key=itemgetter(0))
+    busy: Counter[Lane] = Counter()
+    spent = dict.fromkeys((COMPUTE, COMMUNICATION, IDLE), 0.0)
+    for (now, lane, change), (later, _, _) in pairwise(changes):
+        busy[lane] += change
+        if later > now and busy[STEP, None]:
+            spent[_activity(busy)] += later - now
+    total = sum(spent.values())
     if not total:
         return None
-    computing = 100 * total_us(intersect(steps, compute)) / total
-    exposed = 100 * total_us(intersect(steps, subtract(communication, compute))) / total
+    computing, exposed = 100 * spent[COMPUTE] / total, 100 * spent[COMMUNICATION] / total
     return Shares(computing, exposed, 100 - computing - exposed)
 
 
-def _is_nccl(event: Event) -> bool:
-    return event["cat"] == "kernel" and "nccl" in event["name"].lower()
+def _activity(busy: Counter[Lane]) -> str:
+    """Return what a moment counts as. An operator inside a collective, on the same thread, is part of it."""
+    kinds = {
+        kind
+        for (kind, thread), count in busy.items()
+        if count and not (kind == COMPUTE and busy[COMMUNICATION, thread])
+    }
+    return next((kind for kind in (COMPUTE, COMMUNICATION) if kind in kinds), IDLE)
 
 
-def _steps_on_device(annotated: Intervals, timed: list[Event], on_device: list[Event]) -> Intervals:
+def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
     """
-    Return the steps in device time, as the meter's CUDA events measure them.
+    Yield the work of the device, and the steps in device time, as the meter's CUDA events measure them.
 
     A step ends when all work launched in it has ended. It begins with its annotation, but not before the previous step has ended.
     Device events are matched to their launch on the host by correlation id.
     """
-    launched = {_correlation(event): _span(event)[0] for event in timed if event.get("cat") in LAUNCH}
-    ends = [(launched.get(_correlation(event), _span(event)[0]), _span(event)[1]) for event in on_device]
-    steps: Intervals = []
+    launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
+    ends: list[tuple[float, float]] = []
+    """Launch and end of each piece of work."""
+    for event in on_device:
+        kind = COMMUNICATION if event["cat"] == "kernel" and "nccl" in event["name"].lower() else COMPUTE
+        _, begin, end = span = _span((kind, kind), event)
+        yield span
+        ends.append((launches.get(_correlation(event), begin), end))
     previous_end = 0.0
-    for begin, end in annotated:
+    for _, begin, end in sorted(_span((STEP, None), event) for event in steps):
         last = max((ended for launch, ended in ends if begin <= launch < end), default=end)
-        steps.append((max(begin, previous_end), max(last, end)))
-        previous_end = steps[-1][1]
-    return union(steps)
+        begin, previous_end = max(begin, previous_end), max(last, end, previous_end)
+        yield (STEP, None), begin, previous_end
+
+
+def _spans_on_cpu(steps: list[Event], timed: list[Event]) -> Iterator[Span]:
+    """Yield the steps, and the collectives and operators of all threads."""
+    for event in steps:
+        yield _span((STEP, None), event)
+    for event in timed:
+        if event.get("cat") in ("cpu_op", "user_annotation") and COLLECTIVE.match(event["name"]):
+            yield _span((COMMUNICATION, event["tid"]), event)
+        elif event.get("cat") == "cpu_op" and OPERATOR.match(event["name"]):
+            yield _span((COMPUTE, event["tid"]), event)
+
+
+def _span(lane: Lane, event: Event) -> Span:
+    return lane, event["ts"], event["ts"] + event["dur"]
 
 
 def _correlation(event: Event) -> int:
     return int(event.get("args", {}).get("correlation", -1))
-
-
-def _intervals_on_cpu(timed: list[Event]) -> tuple[Intervals, Intervals]:
-    """Return compute and communication on a CPU over all threads."""
-    collectives: dict[Any, Intervals] = defaultdict(list)
-    operators: dict[Any, Intervals] = defaultdict(list)
-    for event in timed:
-        if event.get("cat") not in ("cpu_op", "user_annotation"):
-            continue
-        if COLLECTIVE.match(event["name"]):
-            collectives[event["tid"]].append(_span(event))
-        elif event["cat"] == "cpu_op" and OPERATOR.match(event["name"]):
-            operators[event["tid"]].append(_span(event))
-    compute = union(
-        span for thread, spans in operators.items() for span in subtract(union(spans), union(collectives[thread]))
-    )
-    return compute, union(span for spans in collectives.values() for span in spans)
-
-
-def read_trace(path: Path) -> list[Event]:
-    """Return the events of a gzipped Chrome trace."""
-    with gzip.open(path, "rt") as file:
-        events: list[Event] = json.load(file)["traceEvents"]
-    return events

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 from meshrunner.runner.process.worker_context import WorkerContext
-from meshrunner.runner.profiler.base import ProfiledRun, Windowed, WindowSession
-from meshrunner.runner.profiler.overlap import STEP, Shares, read_trace, shares
+from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed
+from meshrunner.runner.profiler.overlap import STEP, Shares, shares
 from meshrunner.runner.rundir import TraceTable
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
 
@@ -34,13 +37,12 @@ class TraceProfile(Windowed):
         return TraceSession(self, run, run_dir, context.rank)
 
 
-class TraceSession(WindowSession):
+class TraceSession(Session):
     """Runs torch.profiler over the window, with an annotation for each step."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     warms_up: ClassVar[bool] = True
     option: TraceProfile
-    annotation: Any = None
     profile: Any = None
 
     def warm_up(self) -> None:
@@ -67,13 +69,7 @@ class TraceSession(WindowSession):
         if self.inside and self.chosen:
             from torch.profiler import record_function
 
-            self.annotation = record_function(f"{STEP}{self.next_step}")
-            self.annotation.__enter__()
-
-    def pause(self) -> None:
-        if self.annotation is not None:
-            self.annotation.__exit__(None, None, None)
-            self.annotation = None
+            self.in_step.enter_context(record_function(f"{STEP}{self.next_step}"))
 
     def end(self) -> list[float]:
         self._synchronize()
@@ -81,7 +77,9 @@ class TraceSession(WindowSession):
         path = rank_trace(self.run_dir, self.rank)
         self.profile.export_chrome_trace(str(path))
         self.profile = None
-        return list(shares(read_trace(path)) or [math.nan] * len(self.figures))
+        with gzip.open(path, "rt") as file:
+            events = json.load(file)["traceEvents"]
+        return list(shares(events) or [math.nan] * len(self.figures))
 
     def _synchronize(self) -> None:
         """Wait for queued work, so that none of it crosses the beginning or the end of the window."""
@@ -92,17 +90,11 @@ class TraceSession(WindowSession):
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
         """Return the mean over the ranks, and write the shares of each to trace/table.json."""
-        rows = [
-            {"rank": rank}
-            | {name: None if math.isnan(value) else value for name, value in zip(self.figures, row, strict=True)}
-            for rank, row in enumerate(figures)
-            if self.option.ranks == "all" or rank in self.option.ranks
-        ]
+        ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
+        rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)
         table = TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows})
         table.write(self.run_dir / TRACE_TABLE)
-        found: dict[str, Any] = {}
-        for name, *values in zip(self.figures, *figures, strict=True):
-            known = [value for value in values if not math.isnan(value)]
-            found[f"trace/{name}"] = sum(known) / len(known) if known else None
-        return found
+        known = [row for row in figures if not math.isnan(row[0])]
+        means = map(fmean, zip(*known, strict=True)) if known else [None] * len(self.figures)
+        return {f"trace/{name}": mean for name, mean in zip(self.figures, means, strict=True)}

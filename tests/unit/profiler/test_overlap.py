@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.profiler.overlap import STEP, Event, intersect, shares, subtract, union
+from meshrunner.runner.profiler.overlap import STEP, Event, shares
 
 TRAINING, GLOO = 1, 2
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -27,12 +27,14 @@ def kernel(name: str, begin: float, end: float, stream: int, launched: float) ->
     return [call, event(name, begin, end, stream, cat="kernel", correlation=identity)]
 
 
-def test_interval_arithmetic() -> None:
-    assert union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
-    assert subtract([(0, 10), (20, 30)], [(-1, 1), (2, 3), (9, 21), (29, 40)]) == [(1, 2), (3, 9), (21, 29)]
-    assert subtract([(0, 1)], []) == [(0, 1)] and subtract([], [(0, 1)]) == []
-    assert subtract([(0, 1), (2, 3), (4, 5)], [(0, 5)]) == []
-    assert intersect([(0, 4), (6, 9)], [(3, 7)]) == [(3, 4), (6, 7)]
+def test_overlapping_and_adjacent_operators_count_once() -> None:
+    spans = [(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]
+    assert shares([step(1, 0, 10), *(event("aten::mm", *span) for span in spans)]) == (50, 0, 50)
+
+
+def test_operator_around_collectives_is_compute_between_them() -> None:
+    collectives = [event("c10d::x", *span) for span in ((-1, 1), (2, 3), (9, 21))]
+    assert shares([step(1, 0, 20), event("mine::all", 0, 20), *collectives]) == (35, 65, 0)
 
 
 def test_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:
