@@ -1,4 +1,4 @@
-"""Allocations over time, and the peaks of memory that follow from them."""
+"""Allocations by category and phase over time, and the peaks of memory that follow from them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,42 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from meshrunner.runner.ledger.categories import CATEGORIES
-from meshrunner.runner.ledger.phases import Phase
-
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "unsharded",
+    "communication",
+    "logits",
+    "temporary",
+)
+"""Purposes of memory, in the order of tables and charts. `MemoryLedger` defines and assigns them."""
 PERSISTENT = ("parameters", "gradients", "optimizer")
 """Categories of memory that outlives a step. Memory that is older than the ledger counts from the ledger's first moment."""
 UNKNOWN = ("activations", "temporary")
 """Categories derived only from the moment of allocation. A later use may reveal a more precise one."""
+
+START = "start"
+"""Everything before the first step: the model is built, sharded and initialised."""
+END = "end of backward"
+"""Below the first block: the gradient of the embedding, and work that layouts do once all gradients are there."""
+PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
+"""Parts of a step in order. update: gradient norm, clipping and whatever else follows backward."""
+
+
+class Phase(NamedTuple):
+    """A part of a step, within forward and backward one block's share of it."""
+
+    step: int
+    """Counted from 0; -1 at the start."""
+    part: str
+    """One of PARTS."""
+    block: int | None = None
+    """Index in the network's blocks; None before the first and after the last."""
+
+    def __str__(self) -> str:
+        return self.part if self.block is None else f"{self.part} of block {self.block}"
 
 
 @dataclass(eq=False, slots=True)
@@ -27,7 +56,7 @@ class Allocation:
     """Phase in which it was allocated."""
     allocated_at: int
     """Moment of the allocation, or of the first use if the memory is older than the ledger."""
-    stream: int
+    stream: int = 0
     """Device stream on which it was allocated."""
     preexisting: bool = False
     """Whether it is older than the ledger."""

@@ -12,18 +12,17 @@ Tracks every storage from allocation to release, with its purpose and the phase 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from meshrunner.runner.ledger.allocations import PERSISTENT, UNKNOWN, Allocation, AllocationHistory
-from meshrunner.runner.ledger.phases import START, Phases
-from meshrunner.runner.ledger.tensors import plain_tensors, tensors_in
+from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, Allocation, AllocationHistory
+from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
 """Gloo reduce-scatters a copy of the input and splits that copy, the only operator that ever sees it."""
@@ -56,37 +55,30 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     mode count from the beginning, any other storage from its first use.
     """
 
-    def __init__(self, device_type: str = "cpu", phases: Phases | None = None, rounding: int = 1) -> None:
-        """
-        Args:
-            device_type: only tensors on this type of device count.
-            phases: tells the phase of the step; None: phases are not followed.
-            rounding: each allocation is rounded up to a multiple of this many bytes.
-        """
+    def __init__(self, phases: Phases | None = None) -> None:
         super().__init__()
-        self.device_type, self.phases, self.rounding = device_type, phases or Phases(), rounding
+        self.phases = phases or Phases()
         self._by_storage: dict[int, tuple[Allocation, weakref.ref[UntypedStorage]]] = {}
-        self._hook: RemovableHandle | None = None
-        self._resize: Callable[..., Any] = UntypedStorage.resize_
+        self._undo = ExitStack()
 
     def __enter__(self) -> MemoryLedger:
-        self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._after_optimizer_step(optimizer))
-        self._resize = UntypedStorage.resize_
+        hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._after_optimizer_step(optimizer))
+        resize_before = UntypedStorage.resize_
 
         def resize(storage: UntypedStorage, size: int) -> Any:  # FSDP's way to free parameters; no mode intercepts it
-            result = self._resize(storage, size)
+            result = resize_before(storage, size)
             self._resized(storage)
             return result
 
         UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        self._undo.callback(hook.remove)
+        self._undo.callback(setattr, UntypedStorage, "resize_", resize_before)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        if self._hook is not None:
-            self._hook.remove()
+        self._undo.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -102,7 +94,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         if func is SPLIT and inputs and self.allocation_of(inputs[0]) is None:
             copied = inputs[0].untyped_storage()
             if self._counts(copied):
-                self._follow(copied, 0, None)
+                self._follow(copied, 0)
         for value in inputs:
             self._track_tensor(value, "temporary", created_here=False)
         self._track_results(func, inputs, result)
@@ -120,24 +112,18 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         """Whether new results that live on are kept for backward."""
         return torch.is_grad_enabled()
 
-    def _stream(self) -> int:
-        """Return the device stream on which memory is allocated."""
-        return 0
-
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
         """Called after an operator has run and its results are tracked."""
 
-    def _on_allocation(self, allocation: Allocation) -> None:
-        """Called for every allocation that is not empty."""
-
-    def _on_free(self, allocation: Allocation) -> None:
-        """Called for every release of an allocation that is not empty."""
-
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether a storage has memory of its own on the device."""
-        if storage.device.type != self.device_type:  # DTensor propagates shapes on meta
+        """Whether a storage has memory of its own, unlike one made from an address inside another, such as a buffer of a pool."""
+        if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
-        return storage.resizable() or self.device_type == "meta" or not self._is_inside_another(storage)
+        if storage.resizable():
+            return True
+        address = storage.data_ptr()
+        others = (reference() for _, reference in self._by_storage.values())
+        return not any(each is not None and 0 <= address - each.data_ptr() < each.nbytes() for each in others)
 
     # Tracking
 
@@ -166,15 +152,15 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
             return known[0]
         if not self._counts(storage):
             return None
-        return self._follow(storage, storage.nbytes(), None, category, preexisting=not created_here)
+        return self._follow(storage, storage.nbytes(), category, preexisting=not created_here)
 
     def _follow(
         self,
         storage: UntypedStorage,
         nbytes: int,
-        keeps: Any,
         category: str = "temporary",
         *,
+        keeps: Any = None,
         preexisting: bool = False,
     ) -> Allocation:
         """Begin to track a storage. `keeps` is kept alive until the storage is released."""
@@ -186,19 +172,10 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         self._by_storage[identity] = allocation, weakref.ref(storage, released)
         return allocation
 
-    def _is_inside_another(self, storage: UntypedStorage) -> bool:
-        """Whether a storage was made from an address inside another one, as buffers from a pool are."""
-        address = storage.data_ptr()
-        others = (reference() for _, reference in self._by_storage.values())
-        return any(each is not None and 0 <= address - each.data_ptr() < each.nbytes() for each in others)
-
     def _allocate(self, nbytes: int, category: str, preexisting: bool) -> Allocation:
         self.now += 1
-        rounded = -(-nbytes // self.rounding) * self.rounding
-        allocation = Allocation(rounded, category, self.phases.now, self.now, self._stream(), preexisting)
+        allocation = Allocation(nbytes, category, self.phases.now, self.now, preexisting=preexisting)
         self.allocations.append(allocation)
-        if rounded:
-            self._on_allocation(allocation)
         return allocation
 
     def _free(self, allocation: Allocation) -> None:
@@ -207,8 +184,6 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
             allocation.category = "activations"
         self.now += 1
         allocation.freed_at = self.now
-        if allocation.nbytes:
-            self._on_free(allocation)
 
     def _resized(self, storage: UntypedStorage) -> None:
         """End the allocation of a storage that was resized, and begin another."""
@@ -242,3 +217,25 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         for state in optimizer.state.values():
             for value in state.values():
                 self._set_category(value, "optimizer")
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among an operator's arguments or results, including those in lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the plain tensors that hold a tensor's memory: a DTensor has none itself."""
+    if type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor):
+        if tensor.layout == torch.strided:
+            yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        part = getattr(tensor, name)
+        if isinstance(part, Tensor):  # torch 2.13 lists a DTensor's mesh, too
+            yield from plain_tensors(part)

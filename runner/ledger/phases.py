@@ -1,9 +1,10 @@
-"""Positions in training: which step, which part of it, which block."""
+"""Follows a network through its phases: which step, which part of it, which block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,27 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from meshrunner.recipes.model.network import Network
-
-START = "start"
-"""Everything before the first step: the model is built, sharded and initialised."""
-END = "end of backward"
-"""Below the first block: the gradient of the embedding, and work that layouts do once all gradients are there."""
-PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
-"""Parts of a step in order. update: gradient norm, clipping and whatever else follows backward."""
-
-
-class Phase(NamedTuple):
-    """A part of a step, within forward and backward one block's share of it."""
-
-    step: int
-    """Counted from 0; -1 at the start."""
-    part: str
-    """One of PARTS."""
-    block: int | None = None
-    """Index in the network's blocks; None before the first and after the last."""
-
-    def __str__(self) -> str:
-        return self.part if self.block is None else f"{self.part} of block {self.block}"
+from meshrunner.runner.ledger.allocations import END, Phase
 
 
 class Phases:
@@ -51,9 +32,7 @@ class Phases:
         self.step = -1
         self._part = part
         self._block: int | None = None
-        self._network: Network | None = None
-        self._loss: Callable[..., Any] | None = None
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self.block_ended: Callable[[Any], None] = lambda output: None
         """Called with the output of a block at the end of its forward, but not of its recomputation."""
         # The hooks of a compiled module run outside the compiled code, but the compiler would trace them.
@@ -72,42 +51,43 @@ class Phases:
         self._enter("forward")
 
     def __enter__(self) -> Phases:
-        self._handles = [
-            register_module_forward_pre_hook(self._hook(self._before_any)),
-            register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
-            register_optimizer_step_post_hook(lambda *_: self._enter("update")),
-        ]
+        def look_for_network(module: nn.Module, _: Any) -> None:
+            if isinstance(module, Network):
+                any_module.remove()
+                self._follow(module)
+                self._enter("forward")
+
+        any_module = register_module_forward_pre_hook(self._hook(look_for_network))
+        self._until_exit(any_module)
+        self._until_exit(register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")))
+        self._until_exit(register_optimizer_step_post_hook(lambda *_: self._enter("update")))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self._network is not None and self._loss is not None:
-            self._network.loss = self._loss
-        self._network = self._loss = None
+        self._hooks.close()
+
+    def _until_exit(self, hook: RemovableHandle) -> None:
+        self._hooks.callback(hook.remove)
 
     def _enter(self, part: str, block: int | None = None) -> None:
         self._part, self._block = part, block
-
-    def _before_any(self, module: nn.Module, _: Any) -> None:
-        """Look for the network: the hook of every module until it is found."""
-        if isinstance(module, Network):
-            self._handles.pop(0).remove()
-            self._follow(module)
-            self._enter("forward")
 
     def _follow(self, network: Network) -> None:
         self._follow_module(network, None)
         if network._compiled_call_impl is not None:
             return
-        self._network, self._loss = network, network.loss
+        self._hooks.callback(setattr, network, "loss", network.loss)
         network.loss = self._followed_loss(network.loss)
         for number, name in enumerate(network.block_names()):
             self._follow_module(network.get_submodule(name), number)
+
+        def embedded(module: nn.Module, _: Any, output: Any) -> None:
+            if not _in_backward():
+                self._enter_in_backward(output, END, None)
+
         for module in network.modules():
             if isinstance(module, nn.Embedding):
-                self._handles.append(module.register_forward_hook(self._hook(self._embedded), prepend=True))
+                self._until_exit(module.register_forward_hook(self._hook(embedded), prepend=True))
 
     def _follow_module(self, module: nn.Module, block: int | None) -> None:
         """Follow a block, or the network if `block` is None."""
@@ -124,12 +104,8 @@ class Phases:
                 self._enter("forward")
 
         # Prepended, so that the hooks enclose those of sharding.
-        self._handles.append(module.register_forward_pre_hook(self._hook(before), prepend=True))
-        self._handles.append(module.register_forward_hook(self._hook(after), prepend=True))
-
-    def _embedded(self, module: nn.Module, _: Any, output: Any) -> None:
-        if not _in_backward():
-            self._enter_in_backward(output, END, None)
+        self._until_exit(module.register_forward_pre_hook(self._hook(before), prepend=True))
+        self._until_exit(module.register_forward_hook(self._hook(after), prepend=True))
 
     def _followed_loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         def followed(*args: Any) -> Any:

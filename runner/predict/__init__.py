@@ -18,16 +18,23 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.runner.predict.forecast import Forecast, MemoryForecast, SpeedForecast
+from meshrunner.runner.predict.forecast import (
+    BORDERLINE,
+    DOES_NOT_FIT,
+    FITS,
+    NOT_PLANNED,
+    Forecast,
+    MemoryForecast,
+    SpeedForecast,
+    Verdict,
+    why,
+)
 from meshrunner.runner.predict.pool import NOT_IN_TIME, Predicted, predict_all
 from meshrunner.runner.predict.search import MOST, LargestThatFits, largest_that_fits, predict_config
-from meshrunner.runner.predict.trace.faults import why
-from meshrunner.runner.predict.verdict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Verdict
 
 if TYPE_CHECKING:
     from meshrunner.runner.predict.activations import KeptActivations, recomputed_blocks
     from meshrunner.runner.predict.replay.page.render import write_page
-    from meshrunner.runner.predict.replay.timeline import Timeline
     from meshrunner.runner.predict.workload import Workload, not_planned, trace_workload
 
 __all__ = [
@@ -43,7 +50,6 @@ __all__ = [
     "MemoryForecast",
     "Predicted",
     "SpeedForecast",
-    "Timeline",
     "Verdict",
     "Workload",
     "largest_that_fits",
@@ -57,7 +63,6 @@ __all__ = [
 ]
 _NEED_TORCH = {
     "KeptActivations": "activations",
-    "Timeline": "replay.timeline",
     "Workload": "workload",
     "not_planned": "workload",
     "recomputed_blocks": "activations",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshrunner.recipes.activation_checkpoint.base import NoRecompute
 from meshrunner.recipes.errors import ConfigError
@@ -59,10 +59,14 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
         for block, name in enumerate(network.block_names())
         if option.recomputes(block)
     }
-    few = {"model": _first_blocks(experiment, network, classes), "global_batch": None}
-    kept = _traced(experiment.model_copy(update=few), device)
-    no_recompute = {**few, "activation_checkpoint": NoRecompute(kind="none")}
-    whole = _traced(experiment.model_copy(update=no_recompute), device)
+
+    def traced(**changes: Any) -> dict[int, KeptActivations]:
+        recipe = experiment.model_copy(update={"model": model, "global_batch": None, **changes})
+        nodes, workers = experiment.launch.nodes, device.workers
+        return kept_by_block(trace_recipe(recipe, nodes=nodes, workers=workers, device_type=device.type))
+
+    model = _first_blocks(experiment, network, classes)
+    kept, whole = traced(), traced(activation_checkpoint=NoRecompute(kind="none"))
     alike: list[BlockKind] = []
     for block, name in classes.items():
         if block in kept and (kind := BlockKind(name, whole[block], kept[block])) not in alike:
@@ -74,14 +78,18 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
 
 def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
     """Return the activations that each block keeps; empty if the whole model is compiled, as its blocks then have no phases."""
-    made, backward = _made_in_forward(trace)
-    return {block: _kept(each, backward) for block, each in made.items()}
+    found = {}
+    for block, (made, alive) in _made_in_forward(trace).items():
+        results, alive = Counter(each.operator for each in made), [each for each in alive if not each.is_block_output]
+        kept = Counter(each.operator for each in alive)
+        operators = {_short(name): (kept[name], results[name]) for name in sorted(kept)}
+        found[block] = KeptActivations(sum(each.nbytes for each in alive), operators)
+    return found
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
     """Return the most activations that one block adds, including its output, the next block's input; None as above."""
-    made, backward = _made_in_forward(trace)
-    return max((sum(each.nbytes for each in _alive(block, backward)) for block in made.values()), default=None)
+    return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
@@ -97,38 +105,25 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
     return model
 
 
-def _traced(experiment: Experiment, device: ExpectedDevices) -> dict[int, KeptActivations]:
-    nodes, workers = experiment.launch.nodes, device.workers
-    return kept_by_block(
-        trace_recipe(experiment, nodes=nodes, workers=workers, device_type=device.type, operators=False)
-    )
-
-
-def _made_in_forward(trace: Trace) -> tuple[dict[int, list[Allocation]], int]:
-    """Return the allocations of each block's forward in the last step's first micro batch, and when its backward begins."""
+def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
+    """
+    Return block -> its allocations in the forward of the last step's first micro batch, and those alive when backward begins.
+    """
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)
-    made: dict[int, list[Allocation]] = defaultdict(list)
+    found: dict[int, tuple[list[Allocation], list[Allocation]]] = defaultdict(lambda: ([], []))
     for each in ledger.allocations:
         step, part, block = each.phase
         if (step, part) != (last, "forward") or block is None or each.allocated_at > backward:
             continue
         # Results of a function with its own backward count as temporary until they are freed: see `MemoryLedger`.
         if each.category in UNKNOWN and each.nbytes:
-            made[block].append(each)
-    return made, backward
-
-
-def _alive(made: list[Allocation], moment: int) -> list[Allocation]:
-    return [each for each in made if each.freed_at is None or each.freed_at > moment]
-
-
-def _kept(made: list[Allocation], backward: int) -> KeptActivations:
-    alive = [each for each in _alive(made, backward) if not each.is_block_output]
-    total, kept = Counter(each.operator for each in made), Counter(each.operator for each in alive)
-    operators = {_short(name): (kept[name], total[name]) for name in sorted(kept)}
-    return KeptActivations(sum(each.nbytes for each in alive), operators)
+            made, alive = found[block]
+            made.append(each)
+            if each.lives_after(backward):
+                alive.append(each)
+    return found
 
 
 def _short(name: str) -> str:

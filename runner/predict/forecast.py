@@ -1,14 +1,37 @@
-"""The forecast of a run, and the JSON that `plan --json` prints and plan.json holds."""
+"""The forecast of a run: its verdict, figures and JSON, and the sentences that explain the verdict."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from meshrunner.runner.predict.verdict import Verdict
+from meshrunner.runner.console import one_line
+from meshrunner.runner.own_code import innermost
+from meshrunner.runner.predict.allocator.segments import GIB
 
 if TYPE_CHECKING:
     from meshrunner.runner.predict.replay.timeline import Timeline
+
+Answer = Literal["fits", "borderline", "does not fit", "not planned"]
+FITS: Answer = "fits"
+BORDERLINE: Answer = "borderline"
+DOES_NOT_FIT: Answer = "does not fit"
+NOT_PLANNED: Answer = "not planned"
+NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
+"""
+Pattern of torch's errors about operators without a kernel for meta, and about values of meta tensors. The compiler ends every
+message with an address that contains `meta-pytorch`.
+"""
+
+
+class Verdict(NamedTuple):
+    """The answer and the sentence that explains it."""
+
+    answer: str
+    """An `Answer`, or `skipped` for a combination that cannot run."""
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -83,3 +106,57 @@ class Forecast:
 def _keyed(prefix: str, kind: type[Any], figures: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by their key, all None if there are no figures."""
     return {prefix + field.name: None if figures is None else getattr(figures, field.name) for field in fields(kind)}
+
+
+def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
+    """
+    Return the answer for a run that takes `needed` bytes when memory is unlimited.
+
+    Args:
+        capacity: bytes of the device that the run can have.
+        error: of the prediction, as a fraction.
+        runs_in: whether the run completes in the given bytes, if need be after allocator cache flushes.
+    """
+    if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
+        return FITS
+    return BORDERLINE if runs_in(round(capacity * (1 + error))) else DOES_NOT_FIT
+
+
+def explain(
+    kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
+) -> str:
+    """
+    Return the arithmetic behind an answer as a sentence.
+
+    Args:
+        kind: of memory: `reserved` or `active`.
+        by_category: bytes at the peak; empty if unknown.
+        flushes: of the allocator's cache, after which the run completes within `capacity`; None if it does not complete.
+    """
+    left = capacity - needed
+    margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
+    if left < 0 and flushes is not None:
+        margin += f", but it still fits after {flushes} allocator cache flush{'es' * (flushes != 1)}"
+    sentence = f"{needed / GIB:.2f} GiB {kind} of the {capacity / GIB:.2f} GiB available to torch on {device}: {margin}"
+    if not by_category:
+        return sentence
+    largest = max(by_category, key=by_category.__getitem__)
+    return f"{sentence}; the largest part is {largest}, {by_category[largest] / GIB:.2f} GiB"
+
+
+def needs_memory(error: Exception) -> bool:
+    """Whether the error is about tensors that have shapes but no values, and would not occur on a device."""
+    return bool(NEEDS_VALUES.search(str(error)))
+
+
+def why(error: Exception) -> str:
+    """Return why a recipe cannot be traced, with the innermost line of the user's own files if the error passed through them."""
+    inner = getattr(error, "inner_exception", None)  # the compiler wraps errors
+    error = inner if isinstance(inner, Exception) else error
+    first = one_line(next(iter(str(error).splitlines()), ""))
+    kind, line = type(error).__name__, innermost(error)
+    where = f" ({line})" if line else ""
+    if needs_memory(error):
+        message = first.partition(". ")[0].rstrip(".")
+        return f"an operator or the model itself needs values, but a trace has only shapes: {kind}: {message}{where}"
+    return f"{kind}: {first}{where}" if first else f"{kind}{where}"

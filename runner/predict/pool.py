@@ -16,8 +16,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import cores, expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.console import one_line
-from meshrunner.runner.predict.forecast import Forecast
-from meshrunner.runner.predict.trace.faults import why
+from meshrunner.runner.predict.forecast import Forecast, why
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.temporary import temporary_folder
 

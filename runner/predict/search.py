@@ -11,8 +11,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
 from meshrunner.runner.config.hydra.flags import parse
-from meshrunner.runner.predict.forecast import Forecast
-from meshrunner.runner.predict.verdict import FITS, NOT_PLANNED
+from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
 
 A_WHOLE_NUMBER = "a key whose value is a whole number, such as --max micro_batch"
 MOST = 2**16

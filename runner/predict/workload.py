@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
@@ -13,7 +12,7 @@ from meshrunner.runner.predict.forecast import SpeedForecast
 from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, Operator, UsedByStream
 from meshrunner.runner.predict.timing.rates import Fp32Rate, Rates, device_rates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
-from meshrunner.runner.predict.trace.depth import Depths, shallow_depths, trace_shallow
+from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_depths
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 ERROR_PCT = 7.0
@@ -50,16 +49,21 @@ class Workload:
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
         """Return the time of a step; raises ConfigError if the device's rate for an operator is unknown."""
-        times = [self._step_time(events, hardware) for events in self.events]
+        times = []
+        for events in self.events:
+            clock = self.clock(hardware)
+            for event in events:
+                clock.take(event)
+            times.append(clock.step_time(self.skipped_micro_batches))
         return times[0] if self.depths is None else _at_full_depth(self.depths, *times)
 
     def wps(self, hardware: GPU | CPU) -> float:
         """Return the words per second and device; raises as `step_time`."""
         return self.tokens / self.step_time(hardware).seconds
 
-    def speed(self, hardware: GPU | CPU, step_time: StepTime) -> SpeedForecast:
-        """Return the figures of speed for a known step time."""
-        experiment = self.experiment
+    def speed(self, hardware: GPU | CPU) -> SpeedForecast:
+        """Return the figures of speed; raises as `step_time`."""
+        experiment, step_time = self.experiment, self.step_time(hardware)
         wps = self.tokens / step_time.seconds
         compute = experiment.precision.compute
         peak = hardware.peak_tflops(self.fp32_rate if compute == "fp32" else compute)
@@ -89,22 +93,24 @@ class Workload:
     def _rates(self, hardware: GPU | CPU) -> Rates:
         return device_rates(hardware, self.fp32_rate, self.workers)
 
-    def _step_time(self, events: EventLog, hardware: GPU | CPU) -> StepTime:
-        clock = self.clock(hardware)
-        for event in events:
-            clock.take(event)
-        return clock.step_time(self.skipped_micro_batches)
 
+def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
+    """
+    Trace the whole run, or two shallow models. Return the workload, and the traces with their memory.
 
-def workload_of(
-    experiment: Experiment, device: ExpectedDevices, depths: Depths | None, traces: tuple[Trace, ...]
-) -> Workload:
-    """Return the workload of a run that was traced by `trace_run`."""
-    degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
-    first = traces[0]
-    tokens = first.tokens / degrees.tensor
-    events = tuple(each.events for each in traces)
-    return Workload(experiment, device.workers, tokens, first.skipped_micro_batches, events, depths)
+    Args:
+        shallow: whether two shallow models suffice; models that do not allow it are still traced at full depth.
+    """
+    blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
+    depths = shallow_depths(experiment, blocks) if shallow else None
+    recipes = (
+        [experiment] if depths is None else [at_depth(experiment, depths.shallow), at_depth(experiment, depths.deeper)]
+    )
+    nodes, workers = experiment.launch.nodes, device.workers
+    traces = tuple(trace_recipe(each, nodes=nodes, workers=workers, device_type=device.type) for each in recipes)
+    first, degrees = traces[0], experiment.parallelism.degrees(nodes, workers)
+    tokens, events = first.tokens / degrees.tensor, tuple(each.events for each in traces)
+    return Workload(experiment, workers, tokens, first.skipped_micro_batches, events, depths), traces
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
@@ -113,46 +119,17 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
 
     Allocations, which take no time, are dropped: so `step_time` is three times as fast.
     """
-    experiment = experiment.on(device.type)
-    depths, traces = trace_run(experiment, device, shallow=True, operators=True)
-    traces = tuple(each._replace(events=_without_memory(each.events)) for each in traces)
-    return workload_of(experiment, device, depths, traces)
-
-
-def trace_run(
-    experiment: Experiment, device: ExpectedDevices, *, shallow: bool, operators: bool
-) -> tuple[Depths | None, tuple[Trace, ...]]:
-    """
-    Trace the whole run, or two shallow models and their depths.
-
-    Args:
-        shallow: whether two shallow models suffice; models that do not allow it are still traced at full depth.
-        operators: whether to record operators even if the device's speed is unknown.
-    """
-
-    def trace(recipe: Recipe) -> Trace:
-        return trace_recipe(
-            recipe,
-            nodes=experiment.launch.nodes,
-            workers=device.workers,
-            device_type=device.type,
-            operators=operators or device.hardware is not None,
-        )
-
-    if shallow:
-        depths = shallow_depths(experiment, len(experiment.model.on_meta(experiment.seq_len).block_names()))
-        if depths is not None:
-            return depths, trace_shallow(depths, experiment, trace)
-    return None, (trace(experiment),)
+    workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
+    timed: list[EventLog] = [
+        [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]
+        for events in workload.events
+    ]
+    return replace(workload, events=tuple(timed))
 
 
 def not_planned(experiment: Experiment) -> str | None:
     """Return why a run cannot be traced, or None if it can."""
     return experiment.parallelism.untraceable()
-
-
-def _without_memory(events: EventLog) -> EventLog:
-    return [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:

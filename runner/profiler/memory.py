@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshrunner.recipes.option import Count
-from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.ledger.allocations import CATEGORIES
 from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed
 from meshrunner.runner.rundir.files import TRACES, memory_profile, write_json
 

@@ -141,7 +141,7 @@ def _predicted(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
     found = []
     for case in cases:
         recipe = _recipe(case)
-        trace = trace_recipe(recipe, nodes=1, workers=world, device_type="cpu", operators=False)
+        trace = trace_recipe(recipe, nodes=1, workers=world, device_type="cpu")
         last = trace.last_step
         peak = trace.ledger.peak_of(lambda phase, last=last: phase.step == last)
         found.append(tuple(_step_peak(peak)))

@@ -1,14 +1,16 @@
-"""Segments of device memory, and the blocks that the caching allocator cuts them into."""
+"""Segments of device memory, and the blocks that the caching allocator cuts them into. Sizes are in bytes."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-MIB = 2**20
-SMALL_SEGMENT = 2 * MIB
+MIB, GIB = 2**20, 2**30
+SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 OWN_SEGMENT = 10 * MIB
-"""A request of at least this size gets a segment of its own size, rounded up to OWN_SEGMENT_UNIT."""
+"""A request of at least this size gets a fixed segment of its own size, rounded up to OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
+ADDRESSES = 2**50
+"""Size of an expandable segment: more than the memory of any device, so one per pool is enough."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
@@ -25,7 +27,7 @@ class MemoryBlock:
         self.pool = pool
         self.address = address
         self.size = size
-        """Rounded size in bytes, plus a remainder that was too small to split off."""
+        """Rounded size, plus a remainder that was too small to split off."""
         self.allocated = False
         self.mapped = mapped
         """Whether memory is mapped to the addresses; false only in expandable segments."""
@@ -51,10 +53,12 @@ class MemoryBlock:
 class BlockPool:
     """The free blocks of one stream, either for small or for large requests."""
 
-    __slots__ = ("_free", "small", "unmapped")
+    __slots__ = ("_free", "segment", "small", "unmapped")
 
     def __init__(self, small: bool) -> None:
         self.small = small
+        self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT
+        """Size of a segment, or of an expandable segment's pages."""
         self._free: list[tuple[int, int, MemoryBlock]] = []
         self.unmapped: list[tuple[int, MemoryBlock]] = []
         """Unmapped blocks of expandable segments, ordered by address."""
@@ -73,7 +77,7 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """
-        Return the smallest free block of at least `size` bytes, at the lowest address if there are several.
+        Remove and return the smallest free block of at least `size` bytes, at the lowest address if there are several.
 
         A block that can still grow counts as the size it can reach, so the last block of an expandable segment is used last.
         """
@@ -84,30 +88,25 @@ class BlockPool:
         if self.unmapped:
             while i + 1 < len(free) and _size_when_grown(free[i + 1][2]) < _size_when_grown(free[i][2]):
                 i += 1
-        return free[i][2]
+        return free.pop(i)[2]
 
     def merge(self, block: MemoryBlock) -> None:
         """Merge an unallocated block, which is in no list yet, with its unallocated neighbours. Remove those from their lists."""
-        before, after = block.before, block.after
-        if before is not None and not before.allocated and before.mapped == block.mapped:
-            self._take_from_its_list(before)
-            block.address = before.address
-            block.size += before.size
-            block.before = before.before
+        for other in (block.before, block.after):
+            if other is None or other.allocated or other.mapped != block.mapped:
+                continue
+            if other.mapped:
+                self.remove(other)
+            else:
+                self.unmapped.remove((other.address, other))
+            first, second = (other, block) if other is block.before else (block, other)
+            block.address = first.address
+            block.size += other.size
+            block.before, block.after = first.before, second.after
             if block.before is not None:
                 block.before.after = block
-        if after is not None and not after.allocated and after.mapped == block.mapped:
-            self._take_from_its_list(after)
-            block.size += after.size
-            block.after = after.after
             if block.after is not None:
                 block.after.before = block
-
-    def _take_from_its_list(self, block: MemoryBlock) -> None:
-        if block.mapped:
-            self.remove(block)
-        else:
-            self.unmapped.remove((block.address, block))
 
 
 def _size_when_grown(block: MemoryBlock) -> int:
@@ -135,36 +134,108 @@ class DeviceMemory:
         """Give memory back to the driver."""
         self.reserved -= nbytes
 
-    def addresses(self, nbytes: int, unit: int) -> int:
-        """Return the beginning of a new address range at a multiple of `unit`, above all earlier ones."""
-        begin = round_up(self._end, unit)
-        self._end = begin + nbytes
+    def addresses(self, nbytes: int) -> int:
+        """Return the beginning of a new address range at a multiple of LARGE_SEGMENT, above all earlier ones."""
+        begin = self._end
+        self._end = round_up(begin + nbytes, LARGE_SEGMENT)
         return begin
 
 
 class FixedSegments:
     """Segments of fixed size (`cudaMalloc`), which can be given back once they are entirely free."""
 
-    def __init__(self, device: DeviceMemory, large_segment: int) -> None:
+    def __init__(self, device: DeviceMemory) -> None:
         self._device = device
-        self._large_segment = large_segment
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Return a new segment as one block, or None if the device has too little memory left."""
-        nbytes = SMALL_SEGMENT if pool.small else self._large_segment
-        if size >= OWN_SEGMENT:
-            nbytes = round_up(size, OWN_SEGMENT_UNIT)
-        if not self._device.reserve(nbytes):
-            return None
-        return MemoryBlock(pool, self._device.addresses(nbytes, SMALL_SEGMENT), nbytes)
+        nbytes = pool.segment if size < OWN_SEGMENT else round_up(size, OWN_SEGMENT_UNIT)
+        return MemoryBlock(pool, self._device.addresses(nbytes), nbytes) if self._device.reserve(nbytes) else None
 
     def release(self, pool: BlockPool) -> None:
         """Give back every entirely free segment of a pool."""
         for block in pool.free_blocks():
             if not block.is_split:
-                self.release_block(block)
+                pool.remove(block)
+                self._device.release(block.size)
 
-    def release_block(self, block: MemoryBlock) -> None:
-        """Give back a free block that is a whole segment."""
-        block.pool.remove(block)
+
+class ExpandableSegments:
+    """
+    One segment per pool (`expandable_segments:True`): a huge range of addresses, with memory mapped to it page by page.
+
+    A page that is entirely free can be unmapped, and its memory used elsewhere.
+    """
+
+    def __init__(self, device: DeviceMemory) -> None:
+        self._device = device
+
+    def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
+        """Return the lowest range with room for `size` bytes, mapping the pages it lacks, or None if memory runs out."""
+        block = self._lowest_range(pool, size)
+        if not block.mapped and not self._map(block, min(size, block.size)):
+            return None
+        while block.size < size:  # the range has room, so the block after this one is unmapped
+            after = block.after
+            assert after is not None
+            if not self._map(after, min(size - block.size, after.size)):
+                return None
+            block = after  # `_map` merged the blocks
+        pool.remove(block)
+        return block
+
+    def release(self, pool: BlockPool) -> None:
+        """Unmap every page that is entirely free."""
+        page = pool.segment
+        for block in pool.free_blocks():
+            begin, end = round_up(block.address, page), (block.address + block.size) // page * page
+            if begin < end:
+                pool.remove(block)
+                self._unmap(block, begin, end)
+
+    def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
+        """Return the first block of the lowest range of free and unmapped blocks that has room for `size` bytes."""
+        for _, unmapped in pool.unmapped:
+            before = unmapped.before
+            first = unmapped if before is None or before.allocated else before
+            room, block = 0, first
+            while room < size and not block.allocated:
+                room += block.size
+                if block.after is None:
+                    break
+                block = block.after
+            if room >= size:
+                return first
+        nbytes = round_up(ADDRESSES, pool.segment)
+        segment = MemoryBlock(pool, self._device.addresses(nbytes), nbytes, mapped=False)
+        insort(pool.unmapped, (segment.address, segment))
+        return segment
+
+    def _map(self, block: MemoryBlock, size: int) -> bool:
+        """Map the pages of the first `size` bytes, all or none. The mapped block is free and merged with its neighbours."""
+        pool = block.pool
+        nbytes = round_up(size, pool.segment)
+        if not self._device.reserve(nbytes):
+            return False
+        pool.unmapped.remove((block.address, block))
+        if nbytes < block.size:
+            rest = block.split(nbytes)
+            insort(pool.unmapped, (rest.address, rest))
+        block.mapped = True
+        pool.merge(block)
+        pool.add(block)
+        return True
+
+    def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:
+        """Unmap these addresses of a free block; its other parts stay free."""
+        pool = block.pool
+        if block.address + block.size > end:
+            pool.add(block.split(end - block.address))
+        if block.address < begin:
+            free, block = block, block.split(begin - block.address)
+            pool.add(free)
+        block.mapped = False
         self._device.release(block.size)
+        pool.merge(block)
+        if block.is_split:
+            insort(pool.unmapped, (block.address, block))

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, GradBucket, 
 from torch.nn.parallel import DistributedDataParallel
 
 from meshrunner.runner.predict.meta.replacements import Replacements
-from meshrunner.runner.predict.record.device_streams import DeviceModule
+from meshrunner.runner.predict.record.device_streams import TracedDevice, TracedStream
 from meshrunner.runner.predict.record.recorder import Recorder
 
 
@@ -26,25 +26,18 @@ class _Overridden:
         return getattr(self.__dict__["_wrapped"], name)
 
 
-class _Reductions:
-    """Reduces buckets as the C++ does: divides, then sums on NCCL's stream while backward continues."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.module = DeviceModule(recorder.device)
-        self.stream = self.module.Stream()
-
-    def reduce(self, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Reduce one bucket, as a communication hook. After the last one, compute waits for all of them."""
-        buffer, computing = bucket.buffer(), self.module.current_stream()
-        buffer.div_(group.size())
-        self.stream.wait_stream(computing)
-        with self.module.stream(self.stream):
-            dist.all_reduce(buffer, group=group)
-        if bucket.is_last():
-            computing.wait_stream(self.stream)
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(buffer)
-        return done
+def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Reduce one bucket as the C++ does: divide, then sum on NCCL's stream. After the last one, compute waits for all of them."""
+    buffer, computing = bucket.buffer(), device.current_stream()
+    buffer.div_(group.size())
+    stream.wait_stream(computing)
+    with device.stream(stream):
+        dist.all_reduce(buffer, group=group)
+    if bucket.is_last():
+        computing.wait_stream(stream)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
 
 
 def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
@@ -58,8 +51,8 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
 
     def traced_init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        reductions = _Reductions(recorder)
-        self.register_comm_hook(self.process_group, lambda group, bucket: reductions.reduce(group, bucket))
+        device, stream = recorder.device, recorder.device.Stream()
+        self.register_comm_hook(self.process_group, lambda group, bucket: _reduce(device, stream, group, bucket))
         self.reducer = _Overridden(self.reducer, _rebuild_buckets=lambda: False)  # type: ignore[assignment]
         self.logger = _Overridden(self.logger, set_runtime_stats_and_log=lambda: None)
 

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
-TOUCH = "touch(Tensor[] read, Tensor(a!)[] written) -> ()"
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
         own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
         stack.callback(own._destroy)
-        own.define(TOUCH)  # type: ignore[no-untyped-call]
+        own.define("touch(Tensor[] read, Tensor(a!)[] written) -> ()")  # type: ignore[no-untyped-call]
         own.impl("touch", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
         attention = _attention_on(device_type)
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
@@ -111,8 +110,8 @@ def _rms_norm_on_cuda(
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
     """Run an operator that only reads and writes, so that the trace has the kernel's memory traffic."""
-    torch.ops.meshrunner_plan.touch(_local(read), _local(written))
 
+    def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
+        return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]
 
-def _local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
-    return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]
+    torch.ops.meshrunner_plan.touch(local(read), local(written))

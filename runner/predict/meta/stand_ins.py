@@ -6,11 +6,14 @@ On meta, torch's operators have shapes, dtypes and autograd, but no streams, no 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim import optimizer as torch_optimizer
 
@@ -20,17 +23,50 @@ from meshrunner.recipes.precision.float8 import Float8
 from meshrunner.runner.predict.meta import kernels
 from meshrunner.runner.predict.meta.autocast import autocast_on_meta
 from meshrunner.runner.predict.meta.ddp_reducer import ddp_reducer
-from meshrunner.runner.predict.meta.fsdp import fsdp1_streams, fsdp2_device, fsdp2_streams
 from meshrunner.runner.predict.meta.replacements import Replacements
+from meshrunner.runner.predict.record.device_streams import META
 from meshrunner.runner.predict.record.recorder import Recorder
 
-DEVICES_OF_OPTIMIZERS = ["meta", "cpu", "cuda"]
+
+def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
+    """
+    Give FSDP2 the device's streams, which overlap communication with compute.
+
+    It asks for the device's module, and for the accelerator's stream when it frees all-gathers whose result was never used, such
+    as those of frozen blocks below the first trained one.
+    """
+    for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
+        in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
+    in_torch.replace(torch.accelerator, "current_stream", recorder.device.current_stream)
+
+
+def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
+    """Have FSDP2 shard on meta: it takes the mesh's device, and refuses meta parameters as never materialised."""
+    # The package has a function of the module's name.
+    fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
+    for user in (_fsdp_init, fully_shard):
+        in_torch.replace(user, "_get_device_from_mesh", lambda mesh: META)
+    in_torch.replace(_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda self: None)
+
+
+def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
+    """
+    Give FSDP1 the device's streams.
+
+    It also tells the allocator which stream uses a tensor (`record_stream`), whose memory is kept until the stream has passed. It
+    decides by the address whether a tensor has memory, and on meta every address is 0.
+    """
+    handle = classmethod(lambda cls, device: recorder.device)
+    in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
+    in_torch.replace(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().size() > 0)
+    for user in (_flat_param, _runtime_utils):
+        in_torch.replace(user, "_no_dispatch_record_stream", recorder.used_by_stream)
 
 
 def optimizer_devices(in_torch: Replacements, recorder: Recorder) -> None:
     """Allow fused and foreach optimizers on meta, where their shapes work although torch does not list the device."""
     for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
-        in_torch.replace(torch_optimizer, name, lambda: DEVICES_OF_OPTIMIZERS)
+        in_torch.replace(torch_optimizer, name, lambda: ["meta", "cpu", "cuda"])
 
 
 def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
@@ -86,7 +122,7 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False) -> 
     """
     if compiles:
         # The import takes seconds. It comes first because it collects functions of torch, some of which are replaced below.
-        from meshrunner.runner.predict.meta.compile.backend import trace_compiled_code
+        from meshrunner.runner.predict.meta.compiler import trace_compiled_code
     with Replacements() as in_torch:
         for stand_in in STAND_INS:
             stand_in(in_torch, recorder)

@@ -1,4 +1,4 @@
-"""Streams and events of the device that meta stands in for. They do nothing but write to the trace."""
+"""The device that meta stands in for, with streams and events that do nothing but write to the trace."""
 
 from __future__ import annotations
 
@@ -19,17 +19,7 @@ from meshrunner.runner.predict.record.trace_events import (
     TraceEvent,
 )
 
-
-class TracedDevice:
-    """A device with its streams, one of which is current."""
-
-    def __init__(self) -> None:
-        self.write: Callable[[TraceEvent], None] = lambda event: None
-        """Receives the events; a recorder sets it."""
-        self.stream_numbers = count(COMPUTE)
-        self.event_numbers = count()
-        self.current = [TracedStream(self)]
-        """Nested current streams, the innermost last."""
+META = torch.device("meta")
 
 
 class TracedStream:
@@ -66,10 +56,10 @@ class TracedEvent:
 
     def record(self, stream: TracedStream | None = None) -> None:
         self.number = next(self.device.event_numbers)
-        self.device.write(EventRecorded(self.number, (stream or self.device.current[-1]).number))
+        self.device.write(EventRecorded(self.number, (stream or self.device.current_stream()).number))
 
     def wait(self, stream: TracedStream | None = None) -> None:
-        (stream or self.device.current[-1]).wait_event(self)
+        (stream or self.device.current_stream()).wait_event(self)
 
     def query(self) -> bool:
         return True
@@ -79,33 +69,31 @@ class TracedEvent:
             self.device.write(HostWaited(self.number))
 
 
-class DeviceModule:
+class TracedDevice:
     """A stand-in for the module `torch.cuda`, with the functions that FSDP calls."""
 
-    def __init__(self, device: TracedDevice, current_device: Any = 0) -> None:
-        """
-        Args:
-            current_device: result of `current_device()`; FSDP1 compares it with a torch.device.
-        """
-        self._device, self._current_device = device, current_device
-        self.Stream, self.Event = partial(TracedStream, device), partial(TracedEvent, device)
+    def __init__(self) -> None:
+        self.write: Callable[[TraceEvent], None] = lambda event: None
+        """Receives the events; a recorder sets it."""
+        self.stream_numbers = count(COMPUTE)
+        self.event_numbers = count()
+        self.Stream, self.Event = partial(TracedStream, self), partial(TracedEvent, self)
+        self._current = [self.Stream()]
+        """Nested current streams, the innermost last."""
 
     @contextmanager
     def stream(self, stream: TracedStream | None) -> Iterator[None]:
-        if stream is None:
-            yield
-            return
-        self._device.current.append(stream)
+        self._current.append(stream or self.current_stream())
         try:
             yield
         finally:
-            self._device.current.pop()
+            self._current.pop()
 
     def current_stream(self, _: Any = None) -> TracedStream:
-        return self._device.current[-1]
+        return self._current[-1]
 
-    def current_device(self) -> Any:
-        return self._current_device
+    def current_device(self) -> torch.device:
+        return META
 
     def device_count(self) -> int:
         return torch.iinfo(torch.int32).max
@@ -113,14 +101,5 @@ class DeviceModule:
     def is_available(self) -> bool:
         return True
 
-    def is_initialized(self) -> bool:
-        return True
-
-    def set_device(self, _: Any) -> None:
-        """Do nothing: there is only one device."""
-
     def synchronize(self, _: Any = None) -> None:
-        self._device.write(HostWaited(None))
-
-    def mem_get_info(self, _: Any = None) -> tuple[int, int]:
-        return 0, 0
+        self.write(HostWaited(None))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from meshrunner.runner.ledger.tensors import tensors_in
+from meshrunner.runner.ledger.memory_ledger import tensors_in
 
 WITHOUT_WORK = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "set_", "resize_"),

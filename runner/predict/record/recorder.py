@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -12,10 +11,9 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
-from meshrunner.runner.ledger.allocations import Allocation
-from meshrunner.runner.ledger.memory_ledger import MemoryLedger
-from meshrunner.runner.ledger.phases import START, Phases
-from meshrunner.runner.ledger.tensors import plain_tensors, tensors_in
+from meshrunner.runner.ledger.allocations import START, Allocation
+from meshrunner.runner.ledger.memory_ledger import MemoryLedger, plain_tensors, tensors_in
+from meshrunner.runner.ledger.phases import Phases
 from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.operators import collective, cost, nbytes_of, traits
 from meshrunner.runner.predict.record.trace_events import (
@@ -43,15 +41,14 @@ class Fusion(Enum):
 class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     """A ledger that takes tensors on meta for tensors on the device, and logs events."""
 
-    def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int, operators: bool) -> None:
+    def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
         """
         Args:
             on_host: the device is the CPU, so tensors on the CPU count as well, such as the optimizer's step counts.
-            rounding: see `MemoryLedger`.
-            operators: whether to log operators and collectives as well as memory.
+            rounding: each allocation is rounded up to a multiple of this many bytes.
         """
-        super().__init__("meta", phases, rounding)
-        self.device, self.on_host, self.operators = device, on_host, operators
+        super().__init__(phases)
+        self.device, self.on_host, self.rounding = device, on_host, rounding
         self.events: EventLog = []
         self.paused = 0
         """Nothing is recorded while this is above 0."""
@@ -82,24 +79,6 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
 
         return called
 
-    @contextmanager
-    def fusing(self, fusion: Fusion) -> Iterator[None]:
-        """Record operators as a part of compiled code."""
-        before, self.fusion = self.fusion, fusion
-        try:
-            yield
-        finally:
-            self.fusion = before
-
-    @contextmanager
-    def saving_for_backward(self) -> Iterator[None]:
-        """Record new tensors as kept for backward."""
-        before, self.saving = self.saving, True
-        try:
-            yield
-        finally:
-            self.saving = before
-
     def used_by_stream(self, tensor: Tensor, stream: Any) -> None:
         """Record that another stream uses a tensor."""
         allocation = self.allocation_of(tensor)
@@ -108,8 +87,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
 
     def fused_kernel(self, name: str, dtype: str, nbytes: int) -> None:
         """Record a fused kernel that reads and writes this many bytes."""
-        if self.operators:
-            self._write(Operator(name, "memory", self._stream(), self.phases.now, 0, dtype, nbytes))
+        self._write(Operator(name, "memory", self._stream(), self.phases.now, 0, dtype, nbytes))
 
     def _write(self, event: TraceEvent) -> None:
         if not self.paused:
@@ -127,25 +105,33 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
         # The arguments of a coalesced collective are lists of tensors.
         nbytes = max((nbytes_of((each,)) for each in (*given.values(), result)), default=0)
-        ranks = tuple(get_process_group_ranks(_group(given)))
+        boxed = given.get("process_group")
+        group = _resolve_process_group(given["group_name"]) if boxed is None else ProcessGroup.unbox(boxed)
+        ranks = tuple(get_process_group_ranks(group))
         self._write(Collective(name, self._stream(), self.phases.now, ranks, nbytes))
+
+    def _stream(self) -> int:
+        return self.device.current_stream().number
 
     # What the ledger asks
 
     def _saves_for_backward(self) -> bool:
         return self.saving or super()._saves_for_backward()
 
-    def _stream(self) -> int:
-        return self.device.current[-1].number
+    def _allocate(self, nbytes: int, category: str, preexisting: bool) -> Allocation:
+        allocation = super()._allocate(-(-nbytes // self.rounding) * self.rounding, category, preexisting)
+        allocation.stream = self._stream()
+        if allocation.nbytes:
+            self.events.append(Allocated(allocation))
+        return allocation
 
-    def _on_allocation(self, allocation: Allocation) -> None:
-        self.events.append(Allocated(allocation))
-
-    def _on_free(self, allocation: Allocation) -> None:
-        self.events.append(Freed(allocation))
+    def _free(self, allocation: Allocation) -> None:
+        super()._free(allocation)
+        if allocation.nbytes:
+            self.events.append(Freed(allocation))
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        if not self.operators or self.fusion is not Fusion.NONE:
+        if self.fusion is not Fusion.NONE:
             return
         operator = traits(func)
         if operator.kind == "collective":
@@ -166,7 +152,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
             for each in tensors_in((result,)):
                 storage = each.untyped_storage()
                 if storage._cdata not in self._by_storage:
-                    self._follow(storage, 0, None)
+                    self._follow(storage, 0)
         else:
             super()._track_results(func, inputs, result)
 
@@ -174,7 +160,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         """Follow a result that has no memory of its own, and keeps its argument's memory alive."""
         storage, held = result.untyped_storage(), argument.untyped_storage()
         if storage._cdata not in self._by_storage and storage._cdata != held._cdata:
-            self._follow(storage, 0, held)
+            self._follow(storage, 0, keeps=held)
 
     def _track_tensor(self, value: Tensor, category: str, *, created_here: bool) -> None:
         if created_here and not isinstance(value, FakeTensor):  # DTensor's sharding propagation makes fake tensors
@@ -184,10 +170,3 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         if created_here or storage._cdata in self._by_storage:
             return super()._track_storage(storage, category, created_here=created_here)
         return None  # part of the network before it has memory
-
-
-def _group(given: dict[str, Any]) -> ProcessGroup:
-    """Return the process group among a collective's arguments."""
-    if "process_group" in given:
-        return ProcessGroup.unbox(given["process_group"])
-    return _resolve_process_group(given["group_name"])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshrunner.runner.ledger.allocations import Allocation
-from meshrunner.runner.ledger.phases import Phase
+from meshrunner.runner.ledger.allocations import Allocation, Phase
 
 COMPUTE = 0
 """Number of the default stream, on which the device computes."""

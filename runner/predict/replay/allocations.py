@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshrunner.runner.ledger.allocations import Allocation
-from meshrunner.runner.ledger.categories import CATEGORIES
-from meshrunner.runner.ledger.phases import START, Phase
+from meshrunner.runner.ledger.allocations import CATEGORIES, START, Allocation, PeakMemory, Phase
 from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from meshrunner.runner.predict.allocator.segments import MemoryBlock
 from meshrunner.runner.predict.record.trace_events import (
@@ -25,16 +23,15 @@ from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
 class InstantClock:
-    """Clock of a device whose speed is unknown: all work finishes at once."""
+    """Clock of a device whose speed is unknown: all work finishes at once. See `SimulatedClock`."""
 
     host = 0.0
 
     def done_at(self, stream: int) -> float:
-        """See `SimulatedClock`."""
         return 0.0
 
     def take(self, event: TraceEvent) -> None:
-        """See `SimulatedClock`."""
+        pass
 
     def step_time(self, skipped_micro_batches: int) -> None:
         """Return None: the time of a step is unknown."""
@@ -53,45 +50,24 @@ class MemoryChange(NamedTuple):
     """Bytes in segments afterwards; None if no allocator is modelled."""
 
 
-class Peak(NamedTuple):
-    """Most memory at one time."""
-
-    nbytes: int
-    phase: Phase
-    """Phase that reached it. Memory reserved in an earlier step and still held keeps that step's phase."""
-
-
-class StepPeaks(NamedTuple):
-    """Peaks within one step."""
-
-    active: Peak
-    """Blocks in use, as torch's `active_bytes`: a freed one counts until the streams that use it are done."""
-    reserved: Peak
-    """Segments, including the cache, as torch's `reserved_bytes`."""
-
-
 @dataclass(frozen=True)
 class Replayed:
-    """Memory of a replayed trace, in bytes."""
+    """
+    Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start if there is no step.
+
+    A step begins with the memory held at that time: the cache that earlier steps leave stays reserved.
+    """
 
     startup_active: int
     """Peak before the first step."""
-    startup_reserved: int
-    """Peak before the first step. The cache it leaves stays reserved during the steps."""
-    steps: dict[int, StepPeaks]
-    """Peaks by number of the step, in order."""
-    peak_active: Peak
-    """Peak of the last step, or of the start if there is no step."""
-    peak_reserved: Peak
-    """Peak of the last step, or of the start if there is no step."""
-    by_category: dict[str, int]
-    """Composition of `peak_active`."""
+    peak: PeakMemory
+    """Blocks in use, as torch's `active_bytes`: a freed one counts until the streams that use it are done."""
+    peak_reserved: int
+    """Segments, including the cache, as torch's `reserved_bytes`."""
     retries: int
     """Number of times the whole cache was flushed for a request."""
-    failed: Phase | None
-    """Phase that ran out of memory; peaks are those until then. None if the replay completed."""
-    asked: int
-    """Size of the request that failed; 0 if the replay completed."""
+    completed: bool
+    """Whether memory sufficed. If not, peaks are those until it ran out."""
     changes: list[MemoryChange]
     """Every change of active memory in order; empty unless they are recorded."""
 
@@ -105,8 +81,8 @@ def replay(
         if isinstance(event, Allocated):
             try:
                 memory.allocate(event.allocation)
-            except OutOfMemory as error:
-                return memory.result(event.allocation.phase, error.requested)
+            except OutOfMemory:
+                return memory.result(completed=False)
         elif isinstance(event, Freed):
             memory.free(event.allocation)
         elif isinstance(event, UsedByStream):
@@ -115,11 +91,11 @@ def replay(
             if isinstance(event, Operator | Collective):
                 memory.enter(event.phase)
             clock.take(event)
-    return memory.result(None, 0)
+    return memory.result(completed=True)
 
 
 class _Replay:
-    """Blocks of the live allocations, and the peaks of each step."""
+    """Blocks of the live allocations, and the peaks of the present step."""
 
     def __init__(self, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, record_changes: bool) -> None:
         self._clock = clock
@@ -131,13 +107,10 @@ class _Replay:
         self._users: dict[Allocation, set[int]] = {}
         self._in_use: list[tuple[float, int, Allocation, MemoryBlock]] = []
         """Heap of freed allocations that streams still use: until when, its age, the allocation, its block."""
-        self._grown = start = Phase(-1, START)
-        """Phase in which reserved memory last grew."""
-        self._peaks = {start.step: StepPeaks(Peak(0, start), Peak(0, start))}
-        self._phase = start
+        self._phase = Phase(-1, START)
         self._by_category = dict.fromkeys(CATEGORIES, 0)
-        self._at_peak = self._by_category
-        """`_by_category` at this step's peak of active memory."""
+        self._startup_active = 0
+        self._peak = PeakMemory(0, self._by_category, self._phase)
 
     def allocate(self, allocation: Allocation) -> None:
         """Give an allocation its block; raises OutOfMemory."""
@@ -146,18 +119,10 @@ class _Replay:
         if allocation.nbytes == 0:
             return
         self._return_until(self._clock.host)
-        reserved = self._allocator.reserved
         block = self._blocks[allocation] = self._allocator.allocate(allocation.nbytes, allocation.stream)
         self._change(allocation, block.size)
-        if self._allocator.reserved > reserved:
-            self._grown = self._phase
-        peaks = self._peaks[self._phase.step]
-        if self._allocator.peak_active > peaks.active.nbytes:
-            peaks = peaks._replace(active=Peak(self._allocator.peak_active, self._phase))
-            self._at_peak = self._by_category.copy()
-        if self._allocator.peak_reserved > peaks.reserved.nbytes:
-            peaks = peaks._replace(reserved=Peak(self._allocator.peak_reserved, self._phase))
-        self._peaks[self._phase.step] = peaks
+        if self._allocator.active > self._peak.total:
+            self._set_peak()
 
     def use(self, allocation: Allocation, stream: int) -> None:
         """Note that a stream uses an allocation."""
@@ -182,29 +147,19 @@ class _Replay:
         if phase.part != before.part:
             self._change(None, 0)
         if phase.step != before.step:
-            self._allocator.reset_peaks()
-            self._at_peak = self._by_category.copy()
-            self._peaks[phase.step] = StepPeaks(
-                Peak(self._allocator.active, phase), Peak(self._allocator.reserved, self._grown)
-            )
+            self._allocator.reset_peak()
+            self._set_peak()
 
-    def result(self, failed: Phase | None, asked: int) -> Replayed:
+    def result(self, *, completed: bool) -> Replayed:
         """Return the peaks so far."""
-        steps = dict(self._peaks)
-        start = steps.pop(-1)
-        last = self._peaks[self._phase.step]
-        return Replayed(
-            startup_active=start.active.nbytes,
-            startup_reserved=start.reserved.nbytes,
-            steps=steps,
-            peak_active=last.active,
-            peak_reserved=last.reserved,
-            by_category=self._at_peak,
-            retries=self._allocator.retries,
-            failed=failed,
-            asked=asked,
-            changes=self._changes,
-        )
+        reserved, retries = self._allocator.peak_reserved, self._allocator.retries
+        return Replayed(self._startup_active, self._peak, reserved, retries, completed, self._changes)
+
+    def _set_peak(self) -> None:
+        """Take the memory in use for the peak."""
+        self._peak = PeakMemory(self._allocator.active, self._by_category.copy(), self._phase)
+        if self._phase.step < 0:
+            self._startup_active = self._peak.total
 
     def _return_until(self, now: float) -> None:
         while self._in_use and self._in_use[0][0] <= now:

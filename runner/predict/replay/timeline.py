@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from meshrunner.runner.ledger.categories import CATEGORIES
-from meshrunner.runner.ledger.phases import START, Phase
+from meshrunner.runner.ledger.allocations import CATEGORIES, START, Phase
 from meshrunner.runner.predict.record.trace_events import Allocated, Collective, EventLog, Freed, Operator
 from meshrunner.runner.predict.replay.allocations import MemoryChange
 

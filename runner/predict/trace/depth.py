@@ -8,13 +8,11 @@ It is not linear for a whole phase: the position of the peak in backward changes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 from meshrunner.recipes.parallelism.wrap_policy import Rules
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.runner.ledger.allocations import PeakMemory
-from meshrunner.runner.ledger.phases import START, Phase
+from meshrunner.runner.ledger.allocations import START, PeakMemory, Phase
 from meshrunner.runner.predict.trace.tracer import Trace
 
 LONGEST_PERIOD = 8
@@ -74,15 +72,11 @@ def _blocks_are_joined(recipe: Recipe) -> bool:
     return joined or recipe.compile.kind not in ("eager", "per_block")
 
 
-def trace_shallow(depths: Depths, recipe: Recipe, trace_one: Callable[[Recipe], Trace]) -> tuple[Trace, Trace]:
-    """Trace the recipe at both shallow depths."""
-
-    def at(blocks: int) -> Trace:
-        model = recipe.model.at_depth(blocks)
-        assert model is not None
-        return trace_one(recipe.model_copy(update={"model": model}))
-
-    return at(depths.shallow), at(depths.deeper)
+def at_depth(recipe: Recipe, blocks: int) -> Recipe:
+    """Return the recipe with a model of fewer blocks, which `shallow_depths` has found possible."""
+    model = recipe.model.at_depth(blocks)
+    assert model is not None
+    return recipe.model_copy(update={"model": model})
 
 
 class DeepMemory(NamedTuple):
@@ -103,9 +97,9 @@ def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> DeepMemory:
         if position in in_shallow
     }
     highest = max(totals, key=totals.__getitem__)
-    phases = in_shallow[highest][0], in_deeper[highest][0]
-    parts = [_peak_in(each, phase).by_category for each, phase in zip((shallow, deeper), phases, strict=True)]
-    by_category = {name: depths.at_full_depth(parts[0][name], parts[1][name]) for name in parts[0]}
+    first = _by_category(shallow, in_shallow[highest][0])
+    second = _by_category(deeper, in_deeper[highest][0])
+    by_category = {name: depths.at_full_depth(first[name], second[name]) for name in first}
     part, block = highest
     number = None if block is None else block % depths.full
     return DeepMemory(
@@ -124,8 +118,8 @@ def step_peak(trace: Trace) -> PeakMemory:
     return trace.ledger.peak_of(lambda phase: phase.step == trace.last_step)
 
 
-def _peak_in(trace: Trace, phase: Phase) -> PeakMemory:
-    return trace.ledger.peak_of(lambda each: each == phase)
+def _by_category(trace: Trace, phase: Phase) -> dict[str, int]:
+    return trace.ledger.peak_of(lambda each: each == phase).by_category
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:

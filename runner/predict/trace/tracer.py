@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import torch
 # Imported early: imported by the first operator that needs it, its frames would keep that operator's tensors alive.
 import torch._dynamo
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshrunner.recipes import pretrain
@@ -22,12 +23,12 @@ from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.recipe import Recipe
+from meshrunner.runner.ledger.allocations import START
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger
-from meshrunner.runner.ledger.phases import START, Phases
-from meshrunner.runner.predict.meta.fsdp import META
+from meshrunner.runner.ledger.phases import Phases
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.meta.stand_ins import meta_as
-from meshrunner.runner.predict.record.device_streams import TracedDevice
+from meshrunner.runner.predict.record.device_streams import META, TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
 from meshrunner.runner.predict.record.trace_events import EventLog
 from meshrunner.runner.process.garbage import garbage_collection_disabled
@@ -55,57 +56,48 @@ class Trace(NamedTuple):
     """Tokens per step of one data-parallel rank."""
     skipped_micro_batches: int
     """Micro batches per step that were not traced, although their tokens were in memory."""
-    parameters: int
-    """Parameters of the full model."""
 
 
-def trace_recipe(
-    recipe: Recipe, *, nodes: int, workers: int, device_type: str, rank: int = 0, operators: bool = True
-) -> Trace:
+def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
     """
-    Assemble a recipe and take two optimizer steps.
+    Assemble a recipe as rank 0 and take two optimizer steps.
 
     Args:
         recipe: with every `auto` resolved for the device type.
         workers: processes per node.
         device_type: `cpu` or `cuda`.
-        rank: the rank to trace.
-        operators: whether to record operators and collectives as well as memory.
 
     Raises:
         ConfigError: the recipe does not fit the devices.
     """
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
-    rounding = CUDA_ROUNDING if device_type == "cuda" else 1
-    recorder = Recorder(device, phases, on_host=device_type == "cpu", rounding=rounding, operators=operators)
+    on_host = device_type == "cpu"
+    recorder = Recorder(device, phases, on_host=on_host, rounding=1 if on_host else CUDA_ROUNDING)
     degrees = recipe.parallelism.degrees(nodes, workers)
+    gc.collect()
     with (
-        _without_garbage_collection(),
+        garbage_collection_disabled(),  # as in training: tensors in reference cycles stay allocated
         _quiet(),
-        _fake_group(rank, nodes * workers),
+        _fake_group(nodes * workers),
         meta_as(device_type, recorder, compiles=compiles),
         phases,
         ExitStack() as recording,
     ):
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
         with _before_first_weight(lambda: recording.enter_context(recorder)):
-            model, trained, parameters = pretrain.assemble(recipe, mesh, META)
+            model, trained, _ = pretrain.assemble(recipe, mesh, META)
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
         for _ in range(STEPS):
             phases.begin_step()
-            batches = _batches(micro, recipe.micro_batch, recipe.seq_len)
+            shape = micro * recipe.micro_batch, recipe.seq_len + 1
+            with torch.no_grad():
+                batches = micro_batches(torch.empty(shape, dtype=torch.int64, device=META), recipe.micro_batch)
             pretrain.update(recipe, model, trained, optimizer, batches[:MICRO_BATCHES], recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len
         skipped = max(0, micro - MICRO_BATCHES)
-        return Trace(recorder, recorder.events[:], phases.step, tokens, skipped, parameters)
-
-
-def _batches(micro: int, micro_batch: int, seq_len: int) -> list[tuple[Tensor, Tensor]]:
-    with torch.no_grad():
-        rows = torch.empty(micro * micro_batch, seq_len + 1, dtype=torch.int64, device=META)
-        return micro_batches(rows, micro_batch)
+        return Trace(recorder, recorder.events[:], phases.step, tokens, skipped)
 
 
 @contextmanager
@@ -115,39 +107,24 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
 
     In a run, too, the network is first built on meta, and has no memory on the device until it is materialised.
     """
-    started: list[bool] = []
+    once = cache(start)
 
-    def once() -> None:
-        if not started:
-            started.append(True)
-            start()
-
-    class TracedInitialiser(Initialiser):
-        def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
+    def starting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def started(*args: Any, **kwargs: Any) -> Any:
             once()
-            super().materialise(model, offload=offload)
+            return function(*args, **kwargs)
 
-        def param_init_fn(self) -> Callable[[nn.Module], None]:
-            initialise = super().param_init_fn()
-
-            def traced(module: nn.Module) -> None:
-                once()
-                initialise(module)
-
-            return traced
-
-        def whole(self, name: str, shape: torch.Size) -> Tensor:
-            once()
-            return super().whole(name, shape)
+        return started
 
     with Replacements() as in_recipe:
-        in_recipe.replace(pretrain, "Initialiser", TracedInitialiser)
+        in_recipe.replace(nn.Module, "to_empty", starting(nn.Module.to_empty))
+        in_recipe.replace(Initialiser, "whole", starting(Initialiser.whole))
         yield
 
 
 @contextmanager
-def _fake_group(rank: int, world: int) -> Iterator[None]:
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+def _fake_group(world: int) -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
         yield
     finally:
@@ -165,11 +142,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, as in training: tensors in reference cycles stay allocated."""
-    gc.collect()
-    with garbage_collection_disabled():
-        yield

@@ -15,7 +15,7 @@ from meshrunner.runner import cli
 from meshrunner.runner.calibrate.fit import MeasuredRun, constant, fit, leave_one_out_errors, scaled
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
-from meshrunner.runner.ledger.phases import Phase
+from meshrunner.runner.ledger.allocations import Phase
 from meshrunner.runner.predict.record.trace_events import Collective, EventRecorded, Operator, StreamWaitedForEvent
 from meshrunner.runner.predict.timing.rates import device_rates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock

@@ -44,7 +44,7 @@ def only(*overrides: str) -> BlockKind:
 
 def traced(*overrides: str) -> Trace:
     chosen = experiment(*ON_CPU, *overrides)
-    return trace_recipe(chosen.on("cpu"), nodes=1, workers=chosen.launch.workers, device_type="cpu", operators=False)
+    return trace_recipe(chosen.on("cpu"), nodes=1, workers=chosen.launch.workers, device_type="cpu")
 
 
 def test_full_keeps_only_the_input() -> None:

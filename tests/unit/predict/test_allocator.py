@@ -7,106 +7,66 @@ from random import Random
 
 import pytest
 
-from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings
-from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory
+from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory, expandable_segments
 from meshrunner.runner.predict.allocator.segments import MIB, BlockPool, MemoryBlock
 
-DEFAULT = AllocatorSettings()
-EXPANDABLE = AllocatorSettings(expandable_segments=True)
-EACH = (
-    DEFAULT,
-    EXPANDABLE,
-    AllocatorSettings(max_split_size=32 * MIB),
-    AllocatorSettings(expandable_segments=True, max_split_size=32 * MIB),
-    AllocatorSettings(roundup_power2_divisions=4),
-)
+FIXED, EXPANDABLE = False, True
 
 
-def allocator(settings: AllocatorSettings = DEFAULT, capacity: int | None = None) -> CachingAllocator:
-    return CachingAllocator(capacity, settings)
+def allocator(expandable: bool = FIXED, capacity: int | None = None) -> CachingAllocator:
+    return CachingAllocator(capacity, expandable=expandable)
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "divisions", "size"),
-    [
-        (1, 0, 512),
-        (512, 0, 512),
-        (513, 0, 1024),
-        (MIB + 1, 0, MIB + 512),
-        (1200, 4, 1536),  # below 512 bytes per division, sizes are multiples of 512
-        (2100, 4, 2560),
-        (5 * MIB + 1, 4, 6 * MIB),
-        (5 * MIB, 4, 5 * MIB),
-        (5 * MIB + 1, 1, 5 * MIB + 512),
-        (8 * MIB, 4, 8 * MIB),
-        (7 * MIB + 1, 4, 8 * MIB),
-    ],
-)
-def test_sizes_are_rounded(nbytes: int, divisions: int, size: int) -> None:
-    made = allocator(AllocatorSettings(roundup_power2_divisions=divisions))
+@pytest.mark.parametrize(("nbytes", "size"), [(1, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)])
+def test_sizes_are_rounded(nbytes: int, size: int) -> None:
+    made = allocator()
     made.allocate(nbytes, 0)
     assert made.active == size
 
 
 def test_settings_are_read_as_torch_reads_them() -> None:
-    assert AllocatorSettings.parse("") == AllocatorSettings.parse(" backend:native, ") == DEFAULT
-    found = AllocatorSettings.parse(
+    assert expandable_segments("") == expandable_segments(" backend:native, ") == (False, [])
+    found = expandable_segments(
         "expandable_segments:True, max_split_size_mb:64,garbage_collection_threshold:0.8,"
         "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],backend:cudaMallocAsync"
     )
-    assert found == AllocatorSettings(
-        expandable_segments=True,
-        max_split_size=64 * MIB,
-        ignored=(
-            "garbage_collection_threshold:0.8",
-            "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
-            "backend:cudaMallocAsync",
-        ),
-    )
-    found = AllocatorSettings.parse("roundup_power2_divisions:4,max_non_split_rounding_mb:30,large_segment_size_mb:24")
-    assert found == AllocatorSettings(False, None, 24 * MIB, 4, ("max_non_split_rounding_mb:30",))
+    ignored = [
+        "max_split_size_mb:64",
+        "garbage_collection_threshold:0.8",
+        "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+        "backend:cudaMallocAsync",
+    ]
+    assert found == (True, ignored)
+
+
+def test_settings_that_torch_refuses_are_errors() -> None:
+    with pytest.raises(ValueError, match="expandable_segments:true: must be True or False"):
+        expandable_segments("expandable_segments:true")
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("expandable", "nbytes", "mib"),
     [
-        "expandable_segments:true",
-        "max_split_size_mb:19",
-        "max_split_size_mb:",
-        "max_split_size_mb:39,large_segment_size_mb:40",
-        "large_segment_size_mb:10",
-        "roundup_power2_divisions:3",
-    ],
-)
-def test_settings_that_torch_refuses_are_errors(text: str) -> None:
-    with pytest.raises(ValueError, match=text.split(":")[0]):
-        AllocatorSettings.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("settings", "nbytes", "mib"),
-    [
-        (DEFAULT, 1, 2),
-        (DEFAULT, MIB, 2),
-        (DEFAULT, MIB + 1, 20),
-        (DEFAULT, 10 * MIB - 512, 20),
-        (DEFAULT, 10 * MIB, 10),
-        (DEFAULT, 10 * MIB + 1, 12),
-        (AllocatorSettings(large_segment_size=24 * MIB), 9 * MIB, 24),
+        (FIXED, 1, 2),
+        (FIXED, MIB, 2),
+        (FIXED, MIB + 1, 20),
+        (FIXED, 10 * MIB - 512, 20),
+        (FIXED, 10 * MIB, 10),
+        (FIXED, 10 * MIB + 1, 12),
         (EXPANDABLE, 1, 2),
         (EXPANDABLE, MIB + 1, 20),
         (EXPANDABLE, 20 * MIB + 1, 40),
     ],
 )
-def test_size_of_a_new_segment(settings: AllocatorSettings, nbytes: int, mib: int) -> None:
-    made = allocator(settings)
+def test_size_of_a_new_segment(expandable: bool, nbytes: int, mib: int) -> None:
+    made = allocator(expandable)
     made.allocate(nbytes, 0)
     assert made.reserved == made.peak_reserved == mib * MIB
 
 
-@pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
-def test_streams_and_pools_share_nothing(settings: AllocatorSettings) -> None:
-    made = allocator(settings)
+@pytest.mark.parametrize("expandable", [FIXED, EXPANDABLE])
+def test_streams_and_pools_share_nothing(expandable: bool) -> None:
+    made = allocator(expandable)
     made.free(made.allocate(2 * MIB, 0))
     made.allocate(2 * MIB, 0)
     assert made.reserved == 20 * MIB
@@ -153,20 +113,6 @@ def test_free_neighbours_merge() -> None:
     assert made.reserved == 40 * MIB
 
 
-def test_oversize_blocks_are_never_split() -> None:
-    """Blocks of at least max_split_size only serve requests of nearly their size."""
-    made = allocator(AllocatorSettings(max_split_size=32 * MIB))
-    large = made.allocate(60 * MIB, 0)
-    made.free(large)
-    assert made.allocate(31 * MIB, 0).address != large.address
-    assert made.reserved == 92 * MIB
-    assert made.allocate(40 * MIB, 0).address != large.address, "the block is 20 MiB too large"
-    assert made.reserved == 132 * MIB
-    assert made.allocate(40 * MIB + 512, 0).address == large.address
-    assert made.reserved == 132 * MIB
-    assert made.active == (32 + 40 + 60) * MIB, "no block was split"
-
-
 def test_cache_is_flushed_at_the_capacity() -> None:
     made = allocator(capacity=64 * MIB)
     whole, partly, rest = (made.allocate(mib * MIB, 0) for mib in (30, 5, 12))
@@ -176,18 +122,17 @@ def test_cache_is_flushed_at_the_capacity() -> None:
     made.allocate(40 * MIB, 1)
     assert (made.reserved, made.retries) == (60 * MIB, 1)
     assert made.peak_reserved == 60 * MIB
-    with pytest.raises(OutOfMemory) as error:
+    with pytest.raises(OutOfMemory):
         made.allocate(25 * MIB, 0)
-    assert (error.value.requested, error.value.active, error.value.reserved) == (25 * MIB, 45 * MIB, 60 * MIB)
-    assert made.retries == 2
+    assert (made.active, made.reserved, made.retries) == (45 * MIB, 60 * MIB, 2)
     made.free(partly)
     made.allocate(24 * MIB, 0)
     assert (made.reserved, made.retries) == (64 * MIB, 3)
 
 
-@pytest.mark.parametrize("settings", [DEFAULT, EXPANDABLE])
-def test_blocks_that_wait_for_the_device_are_freed_before_the_cache_is_flushed(settings: AllocatorSettings) -> None:
-    made = allocator(settings, capacity=60 * MIB)
+@pytest.mark.parametrize("expandable", [FIXED, EXPANDABLE])
+def test_blocks_that_wait_for_the_device_are_freed_before_the_cache_is_flushed(expandable: bool) -> None:
+    made = allocator(expandable, capacity=60 * MIB)
     waiting = [made.allocate(40 * MIB, 0)]
     made.synchronize = lambda: made.free(waiting.pop())
     made.allocate(20 * MIB, 1)
@@ -195,19 +140,6 @@ def test_blocks_that_wait_for_the_device_are_freed_before_the_cache_is_flushed(s
     made.allocate(21 * MIB, 1)
     assert not waiting
     assert (made.active, made.retries) == (pytest.approx(41 * MIB, abs=MIB), 1)
-
-
-@pytest.mark.parametrize(
-    ("mib", "reserved"), [(31, 50 + 80 + 32), (45, 40 + 50 + 80), (55, 40 + 50 + 56), (100, 40 + 100)]
-)
-def test_oversize_blocks_are_released_first(mib: int, reserved: int) -> None:
-    """Either one that is large enough is released or the largest ones, without waiting for the device."""
-    made = allocator(AllocatorSettings(max_split_size=32 * MIB), capacity=200 * MIB)
-    for block in [made.allocate(each * MIB, 0) for each in (40, 50, 80)]:
-        made.free(block)
-    made.synchronize = pytest.fail
-    made.allocate(mib * MIB, 0)
-    assert (made.reserved, made.retries) == (reserved * MIB, 0)
 
 
 def test_expandable_segments_grow() -> None:
@@ -250,12 +182,12 @@ def all_mapped(known: set[BlockPool], live: list[MemoryBlock]) -> int:
     return sum(block.size for block in live) + sum(block.size for pool in known for block in pool.free_blocks())
 
 
-@pytest.mark.parametrize("settings", EACH)
+@pytest.mark.parametrize("expandable", [FIXED, EXPANDABLE])
 @pytest.mark.parametrize("capacity", [None, 700 * MIB, 400 * MIB])
-def test_invariants_hold_under_random_requests(settings: AllocatorSettings, capacity: int | None) -> None:
+def test_invariants_hold_under_random_requests(expandable: bool, capacity: int | None) -> None:
     """Blocks do not overlap, the counts are right, the capacity holds, and in the end everything can be released."""
     random = Random(0)
-    made = allocator(settings, capacity)
+    made = allocator(expandable, capacity)
     live: list[MemoryBlock] = []
     known: set[BlockPool] = set()
     failed = 0
@@ -288,11 +220,11 @@ def test_invariants_hold_under_random_requests(settings: AllocatorSettings, capa
     assert not any(pool.unmapped for pool in known), "the expandable segments are gone"
 
 
-def test_reset_peaks_starts_from_the_current_state() -> None:
+def test_reset_peak_starts_from_the_current_state() -> None:
     made = allocator()
     made.free(made.allocate(30 * MIB, 0))
-    kept = made.allocate(12 * MIB, 1)
+    made.allocate(12 * MIB, 1)
     made.empty_cache()
-    assert (made.peak_active, made.peak_reserved) == (30 * MIB, 42 * MIB)
-    made.reset_peaks()
-    assert (made.peak_active, made.peak_reserved) == (kept.size, 12 * MIB)
+    assert made.peak_reserved == 42 * MIB
+    made.reset_peak()
+    assert made.peak_reserved == 12 * MIB

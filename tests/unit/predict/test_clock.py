@@ -8,8 +8,7 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.hardware import GPU, Efficiency, PeakFlops
-from meshrunner.runner.ledger.allocations import Allocation
-from meshrunner.runner.ledger.phases import Phase
+from meshrunner.runner.ledger.allocations import Allocation, Phase
 from meshrunner.runner.predict.record.trace_events import (
     Allocated,
     Collective,

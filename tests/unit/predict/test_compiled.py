@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from meshrunner.runner.ledger.phases import Phases
-from meshrunner.runner.predict.meta.compile.fusion import memory_of, nbytes
-from meshrunner.runner.predict.meta.compile.interpreter import Interpreter
+from meshrunner.runner.predict.meta.compiler import Interpreter
+from meshrunner.runner.predict.meta.fusion import memory_of, nbytes
 from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
 from meshrunner.runner.predict.record.trace_events import Allocated, Freed, Operator
@@ -28,7 +28,7 @@ def on_meta(function: Any, *shapes: tuple[int, ...]) -> tuple[fx.GraphModule, li
     """Return the graph of a function, its arguments, and a recorder."""
     arguments = [torch.empty(shape, device=META) for shape in shapes]
     graph = make_fx(function, tracing_mode="fake")(*arguments)
-    recorder = Recorder(TracedDevice(), Phases(), on_host=False, rounding=1, operators=True)
+    recorder = Recorder(TracedDevice(), Phases(), on_host=False, rounding=1)
     return graph, arguments, recorder
 
 
@@ -106,7 +106,7 @@ class Found(NamedTuple):
 def traced(overrides: list[str]) -> list[Found]:
     """Trace some recipes, and count the graphs and the parameters without a gradient."""
     from meshrunner.recipes import pretrain
-    from meshrunner.runner.predict.meta.compile import backend as compiled
+    from meshrunner.runner.predict.meta import compiler as compiled
     from meshrunner.runner.predict.trace.tracer import trace_recipe
 
     counted = {"without": 0, "graphs": 0}
@@ -189,7 +189,7 @@ def saved_in_training_and_in_trace(model: str) -> tuple[list[Any], list[Any]]:
     from torch._inductor.decomposition import select_decomp_table
 
     from meshrunner.recipes.data.loader import micro_batches
-    from meshrunner.runner.predict.meta.compile import backend as compiled
+    from meshrunner.runner.predict.meta import compiler as compiled
     from meshrunner.runner.predict.trace.tracer import trace_recipe
 
     one = ("hardware=cpu", "launch.workers=1", "parallelism=single", "precision=bf16", "data=random", model)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from meshrunner.runner.predict.trace.depth import extrapolate, shallow_depths, start_peak, step_peak, trace_shallow
+from meshrunner.runner.predict.trace.depth import at_depth, extrapolate, shallow_depths, start_peak, step_peak
 from meshrunner.runner.predict.trace.tracer import trace_recipe
 from tests.composed import experiment
 
@@ -36,11 +36,12 @@ def test_shallow_models_predict_the_memory_of_a_deep_one(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")
     workers = recipe.launch.workers
     assert isinstance(workers, int)
-    trace_one = partial(trace_recipe, nodes=1, workers=workers, device_type="cuda", operators=False)
+    trace_one = partial(trace_recipe, nodes=1, workers=workers, device_type="cuda")
     blocks = recipe.model.n_layers  # type: ignore[attr-defined]
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
-    deep, full = extrapolate(depths, *trace_shallow(depths, recipe, trace_one)), trace_one(recipe)
+    shallow, deeper = (trace_one(at_depth(recipe, each)) for each in (depths.shallow, depths.deeper))
+    deep, full = extrapolate(depths, shallow, deeper), trace_one(recipe)
     expected = step_peak(full)
     assert deep.peak.total == expected.total and deep.peak.by_category == expected.by_category
     assert str(deep.peak.phase) == str(expected.phase)

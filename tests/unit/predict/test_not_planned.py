@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshrunner.runner import cli
+from meshrunner.runner.predict.forecast import NOT_PLANNED, needs_memory, why
 from meshrunner.runner.predict.pool import MOST
-from meshrunner.runner.predict.trace.faults import needs_memory, why
-from meshrunner.runner.predict.verdict import NOT_PLANNED
 
 SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
 SHAPES = "it cannot be traced: an operator or the model itself needs values, but a trace has only shapes: "

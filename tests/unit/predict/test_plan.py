@@ -11,9 +11,10 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.config.allocator_env import VARIABLES
-from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.ledger.allocations import CATEGORIES
+from meshrunner.runner.predict.allocator.segments import GIB
+from meshrunner.runner.predict.forecast import explain, judge
 from meshrunner.runner.predict.search import MOST, largest
-from meshrunner.runner.predict.verdict import GIB, explain, judge
 
 SMALL = ("model.n_layers=2", "model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1")
 

@@ -11,9 +11,10 @@ from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.devices import expected_device_type, expected_devices
 from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.predict.allocator.segments import GIB
+from meshrunner.runner.predict.forecast import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED
 from meshrunner.runner.predict.pool import Predicted, _predicted
 from meshrunner.runner.predict.predict import predict
-from meshrunner.runner.predict.verdict import BORDERLINE, DOES_NOT_FIT, FITS, GIB, NOT_PLANNED
 from meshrunner.runner.shipped import defaults
 from meshrunner.runner.sweep import ranking
 from tests.composed import CONF, experiment

@@ -7,9 +7,7 @@ from itertools import count
 
 import pytest
 
-from meshrunner.runner.ledger.allocations import Allocation
-from meshrunner.runner.ledger.phases import START, Phase
-from meshrunner.runner.predict.allocator.alloc_conf import AllocatorSettings
+from meshrunner.runner.ledger.allocations import START, Allocation, Phase
 from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator
 from meshrunner.runner.predict.allocator.segments import MIB
 from meshrunner.runner.predict.record.trace_events import (
@@ -63,8 +61,12 @@ def operator(seconds: int = 0, stream: int = 0, phase: Phase = FORWARD) -> Opera
 
 def replayed(log: EventLog, capacity: int | None = None, clock: Seconds | None = None) -> Replayed:
     return replay(
-        log, clock or Seconds(), CachingAllocator(None if capacity is None else capacity * MIB, AllocatorSettings())
+        log, clock or Seconds(), CachingAllocator(None if capacity is None else capacity * MIB, expandable=False)
     )
+
+
+def active(found: Replayed) -> tuple[int, Phase | None]:
+    return found.peak.total, found.peak.phase
 
 
 def test_each_step_has_peaks_of_its_own() -> None:
@@ -76,39 +78,25 @@ def test_each_step_has_peaks_of_its_own() -> None:
         allocation(14, AGAIN),
         allocation(30, AGAIN),
     )
-    log = [
-        Allocated(weights),
-        Allocated(copy),
-        Freed(copy),
-        Allocated(first),
-        Allocated(second),
-        Freed(second),
-        Freed(first),
-    ]
-    found = replayed([*log, Allocated(third), Freed(third), Allocated(fourth)])
-    assert (found.startup_active, found.startup_reserved) == (60 * MIB, 60 * MIB)
-    assert found.steps[0].active == (90 * MIB, BACKWARD)
-    assert found.steps[0].reserved == (120 * MIB, BACKWARD)
-    assert found.steps[1] == (found.peak_active, found.peak_reserved)
-    assert found.peak_active == (50 * MIB, AGAIN)
-    assert found.peak_reserved == (120 * MIB, BACKWARD), "no more is reserved than a step before"
-    assert list(found.steps) == [0, 1]
-    assert (found.retries, found.failed, found.asked) == (0, None, 0)
+    start = [Allocated(weights), Allocated(copy), Freed(copy)]
+    step = [*start, Allocated(first), Allocated(second), Freed(second), Freed(first)]
+    found = replayed(start)
+    assert found.startup_active == found.peak_reserved == 60 * MIB and active(found) == (60 * MIB, STARTS)
+    found = replayed(step)
+    assert active(found) == (90 * MIB, BACKWARD) and found.peak_reserved == 120 * MIB
+    found = replayed([*step, Allocated(third), Freed(third), Allocated(fourth)])
+    assert active(found) == (50 * MIB, AGAIN) and found.startup_active == 60 * MIB
+    assert found.peak_reserved == 120 * MIB, "no more is reserved than a step before"
+    assert (found.retries, found.completed) == (0, True)
 
 
 def test_step_begins_with_the_memory_held() -> None:
     """A step begins at its first operator, even without an allocation."""
     kept = allocation(30, STARTS)
     found = replayed([Allocated(kept), operator(), Freed(kept)])
-    assert found.steps[0].active == (30 * MIB, FORWARD)
-    assert found.steps[0].reserved == (30 * MIB, STARTS)
+    assert active(found) == (30 * MIB, FORWARD) and found.peak_reserved == 30 * MIB
     found = replayed([Allocated(kept), Collective("all_gather", 1, FORWARD, (0, 1), 8)])
-    assert list(found.steps) == [0]
-
-
-def test_trace_without_a_step_peaks_at_the_start() -> None:
-    found = replayed([Allocated(allocation(30, STARTS))])
-    assert (found.steps, found.peak_active) == ({}, (30 * MIB, STARTS))
+    assert active(found) == (30 * MIB, FORWARD)
 
 
 def test_memory_used_by_another_stream_is_held_until_that_stream_is_done() -> None:
@@ -118,9 +106,9 @@ def test_memory_used_by_another_stream_is_held_until_that_stream_is_done() -> No
     # The operator before the death ends after 4 seconds, the host has issued two.
     early = [*log, Allocated(allocation(20, stream=1))]
     late = [*log, operator(), operator(), Allocated(allocation(20, stream=1))]
-    assert replayed(early).peak_active == replayed(early).peak_reserved == (40 * MIB, FORWARD)
-    assert replayed(late).peak_active == replayed(late).peak_reserved == (20 * MIB, FORWARD)
-    assert replayed([each for each in early if not isinstance(each, UsedByStream)]).peak_active.nbytes == 20 * MIB
+    for log, mib in ((early, 40), (late, 20)):
+        assert active(replayed(log)) == (mib * MIB, FORWARD) and replayed(log).peak_reserved == mib * MIB
+    assert replayed([each for each in early if not isinstance(each, UsedByStream)]).peak.total == 20 * MIB
 
 
 @pytest.mark.parametrize(("host", "mib"), [(2, 60), (7, 60), (8, 40)])
@@ -130,13 +118,13 @@ def test_memory_is_held_until_all_streams_are_done(host: int, mib: int) -> None:
     log: EventLog = [Allocated(slow), Allocated(fast), operator(1, 1), operator(6, 2)]
     log += [UsedByStream(slow, 1), UsedByStream(slow, 2), Freed(slow), UsedByStream(fast, 1), Freed(fast)]
     found = replayed([*log, *[operator()] * (host - 2), Allocated(allocation(40))])
-    assert found.peak_active.nbytes == mib * MIB
+    assert found.peak.total == mib * MIB
 
 
 def test_use_by_the_own_stream_does_not_hold_memory() -> None:
     first = allocation(20)
     found = replayed([Allocated(first), operator(9), UsedByStream(first, 0), Freed(first), Allocated(allocation(20))])
-    assert found.peak_active.nbytes == 20 * MIB
+    assert found.peak.total == 20 * MIB
 
 
 def test_changes_are_recorded_in_order() -> None:
@@ -150,7 +138,7 @@ def test_changes_are_recorded_in_order() -> None:
         operator(phase=BACKWARD),
     ]
     log += [operator(9, phase=BACKWARD)] * 3 + [Allocated(other), Freed(other)]
-    found = replay(log, Seconds(), CachingAllocator(None, AllocatorSettings()), record_changes=True)
+    found = replay(log, Seconds(), CachingAllocator(None, expandable=False), record_changes=True)
     assert found.changes == [
         (None, 0, FORWARD, 0),
         (gathered, 22 * MIB, FORWARD, 22 * MIB),
@@ -159,9 +147,7 @@ def test_changes_are_recorded_in_order() -> None:
         (other, 30 * MIB, BACKWARD, 52 * MIB),
         (other, -30 * MIB, BACKWARD, 52 * MIB),
     ]
-    assert found.peak_active.nbytes == 30 * MIB and replace(found, changes=[]) == replay(
-        log, Seconds(), CachingAllocator(None, AllocatorSettings())
-    )
+    assert found.peak.total == 30 * MIB and replace(found, changes=[]) == replayed(log)
 
 
 def test_at_the_capacity_the_host_waits_and_the_memory_comes_free() -> None:
@@ -175,10 +161,10 @@ def test_at_the_capacity_the_host_waits_and_the_memory_comes_free() -> None:
         Allocated(allocation(30, BACKWARD, stream=2)),
     ]
     found = replayed(log, 60, clock)
-    assert (found.retries, found.failed) == (1, None)
+    assert (found.retries, found.completed) == (1, True)
     assert clock.taken == [log[1], HostWaited(None)]
     assert clock.host == 6
-    assert found.peak_active == found.peak_reserved == (40 * MIB, FORWARD)
+    assert active(found) == (40 * MIB, FORWARD) and found.peak_reserved == 40 * MIB
     assert replayed(log, 70).retries == 0
 
 
@@ -191,16 +177,14 @@ def test_out_of_memory() -> None:
         Allocated(allocation(1, AGAIN)),
     ]
     found = replayed(log, 100)
-    assert (found.failed, found.asked, found.retries) == (BACKWARD, 70.5 * MIB, 1)
-    assert found.peak_active == (40 * MIB, FORWARD)
-    assert list(found.steps) == [0]
+    assert (found.completed, found.retries) == (False, 1)
+    assert active(found) == (40 * MIB, FORWARD)
 
 
 def test_empty_allocation_is_no_request() -> None:
     empty = allocation(0)
     found = replayed([Allocated(empty), UsedByStream(empty, 1), Freed(empty), Allocated(allocation(0))])
-    assert found.peak_active == (0, FORWARD)
-    assert found.peak_reserved.nbytes == 0
+    assert active(found) == (0, FORWARD) and found.peak_reserved == 0
 
 
 def test_the_clock_takes_all_but_memory_in_order() -> None:

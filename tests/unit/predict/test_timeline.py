@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.ledger.allocations import Allocation
-from meshrunner.runner.ledger.categories import CATEGORIES
-from meshrunner.runner.ledger.phases import PARTS, START, Phase
+from meshrunner.runner.ledger.allocations import CATEGORIES, PARTS, START, Allocation, Phase
+from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.record.trace_events import Allocated, Freed
 from meshrunner.runner.predict.replay.allocations import MemoryChange
 from meshrunner.runner.predict.replay.page.render import PAGE, write_page
 from meshrunner.runner.predict.replay.timeline import POINTS, Part, Point, Timeline, changes_without_allocator, timeline
 from meshrunner.runner.predict.trace.depth import step_peak
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
-from meshrunner.runner.predict.verdict import GIB
 from tests.composed import SMALL, experiment
 
 STARTS, FORWARD, BACKWARD = Phase(-1, START), Phase(0, "forward"), Phase(0, "backward", 1)

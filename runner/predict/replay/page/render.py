@@ -16,9 +16,9 @@ from typing import Any
 from meshrunner.runner.compare.page.run_list import escape
 from meshrunner.runner.compare.page.write import PARTS as SHARED
 from meshrunner.runner.compare.page.write import put
-from meshrunner.runner.ledger.categories import CATEGORIES
+from meshrunner.runner.ledger.allocations import CATEGORIES
+from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.replay.timeline import Timeline
-from meshrunner.runner.predict.verdict import GIB
 
 PAGE = Path(__file__).parent
 """Directory of the page's own template, style and script."""

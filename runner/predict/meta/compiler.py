@@ -7,8 +7,7 @@ where only the results of fused kernels get memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,15 +24,16 @@ from torch._guards import TracingContext, tracing
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import Target, map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.predict.meta.compile.fusion import memory_of
-from meshrunner.runner.predict.meta.compile.interpreter import Interpreter, move_to
+from meshrunner.runner.predict.meta.fusion import GraphMemory, memory_of, nbytes
 from meshrunner.runner.predict.meta.replacements import Replacements
-from meshrunner.runner.predict.record.recorder import Recorder
+from meshrunner.runner.predict.record.device_streams import META
+from meshrunner.runner.predict.record.recorder import Fusion, Recorder
 
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
 
 
 def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
@@ -43,7 +43,7 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
     in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
     in_torch.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
     in_torch.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
-    in_torch.enter_context(_unrecorded_compilation(recorder))
+    _pause_while_compiling(in_torch, recorder)
     backends: dict[str, _Backend | str] = {
         "inductor": _Backend(recorder, partitions=True, fuses=True),
         "aot_eager": _Backend(recorder, partitions=False, fuses=False),
@@ -63,8 +63,7 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
     in_torch.replace(torch, "compile", traced_compile)
 
 
-@contextmanager
-def _unrecorded_compilation(recorder: Recorder) -> Iterator[None]:
+def _pause_while_compiling(in_torch: Replacements, recorder: Recorder) -> None:
     """Record nothing while code is compiled: the compiler's fake tensors have no memory on the device."""
 
     def begin(_: Any) -> None:
@@ -74,12 +73,9 @@ def _unrecorded_compilation(recorder: Recorder) -> Iterator[None]:
         recorder.paused -= 1
 
     callback_handler.register_start_callback(begin)
+    in_torch.callback(callback_handler.remove_start_callback, begin)
     callback_handler.register_end_callback(end)
-    try:
-        yield
-    finally:
-        callback_handler.remove_start_callback(begin)
-        callback_handler.remove_end_callback(end)
+    in_torch.callback(callback_handler.remove_end_callback, end)
 
 
 def _traced_under_autocast(compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,12 +133,11 @@ class _Backend:
         interpreter = Interpreter(graph, memory_of(graph.graph) if self.fuses else None, self.recorder)
 
         def run(args: list[Any]) -> Any:
+            self.recorder.saving = forward
             try:
-                if not forward:
-                    return interpreter.boxed_run(args)
-                with self.recorder.saving_for_backward():
-                    return interpreter.boxed_run(args)
+                return interpreter.boxed_run(args)
             finally:
+                self.recorder.saving = False
                 interpreter.env.clear()
 
         run._boxed_call = True  # type: ignore[attr-defined]  # it may free its arguments
@@ -159,3 +154,67 @@ def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
     with fake, torch.no_grad():
         plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return plain.requires_grad_(value.requires_grad)
+
+
+class Interpreter(fx.Interpreter):
+    """
+    Runs a graph of compiled code on meta, and records its kernels.
+
+    Each node is an operator of its own, the result of a fused kernel, or inside a kernel. Without `memory`, each is an operator.
+    """
+
+    def __init__(self, graph: fx.GraphModule, memory: GraphMemory | None, recorder: Recorder) -> None:
+        super().__init__(graph)
+        self.memory, self.recorder = memory, recorder
+        self.in_cache: set[fx.Node] = set()
+        """Tensors that kernels have read or written since the last unfused operator: the next kernels are fused with those."""
+
+    def boxed_run(self, args_list: list[Any]) -> Any:
+        self.in_cache.clear()
+        return super().boxed_run(args_list)
+
+    def run_node(self, n: fx.Node) -> Any:
+        if self.memory is None or n.op != "call_function":
+            return super().run_node(n)
+        if n in self.memory.unfused:
+            self.in_cache.clear()
+            return super().run_node(n)
+        read = self.memory.kernels.get(n)
+        self.recorder.fusion = Fusion.INSIDE if read is None else Fusion.RESULT
+        try:
+            result = super().run_node(n)
+        finally:
+            self.recorder.fusion = Fusion.NONE
+        if read is not None:
+            self._record_kernel(n, read)
+        return result
+
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Keep the random state of recomputation on the host, as for a GPU, whose state has 16 bytes."""
+        if target is torch.ops.higher_order.run_and_save_rng_state:
+            operator, *rest = args
+            return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)
+        if target is torch.ops.higher_order.run_with_rng_state:
+            _, operator, *rest = args
+            return operator(*rest, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def _record_kernel(self, n: fx.Node, read: dict[fx.Node, int]) -> None:
+        size = nbytes(n) + sum(each for node, each in read.items() if node not in self.in_cache)
+        self.in_cache.update(read)
+        self.in_cache.add(n)
+        value = n.meta.get("val")
+        dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
+        self.recorder.fused_kernel(f"fused::{n.name}", dtype, size)
+
+
+def move_to(device: torch.device, graph: fx.GraphModule) -> None:
+    """Have a graph create all its tensors on a device, constants included."""
+
+    def moved(value: Any) -> Any:
+        return device if isinstance(value, torch.device) else value
+
+    for node in graph.graph.nodes:
+        node.args, node.kwargs = map_aggregate(node.args, moved), map_aggregate(node.kwargs, moved)
+        if node.op == "get_attr" and isinstance(constant := getattr(graph, node.target, None), Tensor):
+            setattr(graph, node.target, torch.empty_like(constant, device=device))
