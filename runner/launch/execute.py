@@ -92,7 +92,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
                 status = claim(run_dir)
             _print_start(shows.whose(run_dir), stored, status.attempt)
             (run_dir / ERROR).unlink(missing_ok=True)
-            tracking = Trackers.start(run_dir, experiment.tracker)
+            tracking = Trackers(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
             with heartbeat(run_dir), shows if isinstance(shows, ProgressLine) else nullcontext():
                 _write_environment(attempt, continued)

@@ -38,7 +38,7 @@ def finish_sweep(sweep_dir: Path) -> None:
         obstacle = find_obstacle(sweep_dir)
         if obstacle and tracker.compares:
             warn(f"the table of the sweep is not tracked: {sweep_dir}: {obstacle}")
-        tracking = Trackers.start(sweep_dir, NoTracker(kind="none") if obstacle else tracker)
+        tracking = Trackers(sweep_dir, NoTracker(kind="none") if obstacle else tracker)
         try:
             _compare(sweep_dir)
         finally:

@@ -1,21 +1,144 @@
-"""Describes a run to trackers: its resolved configuration, devices and versions."""
+"""Runs and sweeps as trackers see them, read from their directories."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.affects import affecting
 from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import shipped
-from meshrunner.runner.rundir import Environment, Summary, is_count, options_in_force
-from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY
+from meshrunner.runner.rundir import (
+    Environment,
+    Summary,
+    Tracking,
+    options_in_force,
+    read_config,
+    read_overrides,
+    read_status,
+    sweep_title,
+)
+from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, is_sweep, tracking
 
 TAG_LENGTH = 64
 """Longest tag that W&B accepts, in characters."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run directory as a tracker sees it."""
+
+    run_dir: Path
+    config: dict[str, Any]
+    """The resolved configuration, nested as in config.yaml."""
+    choices: dict[str, str]
+    """Group -> chosen option: {"parallelism": "fsdp2", ...}."""
+    name: str
+    """The run directory's name."""
+    group: str | None
+    """Date and varying keys of the sweep, `2026-01-31 14:05 parallelism x lr`; None for a single run."""
+    attempt: int
+    """Number of the attempt, from 1; a later attempt resumes the run."""
+    run_id: str
+    """Hexadecimal id, the same for all attempts."""
+
+    @classmethod
+    def load(cls, run_dir: Path) -> RunRecord:
+        """Read a run directory. If tracker.json has no `run_id`, write a new one."""
+        run_dir = run_dir.resolve()
+        return cls(
+            run_dir=run_dir,
+            config=read_config(run_dir),
+            choices=read_overrides(run_dir).choices,
+            name=run_dir.name,
+            group=sweep_title(run_dir.parent) if is_sweep(run_dir.parent) else None,
+            attempt=read_status(run_dir).attempt or 1,
+            run_id=ensure_run_id(run_dir),
+        )
+
+    @property
+    def tags(self) -> list[str]:
+        """Options that are not the default, as `group=option`, at most 64 characters each."""
+        return tags(self.choices)
+
+    def describe(self) -> dict[str, Any]:
+        """Return `described` of the run. It is complete once this attempt has written its first row."""
+        return described(self.config, self.choices, self.run_dir)
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep directory as a tracker sees it, at the end of the sweep."""
+
+    sweep_dir: Path
+    group: str
+    """Group of the sweep's runs."""
+    config: dict[str, Any]
+    """The resolved configuration of the first run."""
+    shared: dict[str, Any]
+    """Facts of `RunRecord.describe` that all started runs share, with `varies`, `baseline` and the number of `runs`."""
+    tags: list[str]
+    """Tags that all runs have."""
+    rows: list[dict[str, Any]]
+    """Rows of the table as in `meshrunner compare --json`."""
+    findings: list[str]
+    """Sentences above the table."""
+    run_id: str
+    """Id of the tracker's run with the table, kept when the sweep is resumed."""
+
+    @classmethod
+    def load(cls, sweep_dir: Path) -> SweepRecord:
+        """Read a sweep directory; raises ConfigError if none of its runs is readable."""
+        from meshrunner.runner.compare.comparison import compare_sweep
+        from meshrunner.runner.compare.export import records
+        from meshrunner.runner.compare.findings import findings
+
+        sweep_dir = sweep_dir.resolve()
+        comparison, _ = compare_sweep(sweep_dir)
+        readable = [run for row in comparison.rows for run in row.runs if run.config]
+        if not readable:
+            raise ConfigError(f"{sweep_dir} contains no readable run")
+        first = min(readable, key=lambda run: run.path)
+        started = [run for run in readable if run.environment] or readable  # skipped runs resolve no `auto`
+        shared = reduce(in_common, [described(run.config, run.choices, run.path) for run in started])
+        shared |= {"varies": comparison.keys, "runs": sum(len(row.runs) for row in comparison.rows)}
+        shared |= {"baseline": "=".join(comparison.baseline)} if comparison.baseline else {}
+        return cls(
+            sweep_dir=sweep_dir,
+            group=sweep_title(sweep_dir),
+            config=first.config,
+            shared=shared,
+            tags=[tag for tag in tags(first.choices) if all(tag in tags(run.choices) for run in readable)],
+            rows=records(comparison),
+            findings=findings(comparison),
+            run_id=ensure_run_id(sweep_dir),
+        )
+
+
+def ensure_run_id(folder: Path) -> str:
+    """Return the id of a run or of a sweep's table from tracker.json. If there is none, write a new one."""
+    run_id = read_tracking(folder).run_id
+    if run_id is None:
+        run_id = secrets.token_hex(4)
+        update_tracking(folder, run_id=run_id)
+    return run_id
+
+
+def read_tracking(folder: Path, member: str = "") -> Tracking:
+    """Read the state of a tracker of a run or sweep directory; `member` names one of several trackers."""
+    return Tracking.read(tracking(folder, member))
+
+
+def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
+    """Change some keys of the state of a tracker."""
+    (read_tracking(folder, member) | changes).write(tracking(folder, member))
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
@@ -29,7 +152,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
     versions = environment.packages | {"python": environment.python}
     facts = {
         "options": options_in_force(choices, environment),
-        "world_size": summary.world_size or _devices(config, environment),
+        "world_size": summary.world_size,
         "device": summary.device,
         "device_type": environment.device_type,
         "host": environment.host,
@@ -37,47 +160,26 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
         "versions": {package: version for package, version in versions.items() if version} or None,
         "directory": str(run_dir),
     }
-    resolved = dict(environment.resolved)
-    if (vocabulary := (summary.data or {}).get("tokenizer_vocab")) is not None:
-        resolved["data.vocab_size"] = vocabulary
-    known = {key: value for key, value in facts.items() if value is not None}
-    return _with_values(config, resolved) | known
+    if summary.world_size is None and environment.workers is not None:  # it ended too early to record one
+        facts["world_size"] = config["launch"]["nodes"] * environment.workers
+    resolved = environment.resolved | {"data.vocab_size": (summary.data or {}).get("tokenizer_vocab")}
+    nested = deepcopy(config)
+    for key, value in resolved.items():
+        *path, last = key.split(".")
+        section: Any = nested
+        for name in path:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict) and last in section and value is not None:
+            section[last] = value
+    return nested | {key: value for key, value in facts.items() if value is not None}
 
 
-def _devices(config: dict[str, Any], environment: Environment) -> int | None:
-    """Return nodes x workers for a run that ended too early to record a `world_size`, or None if unknown."""
-    nodes, workers = _object(config, "launch").get("nodes"), environment.workers
-    return nodes * workers if is_count(nodes) and workers is not None else None
-
-
-def _object(found: dict[str, Any], key: str) -> dict[str, Any]:
-    value = found.get(key)
-    return dict(value) if isinstance(value, dict) else {}
-
-
-def _with_values(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a nested configuration with some values replaced; unknown keys of `values` are ignored."""
-    changed = dict(config)
-    for key, value in values.items():
-        first, _, rest = key.partition(".")
-        if first in config:
-            inside = changed[first]
-            changed[first] = (
-                (_with_values(inside, {rest: value}) if isinstance(inside, dict) else inside) if rest else value
-            )
-    return changed
-
-
-def in_common(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the nested keys that have the same value in all runs."""
-    return reduce(_same, descriptions) if descriptions else {}
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested keys that have the same value in both."""
     found = {}
     for key, value in one.items():
         if isinstance(value, dict) and isinstance(other.get(key), dict):
-            found[key] = _same(value, other[key])
+            found[key] = in_common(value, other[key])
         elif key in other and not differences(value, other[key]):
             found[key] = value
     return found
@@ -102,7 +204,7 @@ def settings(description: dict[str, Any]) -> dict[str, Any]:
 
     The name of an option is listed under its group (`parallelism`) rather than its kind (`parallelism.kind`).
     """
-    options, versions = _object(description, "options"), _object(description, "versions")
+    options, versions = description.get("options", {}), description.get("versions", {})
     flat = flatten({key: value for key, value in description.items() if key not in NO_SETTINGS})
     shown = affecting(flat, SHOWN) | affecting(options, SHOWN)
     shown |= {"torch": versions.get("torch"), "meshrunner": versions.get("meshrunner")}

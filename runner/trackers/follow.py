@@ -19,7 +19,8 @@ from pathlib import Path
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, read_state, read_status
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, tracker_log
-from meshrunner.runner.trackers.base import RunRecord, SweepRecord, tracker_of, update_tracking
+from meshrunner.runner.trackers.base import tracker_of
+from meshrunner.runner.trackers.description import RunRecord, SweepRecord, update_tracking
 
 POLL_S = 0.5
 LOWEST_PRIORITY = 19
@@ -37,65 +38,20 @@ class RowBuffer:
         self._tail = Tail(run_dir / EVENTS)
         self._attempt = attempt
         self._held: dict[int, StepRow] = {}
+        """Step -> row, in the order of the steps."""
         self._last_step = 0
         """Last step of this attempt."""
 
     def read(self, final: bool) -> list[StepRow]:
         """Return new rows that can no longer be replaced, by step; if `final`, all remaining rows."""
         for row in self._tail.read():
-            for step in [step for step in self._held if step > row.step]:
-                del self._held[step]  # a row of an earlier attempt, now out of date
+            while self._held and next(reversed(self._held)) >= row.step:
+                self._held.popitem()  # a row of an earlier attempt, now out of date
             self._held[row.step] = row
             if row.attempt >= self._attempt:
                 self._last_step = max(self._last_step, row.step)
-        ready = sorted(step for step in self._held if final or step <= self._last_step)
+        ready = [step for step in self._held if final or step <= self._last_step]
         return [self._held.pop(step) for step in ready]
-
-
-def track_run(run_dir: Path, ended: Connection | None = None, member: str = "") -> None:
-    """
-    Track a run until it has ended and the tracker has finished.
-
-    Args:
-        ended: becomes readable when the run directory is complete; None: wait for a final state instead.
-        member: name of one of several trackers.
-
-    Raises:
-        Exception: any exception of the tracker.
-    """
-    update_tracking(run_dir, member, phase="opening", warning=None)
-    run = RunRecord.load(run_dir)
-    rows = RowBuffer(run.run_dir, run.attempt)
-    sink = tracker_of(run).members[member].open(run)
-    update_tracking(run_dir, member, phase="following")
-    complete = False
-    while not complete:
-        complete = _wait(run_dir, ended)  # checked before the rows are read, so that none is missed
-        for row in rows.read(final=complete):
-            sink.log(row)
-    update_tracking(run_dir, member, phase="finishing")
-    status = read_status(run_dir)
-    sink.finish(Summary.read(run_dir / SUMMARY).as_json(), str(status.state), status.reason)
-    update_tracking(run_dir, member, phase="finished")
-
-
-def track_sweep(sweep_dir: Path, member: str = "") -> None:
-    """Pass the table of a sweep to its tracker; raises any exception of the tracker."""
-    update_tracking(sweep_dir, member, phase="opening", warning=None)
-    sweep = SweepRecord.load(sweep_dir)
-    update_tracking(sweep_dir, member, phase="finishing")
-    tracker_of(sweep).members[member].compare(sweep)
-    update_tracking(sweep_dir, member, phase="finished")
-
-
-def _wait(run_dir: Path, ended: Connection | None) -> bool:
-    """Wait up to POLL_S; return whether the run directory is complete."""
-    if ended is not None:
-        return ended.poll(POLL_S)
-    if read_state(run_dir) in FINAL:
-        return True
-    time.sleep(POLL_S)
-    return False
 
 
 def main(folder: str, member: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
@@ -110,15 +66,23 @@ def main(folder: str, member: str, ended: Connection | None, environment: dict[s
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
     """
-    Track a run or sweep and return the exit code.
+    Track a run until it has ended, or the table of a sweep. Return the exit code.
 
-    An exception is printed to stderr and recorded in tracker.json.
+    An exception of the tracker is printed to stderr and recorded in tracker.json.
+
+    Args:
+        ended: becomes readable when the run directory is complete; None: wait for a final state instead.
+        member: name of one of several trackers.
     """
     try:
+        update_tracking(folder, member, phase="opening", warning=None)
         if is_sweep(folder):
-            track_sweep(folder, member)
+            sweep = SweepRecord.load(folder)
+            update_tracking(folder, member, phase="finishing")
+            tracker_of(sweep).members[member].compare(sweep)
         else:
-            track_run(folder, ended, member)
+            _track_run(folder, ended, member)
+        update_tracking(folder, member, phase="finished")
     except BaseException as error:  # including a tracker's SystemExit
         traceback.print_exc()
         lines = str(error).strip().splitlines()
@@ -126,6 +90,24 @@ def run_tracker(folder: Path, ended: Connection | None = None, member: str = "")
             update_tracking(folder, member, warning=": ".join([type(error).__name__, *lines[:1]]))
         return 1
     return 0
+
+
+def _track_run(run_dir: Path, ended: Connection | None, member: str) -> None:
+    run = RunRecord.load(run_dir)
+    rows = RowBuffer(run.run_dir, run.attempt)
+    sink = tracker_of(run).members[member].open(run)
+    update_tracking(run_dir, member, phase="following")
+    complete = False
+    while not complete:
+        if ended is not None:
+            complete = ended.poll(POLL_S)
+        elif not (complete := read_state(run_dir) in FINAL):
+            time.sleep(POLL_S)
+        for row in rows.read(final=complete):  # after the check, so that none is missed
+            sink.log(row)
+    update_tracking(run_dir, member, phase="finishing")
+    status = read_status(run_dir)
+    sink.finish(Summary.read(run_dir / SUMMARY).as_json(), str(status.state), status.reason)
 
 
 def track_again(folder: Path, *members: str) -> int:

@@ -1,4 +1,4 @@
-"""Starts and ends tracker processes: `Trackers.start(folder, tracker)`, later `finish_or_warn(...)`."""
+"""Starts and ends tracker processes: `Trackers(folder, tracker)`, later `finish_or_warn(...)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from meshrunner.runner.process.temporary import temporary_folder
 from meshrunner.runner.process.tree import descendants, kill
 from meshrunner.runner.rundir.files import LOGS, is_sweep, tracker_log
 from meshrunner.runner.trackers import follow
-from meshrunner.runner.trackers.base import Tracker, ensure_run_id, read_tracking, update_tracking
+from meshrunner.runner.trackers.base import Tracker
+from meshrunner.runner.trackers.description import ensure_run_id, read_tracking, update_tracking
 
 TRACKER_GRACE_S = 2.0
 """Seconds from END_SIGNAL to SIGKILL, for a hung tracker."""
@@ -28,21 +29,7 @@ TRACKER_GRACE_S = 2.0
 class TrackerHandle:
     """A tracker process for a run or for a sweep's table. It cannot raise into the launcher or outlive it."""
 
-    def __init__(self, folder: Path, tracker: Tracker, member: str, timeout_s: float) -> None:
-        self._folder = folder
-        self._subject = "sweep" if is_sweep(folder) else "run"
-        self._tracker = tracker
-        self._member = member
-        self._timeout_s = timeout_s
-        self._process: ForkServerProcess | None = None
-        self._end_of_run: Connection | None = None
-        self._deadline = 0.0
-        self._problem: str | None = None
-        self._temporary = ""
-        """Directory for temporary files of the tracker's library, which does not remove them if its process is killed."""
-
-    @classmethod
-    def start(cls, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> TrackerHandle:
+    def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
         """
         Start tracking a claimed run or a sweep that has ended. Problems are reported by `finish`.
 
@@ -50,13 +37,23 @@ class TrackerHandle:
             member: name of one of several trackers.
             timeout_s: longest wait in `finish`; None: the tracker's own.
         """
-        handle = cls(folder, tracker, member, tracker.finish_timeout_s if timeout_s is None else timeout_s)
-        if tracker.compares if handle._subject == "sweep" else tracker.active:
+        self._folder = folder
+        self._subject = "sweep" if is_sweep(folder) else "run"
+        self._tracker = tracker
+        self._member = member
+        self._timeout_s = tracker.finish_timeout_s if timeout_s is None else timeout_s
+        self.process: ForkServerProcess | None = None
+        """The tracker process; None if it is inactive or has finished."""
+        self._end_of_run: Connection | None = None
+        self._deadline = 0.0
+        self._problem: str | None = None
+        self._temporary = ""
+        """Directory for temporary files of the tracker's library, which does not remove them if its process is killed."""
+        if tracker.compares if self._subject == "sweep" else tracker.active:
             try:
-                handle._start()
+                self._start()
             except Exception as error:
-                handle._problem = f"could not be started ({type(error).__name__}: {error})"
-        return handle
+                self._problem = f"could not be started ({type(error).__name__}: {error})"
 
     def _start(self) -> None:
         (self._folder / LOGS).mkdir(exist_ok=True)
@@ -70,12 +67,7 @@ class TrackerHandle:
         process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
         process.start()
         ended.close()
-        self._process = process
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the tracker; None if it is inactive or has finished."""
-        return self._process.pid if self._process else None
+        self.process = process
 
     def end(self) -> None:
         """Signal the end of the run to the tracker. status.json, events.jsonl and summary.json must be complete."""
@@ -85,17 +77,12 @@ class TrackerHandle:
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """
-        Wait for the tracker until `timeout_s` after `end`, then end it.
-
-        Returns:
-            A warning for the user, or None if the tracker finished.
-        """
+        """Wait for the tracker until `timeout_s` after `end`, then end it. Return a warning unless it finished."""
         self.end()
-        if self._process is not None:
+        if self.process is not None:
             try:
-                self._process.join(max(0.0, self._deadline - time.monotonic()))
-                self._problem = self._find_problem(self._process)
+                self.process.join(max(0.0, self._deadline - time.monotonic()))
+                self._problem = self._find_problem(self.process.exitcode)
             finally:
                 self.stop()  # even after Ctrl-C
         if self._problem is None:
@@ -106,16 +93,9 @@ class TrackerHandle:
             f"(log: {tracker_log(self._folder, self._member)}; to repeat: {again})"
         )
 
-    def stop(self) -> None:
-        """End the tracker process without waiting for it to finish."""
-        if self._process is not None:
-            self._terminate(self._process)
-            self._process = None
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _find_problem(self, process: ForkServerProcess) -> str | None:
+    def _find_problem(self, code: int | None) -> str | None:
         tracking = read_tracking(self._folder, self._member)
-        phase, code = tracking.phase, process.exitcode
+        phase = tracking.phase
         if code is None:
             verb = "start" if phase in ("starting", "opening") else "finish"
             return f"did not {verb} within {self._timeout_s:g} s of the {self._subject}'s end and was killed"
@@ -125,13 +105,14 @@ class TrackerHandle:
             return None
         return f"failed ({tracking.warning or f'exit code {code}'})"
 
-    @staticmethod
-    def _terminate(process: ForkServerProcess) -> None:
-        """End a running tracker and its descendants within 2 x TRACKER_GRACE_S."""
-        if process.is_alive():
-            own = descendants(process.pid) if process.pid else []
-            if process.pid is not None:
-                os.kill(process.pid, END_SIGNAL)
+    def stop(self) -> None:
+        """End the tracker process and its descendants within 2 x TRACKER_GRACE_S."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        if process.is_alive() and process.pid is not None:
+            own = descendants(process.pid)
+            os.kill(process.pid, END_SIGNAL)
             process.join(TRACKER_GRACE_S)
             process.kill()
             for each in own:
@@ -139,19 +120,18 @@ class TrackerHandle:
         process.join(TRACKER_GRACE_S)
         if not process.is_alive():  # otherwise it is in uninterruptible sleep and dies afterwards
             process.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 class Trackers:
-    """The tracker processes of a run or of a sweep's table, one per member of its tracker."""
+    """The tracker processes of a run or of a sweep's table, one per active member of its tracker."""
 
-    def __init__(self, handles: list[TrackerHandle]) -> None:
-        self.handles = handles
-
-    @classmethod
-    def start(cls, folder: Path, tracker: Tracker) -> Trackers:
-        """Start one process per active member of a tracker. Never raises."""
-        limits = {name: min(each.finish_timeout_s, tracker.finish_timeout_s) for name, each in tracker.members.items()}
-        return cls([TrackerHandle.start(folder, each, name, limits[name]) for name, each in tracker.members.items()])
+    def __init__(self, folder: Path, tracker: Tracker) -> None:
+        limit = tracker.finish_timeout_s
+        self.handles = [
+            TrackerHandle(folder, each, name, min(each.finish_timeout_s, limit))
+            for name, each in tracker.members.items()
+        ]
 
     def finish_or_warn(self, ended: str) -> None:
         """Wait for all trackers at once and print their warnings; `ended` begins the warning if the user interrupts the wait."""

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -14,7 +14,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from meshrunner.runner.console import one_line
-from meshrunner.runner.process.tree import descendants, kill
 from meshrunner.runner.rundir import owner_is_alive, read_status
 from meshrunner.runner.rundir.files import WANDB, is_run, is_sweep
 
@@ -47,22 +46,15 @@ class OfflineRun:
 
 
 def find_offline_runs(folder: Path) -> list[OfflineRun]:
-    """Return the offline runs of all run and sweep directories at or below a folder, by path; symbolic links are skipped."""
+    """Return the offline runs of all run and sweep directories at or below a folder, by path."""
     found = []
-    for run_dir in _directories(folder):
-        for record in sorted((run_dir / WANDB).glob("offline-run-*/*.wandb")):
-            if record.is_file() and not record.is_symlink() and not record.parent.is_symlink():
-                found.append(OfflineRun(run_dir, record))
-    return found
-
-
-def _directories(folder: Path) -> Iterator[Path]:
     for path, below, _ in os.walk(folder):
         here = Path(path)
         if is_run(here) or is_sweep(here):
-            yield here
+            found += [OfflineRun(here, record) for record in sorted((here / WANDB).glob("offline-run-*/*.wandb"))]
         # Run directories contain no others, but their checkpoints may contain thousands of files.
         below[:] = [] if is_run(here) else sorted(name for name in below if name != WANDB)
+    return found
 
 
 def server() -> str:
@@ -85,35 +77,26 @@ def silence(url: str) -> str:
 
 def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> str:
     """
-    Upload offline runs with `wandb sync`.
+    Upload offline runs with `wandb sync`, calling `done` with each run once it is uploaded.
 
-    Args:
-        done: called with each run once it is uploaded.
-
-    Returns:
-        The last line of the command's output, to explain why a run was not uploaded.
+    Return the last line of the command's output, to explain why a run was not uploaded.
     """
     command = [sys.executable, "-m", "wandb", "sync", *(str(run.record.parent) for run in runs)]
     environment = os.environ | {"WANDB_ERROR_REPORTING": "false"}
     left = list(runs)
     with TemporaryFile() as output:
         # No stdin: the command would prompt for a key.
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
-            ended = False
-            while not ended:
-                ended = process.poll() is not None  # checked before the marks are read, so that none is missed
+            running = True
+            while running:
+                running = process.poll() is None  # checked before the marks are read, so that none is missed
                 for run in [run for run in left if run.uploaded]:
                     left.remove(run)
                     done(run)
-                time.sleep(0 if ended else POLL_S)
+                time.sleep(POLL_S if running else 0)
         finally:
-            if process.poll() is None:
-                for child in descendants(process.pid):
-                    kill(child)
-                process.kill()
+            process.kill()  # if the user interrupts; wandb-core then ends by itself
             process.wait()
         output.seek(0)
         lines = [one_line(line) for line in output.read().decode(errors="replace").splitlines() if line.strip()]

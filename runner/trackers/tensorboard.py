@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -12,11 +13,13 @@ import yaml
 from meshrunner.runner.figures import number, table_figures
 from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.rundir.files import HPARAMS, TENSORBOARD
-from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
-from meshrunner.runner.trackers.description import settings
+from meshrunner.runner.trackers.base import Sink, Tracker
+from meshrunner.runner.trackers.description import RunRecord, settings
 
 FLUSH_S = 5
 """Seconds between flushes, so the longest delay of a row."""
+VERBATIM = "    "
+"""Prefix of lines that Markdown shows as they are."""
 NO_CHART = ("step", "attempt", "time", "profiled")
 """Keys of a row without a curve. `time` is the time of its events."""
 
@@ -45,7 +48,7 @@ class TensorBoardRun:
         self._curves = EventFile(run.run_dir / TENSORBOARD)
         self._hparams: EventFile | None = None
         self._last_step = 0
-        self._curves.text("config", _as_code(yaml.safe_dump(run.config, sort_keys=False)))
+        self._curves.text("config", indent(yaml.safe_dump(run.config, sort_keys=False), VERBATIM))
         self._curves.text("tags", ", ".join(run.tags))
 
     def log(self, row: StepRow) -> None:
@@ -59,7 +62,7 @@ class TensorBoardRun:
         results = {figure.summary_keys[0]: number(summary.get(figure.summary_keys[0])) for figure in table_figures()}
         hparams.scalars({key: value for key, value in results.items() if value is not None}, self._last_step)
         hparams.session_end(completed=state == "completed")
-        self._curves.text("summary", _as_code(json.dumps(summary, indent=2)), self._last_step)
+        self._curves.text("summary", indent(json.dumps(summary, indent=2), VERBATIM), self._last_step)
         self._curves.text("state", f"{state}: {reason}" if reason else state, self._last_step)
         for file in (self._curves, hparams):
             file.close()
@@ -121,8 +124,3 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._writer.add_event(Event(wall_time=at or time.time(), step=step, summary=summary))
-
-
-def _as_code(text: str) -> str:
-    """Return Markdown that shows a text verbatim."""
-    return "".join(f"    {line}\n" for line in text.splitlines())

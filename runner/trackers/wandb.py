@@ -9,15 +9,18 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.process.tree import descendants, is_alive, process_name
-from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.rundir.files import WANDB
-from meshrunner.runner.trackers.base import NullSink, RunRecord, Sink, SweepRecord, Tracker
+from meshrunner.runner.trackers.base import NullSink, Sink, Tracker
+
+if TYPE_CHECKING:
+    from meshrunner.runner.rundir import StepRow
+    from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 
 COMPARISON = "comparison"
 """Job type of the W&B run with a sweep's table, and the key of the table."""
@@ -69,7 +72,9 @@ class Wandb(Tracker):
             tags=list(dict.fromkeys([*run.tags, *self.tags])),
             config=run.config,
         )
-        _define_axes(started)
+        started.define_metric("train/*", step_metric=TOKENS)
+        for key in NO_CHART:
+            started.define_metric(key, hidden=True)
         return WandbRun(started, run.describe)
 
     def compare(self, sweep: SweepRecord) -> None:
@@ -110,33 +115,17 @@ class Wandb(Tracker):
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
             ),
         )
-        _remove_other_segments(folder, run_id, Path(started.dir).parent)
+        # Each offline segment has all rows, and segments with the same id overwrite each other in a sync.
+        for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
+            if segment.resolve() != Path(started.dir).parent.resolve():
+                shutil.rmtree(segment)
         return started
 
 
-def _define_axes(run: Any) -> None:
-    """Draw `train/` charts over tokens and others over steps, and hide the axes themselves."""
-    run.define_metric("train/*", step_metric=TOKENS)
-    for key in NO_CHART:
-        run.define_metric(key, hidden=True)
-
-
-def _remove_other_segments(folder: Path, run_id: str, current: Path) -> None:
-    """Remove earlier offline segments. Each has all rows, and segments with the same id overwrite each other in a sync."""
-    for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
-        if segment.resolve() != current.resolve():
-            shutil.rmtree(segment)
-
-
-class CoreEnded(Exception):
-    """Raised if wandb-core, the process that writes and sends for W&B, has ended early."""
-
-
 class WandbRun:
-    """An open W&B run."""
+    """An open W&B run. `describe` returns the configuration to log, which is complete once there is a row."""
 
     def __init__(self, run: Any, describe: Callable[[], dict[str, Any]]) -> None:
-        """`describe`: returns the configuration to log, which is complete once there is a row."""
         self._run = run
         self._describe = describe
         self._described = False
@@ -151,12 +140,9 @@ class WandbRun:
         self._last_step = row.step
         self._check()
         if not self._described:
-            self._update_config()
+            self._run.config.update(self._describe(), allow_val_change=True)
+            self._described = True
         self._run.log({key: value for key, value in row.items() if value is not None}, step=row.step)
-
-    def _update_config(self) -> None:
-        self._run.config.update(self._describe(), allow_val_change=True)
-        self._described = True
 
     def log_table(self, rows: list[dict[str, Any]]) -> None:
         """Log a W&B Table with a column per key. `runs` lists the names of the run directories."""
@@ -171,7 +157,7 @@ class WandbRun:
         import wandb
 
         self._check()
-        self._update_config()
+        self._run.config.update(self._describe(), allow_val_change=True)
         known = {key: value for key, value in summary.items() if value is not None}
         self._run.summary.update(known | {"state": state, "reason": reason})
         if state == "preempted":
@@ -181,6 +167,6 @@ class WandbRun:
         wandb.teardown()  # waits for wandb-core to end
 
     def _check(self) -> None:
-        """Raise CoreEnded if wandb-core has ended: wandb would hang or fail later with a socket error."""
+        """Raise RuntimeError if wandb-core has ended: wandb would hang or fail later with a socket error."""
         if not all(map(is_alive, self._core)):
-            raise CoreEnded("wandb-core, the process that writes and sends for W&B, ended before the run did")
+            raise RuntimeError("wandb-core, the process that writes and sends for W&B, ended before the run did")

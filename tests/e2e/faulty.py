@@ -24,7 +24,8 @@ from meshrunner.recipes.model.transformer import Transformer
 from meshrunner.recipes.optim.optimizer import AdamW
 from meshrunner.runner.process.forkserver import END_SIGNAL
 from meshrunner.runner.rundir.events import StepRow
-from meshrunner.runner.trackers.base import RunRecord, Tracker
+from meshrunner.runner.trackers.base import Tracker
+from meshrunner.runner.trackers.description import RunRecord
 
 
 class Faulty(Llama):

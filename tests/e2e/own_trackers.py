@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from meshrunner.runner.rundir.events import StepRow
-from meshrunner.runner.trackers.base import RunRecord, Sink, Tracker
+from meshrunner.runner.trackers.base import Sink, Tracker
+from meshrunner.runner.trackers.description import RunRecord
 
 
 class ToFile(Tracker):

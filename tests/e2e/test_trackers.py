@@ -24,7 +24,8 @@ from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import update_status
-from meshrunner.runner.trackers.base import RunRecord, read_tracking, tracker_of
+from meshrunner.runner.trackers.base import tracker_of
+from meshrunner.runner.trackers.description import RunRecord, read_tracking
 from meshrunner.runner.trackers.follow import run_tracker, track_again
 from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
@@ -51,7 +52,7 @@ class Run:
 
     def begin(self) -> Run:
         self.attempt = claim(self.run_dir).attempt
-        self.handle = TrackerHandle.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
+        self.handle = TrackerHandle(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
         return self
 
     def train(self, first: int, last: int) -> Run:
@@ -80,10 +81,10 @@ class Run:
 
     def processes(self) -> list[psutil.Process]:
         """Of the tracker: its own, then those that it started."""
-        assert self.handle is not None
-        assert self.handle.pid is not None
-        mine = [process for process in descendants(os.getpid()) if process.pid == self.handle.pid]
-        return mine + descendants(self.handle.pid)
+        assert self.handle is not None and self.handle.process is not None
+        pid = self.handle.process.pid
+        assert pid is not None
+        return [process for process in descendants(os.getpid()) if process.pid == pid] + descendants(pid)
 
     @property
     def rows(self) -> list[StepRow]:
@@ -252,10 +253,11 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb")
     program = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from meshrunner.runner.rundir.owner import claim\nfrom meshrunner.runner.trackers import base\n"
+        "from meshrunner.runner.rundir.owner import claim\nfrom meshrunner.runner.trackers.base import tracker_of\n"
+        "from meshrunner.runner.trackers.description import RunRecord\n"
         "from meshrunner.runner.trackers.handle import TrackerHandle\n"
         "run_dir = Path(sys.argv[1]); claim(run_dir)\n"
-        "handle = TrackerHandle.start(run_dir, base.tracker_of(base.RunRecord.load(run_dir))); time.sleep(1000)\n"
+        "handle = TrackerHandle(run_dir, tracker_of(RunRecord.load(run_dir))); time.sleep(1000)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(run.run_dir)]) as launcher:
         run.wait("following")
@@ -432,7 +434,7 @@ class Several(Run):
 
     def begin(self) -> Several:
         self.attempt = claim(self.run_dir).attempt
-        self.trackers = Trackers.start(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
+        self.trackers = Trackers(self.run_dir, tracker_of(RunRecord.load(self.run_dir)))
         return self
 
     def finish(self) -> None:
@@ -445,6 +447,6 @@ class Several(Run):
 def test_no_tracker_starts_no_process(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="none").begin().train(1, 2)
     assert run.handle is not None
-    assert run.handle.pid is None
+    assert run.handle.process is None
     assert run.end() is None
     assert not (run.run_dir / "wandb").exists()
