@@ -8,8 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from meshrunner.runner.rundir import (
 from meshrunner.runner.rundir.files import LAUNCHER_LOG
 from meshrunner.runner.sweep.live_table import LiveTable
 from meshrunner.runner.sweep.results import LivePage
-from meshrunner.runner.sweep.run_lines import RunLines
+from meshrunner.runner.sweep.tally import RunLines
 
 POLL_S = 0.05
 Display = LiveTable | RunLines
@@ -60,16 +59,18 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
         Moved: the sweep directory was moved or removed during the sweep.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
-    todo = {run_dir: read_status(run_dir).attempt for run_dir in run_dirs if _unfinished(run_dir, settings)}
-    for run_dir in run_dirs:
-        if run_dir not in todo:
-            _print_condition(run_dir)
+    todo = [run_dir for run_dir in run_dirs if _is_due(run_dir, settings)]
     devices, needs = _shared(todo, settings)
+    screen, steps = console(), experiment.progress == "steps"
+    live = experiment.progress == "auto" and screen.is_terminal and not screen.is_dumb_terminal
+    display = LiveTable(screen, run_dirs, todo) if live else RunLines(run_dirs, todo, steps=steps)
+    page = LivePage(sweep_dir, len(run_dirs))
     try:
-        with interruptible(), Preemption(sweep_dir) as preemption, _display(run_dirs, todo, experiment) as display:
-            page = LivePage(sweep_dir, len(run_dirs))
-            execute_todo = _Parallel(devices, needs, page) if devices else partial(_sequential, page)
-            execute_todo(todo, settings, display, preemption)
+        with interruptible(), Preemption(sweep_dir) as preemption, display:
+            if devices:
+                _Parallel(devices, needs, settings, display, page).execute(todo, preemption)
+            else:
+                _sequential(todo, settings, display, page, preemption)
     except Interrupted as error:
         cause = str(error).partition(";")[0]  # the rest names the run to resume
         raise Interrupted(f"{cause}; `meshrunner resume {sweep_dir}` continues the sweep") from None
@@ -84,15 +85,12 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     return code, any(_fails_fast(run_dir, settings) for run_dir in todo)
 
 
-def _shared(run_dirs: Collection[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
+def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """
-    Return the devices to distribute among runs, and the devices that each run needs.
+    Return the devices to distribute among runs, and the devices that each run needs; raise ConfigError if there are too few.
 
     The list of devices is empty if runs cannot share the node. GPUs are named as in CUDA_VISIBLE_DEVICES; CPU devices are only
     numbered.
-
-    Raises:
-        ConfigError: `sweep.devices` exceeds the number of visible GPUs.
     """
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
@@ -106,47 +104,32 @@ def _shared(run_dirs: Collection[Path], settings: Sweep) -> tuple[list[str], dic
     return gpus[:count], needs
 
 
-def _display(run_dirs: Sequence[Path], todo: Collection[Path], experiment: Experiment) -> Display:
-    screen = console()
-    if experiment.progress == "auto" and screen.is_terminal and not screen.is_dumb_terminal:
-        return LiveTable(screen, run_dirs, todo)
-    return RunLines(run_dirs, todo, steps=experiment.progress == "steps")
-
-
-def _unfinished(run_dir: Path, settings: Sweep) -> bool:
+def _is_due(run_dir: Path, settings: Sweep) -> bool:
+    """Return whether to execute a run. If not, print why: it has a result, another process executes it, or it is gone."""
     status = read_status(run_dir)
-    return not owner_is_alive(status) and (status.state not in RESULTS or status.state in settings.rerun)
+    if not run_dir.is_dir():
+        say(f"{run_dir.name} was not executed: its directory was moved or removed")
+    elif owner_is_alive(status) or (status.state in RESULTS and status.state not in settings.rerun):
+        say(f"{run_dir.name} {condition(status)}")
+    else:
+        return True
+    return False
 
 
 def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
     return settings.fail_fast and read_state(run_dir) in (*CRASHED, "oom")
 
 
-def _print_condition(run_dir: Path) -> None:
-    say(f"{run_dir.name} {condition(read_status(run_dir))}")
-
-
-def _can_start(run_dir: Path, attempts: int, display: Display) -> bool:
-    """Return False and print why if the run directory is gone or another process has executed the run since the sweep began."""
-    if not run_dir.is_dir():
-        say(f"{run_dir.name} was not executed: its directory was moved or removed")
-        return False
-    if read_status(run_dir).attempt != attempts:
-        _print_condition(run_dir)
-        display.run_ended(run_dir)
-        return False
-    return True
-
-
 def _sequential(
-    page: LivePage, todo: dict[Path, int], settings: Sweep, display: Display, preemption: Preemption
+    todo: Sequence[Path], settings: Sweep, display: Display, page: LivePage, preemption: Preemption
 ) -> None:
-    """Execute runs one after another from this process and its warm forkserver; `todo`: run -> attempts before the sweep."""
-    for number, (run_dir, attempts) in enumerate(todo.items()):
+    """Execute runs one after another from this process and its warm forkserver."""
+    for number, run_dir in enumerate(todo):
         preemption.poll()
         if preemption.requested:
             return
-        if not _can_start(run_dir, attempts, display):
+        if not _is_due(run_dir, settings):  # another process may have executed it
+            display.run_ended(run_dir)
             continue
         for attempt in range(1 + settings.retry):
             if attempt:
@@ -171,7 +154,7 @@ def _sequential(
         preempted = read_state(run_dir) == "preempted"  # so is the job that executes the sweep
         if preempted or _fails_fast(run_dir, settings):
             why = "a stop was requested" if preempted else "sweep.fail_fast is set and an earlier run failed"
-            for rest in list(todo)[number + 1 :]:
+            for rest in todo[number + 1 :]:
                 say(f"{rest.name} not started: {why}")
             return
 
@@ -179,18 +162,21 @@ def _sequential(
 class _Parallel:
     """Executes runs in parallel, each in a process that sees only its own devices."""
 
-    def __init__(self, devices: list[str], needs: dict[Path, NodeDevices], page: LivePage) -> None:
+    def __init__(
+        self, devices: list[str], needs: dict[Path, NodeDevices], settings: Sweep, display: Display, page: LivePage
+    ) -> None:
         """See `_shared` for `devices` and `needs`."""
-        self.devices, self.needs, self.page = devices, needs, page
+        self.devices, self.needs, self.settings, self.display, self.page = devices, needs, settings, display, page
         self.free = devices
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.starts: Counter[Path] = Counter()
         self.interrupted = False
 
-    def __call__(self, todo: dict[Path, int], settings: Sweep, display: Display, preemption: Preemption) -> None:
+    def execute(self, todo: Sequence[Path], preemption: Preemption) -> None:
+        """Execute runs; raises Interrupted once they have ended after a first Ctrl-C, or at the second."""
         try:
             with first_interrupt(self._interrupt):
-                self._execute(todo, settings, display, preemption)
+                self._execute(list(todo), preemption)
         finally:
             self._signal_all(signal.SIGHUP)  # unlike a first SIGINT, this ends a run without a checkpoint
             for process, _ in self.running.values():
@@ -202,8 +188,8 @@ class _Parallel:
         self.interrupted = True
         return True
 
-    def _execute(self, todo: dict[Path, int], settings: Sweep, display: Display, preemption: Preemption) -> None:
-        queue, stopping = list(todo), False
+    def _execute(self, queue: list[Path], preemption: Preemption) -> None:
+        stopping = False
         while queue or self.running:
             preemption.poll()
             if (preemption.requested or self.interrupted) and not stopping:
@@ -215,34 +201,39 @@ class _Parallel:
             # In order, so that small runs do not starve a large one that waits for devices.
             while queue and (self.needs[queue[0]].workers <= len(self.free) or not self.running):
                 run_dir = queue.pop(0)
-                if _can_start(run_dir, todo[run_dir], display):
-                    display.run_started(run_dir)
+                if _is_due(run_dir, self.settings):
                     self._start(run_dir)
+                else:
+                    self.display.run_ended(run_dir)
             for run_dir in self._reap():
                 status = read_status(run_dir)
-                if isinstance(display, LiveTable):
+                if isinstance(self.display, LiveTable):
                     say(f"{run_dir.name}: {status.state} {status.reason}".rstrip())
-                display.run_ended(run_dir)
+                self.display.run_ended(run_dir)
                 self.page.run_ended()
-                if not stopping and status.state in CRASHED and self.starts[run_dir] <= settings.retry:
-                    todo[run_dir] = status.attempt
+                if not stopping and status.state in CRASHED and self.starts[run_dir] <= self.settings.retry:
                     queue.insert(0, run_dir)
-                elif _fails_fast(run_dir, settings):
+                elif _fails_fast(run_dir, self.settings):
                     queue.clear()
-            display.refresh()
+            self.display.refresh()
             time.sleep(POLL_S)
 
     def _start(self, run_dir: Path) -> None:
         need = self.needs[run_dir]
         own, self.free = self.free[: need.workers], self.free[need.workers :]
         self.starts[run_dir] += 1
+        self.display.run_started(run_dir)
         if read_state(run_dir) in FINAL:  # left by an earlier execution
             update_status(run_dir, state="pending", reason="")
+        # A run is limited to its devices and to the same fraction of the node's cores.
+        limits = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
+        if need.type == "cuda":
+            limits["CUDA_VISIBLE_DEVICES"] = ",".join(own)
         with (run_dir / LAUNCHER_LOG).open("ab") as log:
             process = subprocess.Popen(
                 # -P: modules in the current directory must not shadow installed ones
                 [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)],
-                env=os.environ | self._environment(need.type, own),
+                env=os.environ | limits,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -252,33 +243,22 @@ class _Parallel:
         self.running[run_dir] = process, own
         say(f"{run_dir.name}: started on {', '.join(own)}")
 
-    def _environment(self, device_type: str, own: list[str]) -> dict[str, str]:
-        """Return the variables that limit a run to its devices and to the same fraction of the node's cores."""
-        part = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
-        return part | ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if device_type == "cuda" else {})
-
     def _reap(self) -> list[Path]:
         ended = [run_dir for run_dir, (process, _) in self.running.items() if process.poll() is not None]
         for run_dir in ended:
             process, own = self.running.pop(run_dir)
             self.free = [device for device in self.devices if device in self.free or device in own]
-            status = read_status(run_dir)
+            status, code = read_status(run_dir), process.returncode
             # A run that was interrupted while it was starting (exit status 130) stays pending.
-            may_record = process.returncode != 130 and run_dir.is_dir()
-            if may_record and status.state not in FINAL and not owner_is_alive(status):
-                reason = _missing_reason(run_dir, process)
-                status = update_status(run_dir, state="failed", reason=reason, ended=time.time())
+            if code == 130 or not run_dir.is_dir() or status.state in FINAL or owner_is_alive(status):
+                continue
+            if code < 0:
+                reason = f"its process was killed by signal {signal.Signals(-code).name}"
+            else:  # it could not begin the run
+                reason = [f"its process ended with exit code {code}", *last_lines(run_dir / LAUNCHER_LOG)][-1]
+            update_status(run_dir, state="failed", reason=reason, ended=time.time())
         return ended
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process, _ in self.running.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
-
-
-def _missing_reason(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
-    """Return why a process recorded no final state: it was killed, or it could not begin the run."""
-    if process.returncode < 0:
-        return f"its process was killed by signal {signal.Signals(-process.returncode).name}"
-    lines = last_lines(run_dir / LAUNCHER_LOG)
-    return lines[-1] if lines else f"its process ended with exit code {process.returncode}"
+            process.send_signal(number)  # does nothing if the process has ended

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from meshrunner.runner.compare.runs import read_run
+from meshrunner.runner.compare.runs import glance
 from meshrunner.runner.console import one_line
 from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, progress_cells, run_table
@@ -33,7 +33,7 @@ class _Running:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.steps = read_run(run_dir).config.get("steps")
+        self.steps = glance(run_dir).config.get("steps")
         self.tail = Tail(run_dir / EVENTS)
         self.tail.read()  # skip the rows of earlier attempts
         self.rows: list[StepRow] = []
@@ -92,10 +92,9 @@ class LiveTable:
 
     def run_ended(self, run_dir: Path) -> None:
         """Show the final state of a run, or the state that another process gave it."""
-        self._tally.ended(run_dir)
+        run = self._tally.ended(run_dir)
         self._running.pop(run_dir, None)
         self._phase = ""
-        run = read_run(run_dir)
         self._states[run_dir] = run.state
         self._ended[run_dir] = [run.state, *progress_cells(run.state, run.config.get("steps"), run.events)]
         self._draw()
@@ -117,7 +116,12 @@ class LiveTable:
         live = {run_dir: running.cells() for run_dir, running in self._running.items()}
         states = self._states | {run_dir: cells[0] for run_dir, cells in live.items()}
         width = self._screen.width
-        below = [part for line in self._below(states) for part in Text(line).wrap(self._screen, width)]
+        counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+        current = next(iter(self._running), None)
+        # The line is there even without a phase, so that the table does not move.
+        phase = f"{self.whose(current)}{self._phase}" if self._phase and current else ""
+        lines = ["", *map(one_line, [self._tally.line, counts, phase])]
+        below = [part for line in lines for part in Text(line).wrap(self._screen, width)]
         titles = ("run", *PROGRESS)
         unknown = [UNKNOWN] * (len(PROGRESS) - 1)
         rows = []
@@ -125,14 +129,6 @@ class LiveTable:
             cells = live.get(run_dir) or self._ended.get(run_dir) or [states[run_dir], *unknown]
             rows.append([self._tally.label(run_dir), *cells])
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
-
-    def _below(self, states: dict[Path, str]) -> list[str]:
-        """Return the lines below the table: the progress of the sweep, the number of runs by state, and the current phase."""
-        counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
-        current = next(iter(self._running), None)
-        # The line is there even without a phase, so that the table does not move.
-        phase = f"{self.whose(current)}{self._phase}" if self._phase and current else ""
-        return ["", *map(one_line, [self._tally.line, counts, phase])]
 
     def _visible(self, taken: int) -> list[Path]:
         """

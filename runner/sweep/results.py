@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import check_regular
-from meshrunner.runner.compare.comparison import Comparison, compare_sweep
+from meshrunner.runner.compare.comparison import compare_sweep
 from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.placed import first_experiment
@@ -17,7 +16,7 @@ from meshrunner.runner.config.validation import listed
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.rundir import find_obstacle, run_names
-from meshrunner.runner.rundir.files import MULTIRUN, REPORT
+from meshrunner.runner.rundir.files import REPORT
 from meshrunner.runner.trackers.base import NoTracker
 from meshrunner.runner.trackers.handle import Trackers
 
@@ -45,29 +44,22 @@ def finish_sweep(sweep_dir: Path) -> None:
             tracking.finish_or_warn("the sweep is complete")
 
 
-def _why_all_are_skipped(comparison: Comparison) -> str:
-    """Return a warning with the most frequent reasons if every run of a sweep was skipped, else an empty string."""
-    runs = [run for row in comparison.rows for run in row.runs]
-    if any(run.state != "skipped" for run in runs):
-        return ""
-    reasons = Counter(run.reason for run in runs)
-    lines = [f"{count} x {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
-    lines += [f"and {len(reasons) - MAX_REASONS} other reasons"] * (len(reasons) > MAX_REASONS)
-    return listed(f"nothing ran: all {len(runs)} runs were skipped:", lines)
-
-
 def _compare(sweep_dir: Path) -> None:
     comparison, problem = compare_sweep(sweep_dir)
     if problem is not None:
         warn(problem)
     print()
     print_table(comparison)
-    if skipped := _why_all_are_skipped(comparison):
-        warn(skipped)
+    runs = [run for row in comparison.rows for run in row.runs]
+    if all(run.state == "skipped" for run in runs):
+        reasons = Counter(run.reason for run in runs).most_common(MAX_REASONS)
+        lines = [f"{count} x {reason}" for reason, count in reasons]
+        warn(listed(f"nothing ran: all {len(runs)} runs were skipped:", lines))
+    page = sweep_dir / REPORT
     try:
-        page = write_report(sweep_dir, comparison)
+        write_page(comparison, page)
     except (OSError, ValueError, ConfigError) as error:
-        warn(f"the report page could not be written: {sweep_dir / REPORT}: {getattr(error, 'strerror', None) or error}")
+        warn(f"the report page could not be written: {page}: {getattr(error, 'strerror', None) or error}")
         return
     say(f"\nreport page: {shown(page)}")
 
@@ -77,8 +69,10 @@ class LivePage:
 
     def __init__(self, sweep_dir: Path, runs: int) -> None:
         self.sweep_dir = sweep_dir
+        self.page = sweep_dir / REPORT
         self.cost = SECONDS_PER_RUN * runs
-        self.written = _age(sweep_dir / REPORT) or _age(sweep_dir / MULTIRUN) or time.time()
+        # An adaptive sweeper creates one of these for each batch, and the earlier batches have written pages.
+        self.written = self.page.stat().st_mtime if self.page.exists() else time.time()
 
     def run_ended(self) -> None:
         """Write the page unless the last one is too recent."""
@@ -87,23 +81,6 @@ class LivePage:
         began = time.monotonic()
         # A page must not end the sweep. The one at the end fails in the same way, with a warning.
         with suppress(Exception):
-            write_report(self.sweep_dir, compare_sweep(self.sweep_dir)[0])
+            write_page(compare_sweep(self.sweep_dir)[0], self.page)
         self.cost = time.monotonic() - began
         self.written = time.time()
-
-
-def write_report(sweep_dir: Path, comparison: Comparison) -> Path:
-    """Write the report page into a sweep directory and return its path; raises ConfigError, OSError or ValueError."""
-    page = sweep_dir / REPORT
-    with suppress(FileNotFoundError):
-        check_regular(page)  # a symbolic link would lead elsewhere
-    write_page(comparison, page)
-    return page
-
-
-def _age(path: Path) -> float | None:
-    """Return the time a file was written, or None if there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None

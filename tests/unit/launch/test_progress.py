@@ -21,8 +21,7 @@ from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.worker_context import Node, WorkerContext
 from meshrunner.runner.rundir import StepRow
-from meshrunner.runner.sweep.run_lines import RunLines
-from meshrunner.runner.sweep.tally import Tally
+from meshrunner.runner.sweep.tally import RunLines, Tally
 from tests.composed import experiment
 from tests.run_dirs import make_run, write
 

@@ -44,7 +44,7 @@ def written(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         moments.append(clock.now)
         clock.now += 0.5
 
-    monkeypatch.setattr(results, "write_report", write)
+    monkeypatch.setattr(results, "write_page", write)
     monkeypatch.setattr(results, "compare_sweep", lambda _: (None, None))
     return moments
 
@@ -89,10 +89,10 @@ def test_sweep_writes_its_page_between_runs(tmp_path: Path, clock: Clock, monkey
     monkeypatch.setattr(execute_all, "execute", execute)
     monkeypatch.setattr(execute_all, "report", lambda *_, **__: None)
     display: Any = SimpleNamespace(steps=False, refresh=None, run_started=lambda _: None, run_ended=lambda _: None)
-    settings: Any = SimpleNamespace(retry=0, fail_fast=False)
+    settings: Any = SimpleNamespace(retry=0, fail_fast=False, rerun=[])
     preemption: Any = SimpleNamespace(poll=lambda: None, requested=False)
     page = LivePage(tmp_path, len(runs))
-    execute_all._sequential(page, dict.fromkeys(runs, 1), settings, display, preemption)
+    execute_all._sequential(runs, settings, display, page, preemption)
     assert [("1 completed" in text, "2 completed" in text) for text in pages] == [
         (False,) * 2,
         (True, False),

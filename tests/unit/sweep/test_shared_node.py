@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,8 +98,9 @@ def test_each_run_gets_its_devices_and_its_share_of_cores(
     names, needs = _shared(run_dirs, experiment(*overrides, "sweep.devices=2").sweep)
     started: list[dict[str, str]] = []
     monkeypatch.setattr(execute_all.subprocess, "Popen", lambda *_, env, **__: started.append(env))
-    page: Any = None
-    parallel = _Parallel(names, needs, page)
+    display: Any = SimpleNamespace(run_started=lambda _: None)
+    unused: Any = None
+    parallel = _Parallel(names, needs, unused, display, unused)
     for run_dir in run_dirs:
         parallel._start(run_dir)
     seen = [each["CUDA_VISIBLE_DEVICES"] for each in started]
