@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,11 +14,10 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir import (
-    EVENTS_BYTES,
     Environment,
-    Inspection,
     JsonFile,
-    Overrides,
+    Layouts,
+    PlanRecord,
     Status,
     StepRow,
     Summary,
@@ -30,23 +29,12 @@ from meshrunner.runner.rundir import (
     owner_is_alive,
     predicted,
     read_events,
-    read_layouts,
     run_names,
     summarise,
     sweep_damage,
     unreadable,
 )
-from meshrunner.runner.rundir.files import (
-    CONFIG,
-    ENVIRONMENT,
-    EVENTS,
-    OVERRIDES,
-    STATUS,
-    SUMMARY,
-    YAML_BYTES,
-    is_run,
-    is_sweep,
-)
+from meshrunner.runner.rundir.files import CONFIG, OVERRIDES, RECORD_BYTES, is_run
 
 LONGEST_REASON = 2000
 """Characters of a reason that are shown."""
@@ -56,7 +44,6 @@ COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
 """The lines of two numbers in config.yaml, as every version has written them."""
 
 R = TypeVar("R", bound=JsonFile)
-UNREAD = Inspection("nothing was read")
 
 
 @dataclass(frozen=True)
@@ -64,19 +51,25 @@ class Run:
     """One run directory, as far as it can be read."""
 
     path: Path
-    config: dict[str, Any]
-    """{} if it cannot be read."""
     state: str
     """
     The state in status.json, or `damaged` if a file is, `missing` if the directory of a sweep's run is, `stale` if the process is
     gone.
     """
-    reason: str
+    reason: str = ""
+    records: Mapping[type[JsonFile], JsonFile] = field(default_factory=dict, repr=False)
+    """The content of its JSON files."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """{} if it cannot be read."""
     choices: dict[str, str] = field(default_factory=dict)
     """Group -> name of the chosen option."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
-    inspection: Inspection = field(default=UNREAD, repr=False)
+
+    def record(self, kind: type[R]) -> R:
+        """Return the record of a JSON file; an empty one if there is none or it is damaged."""
+        found = self.records.get(kind)
+        return found if isinstance(found, kind) else kind()
 
     @property
     def typed(self) -> set[str]:
@@ -85,40 +78,38 @@ class Run:
 
     @cached_property
     def events(self) -> list[StepRow]:
-        """One row per step; [] if there are none, or the file cannot be read or is too large."""
+        """One row per step; [] if there are none or the run is damaged."""
         try:
-            return read_events(self.path) if (self.path / EVENTS).lstat().st_size <= EVENTS_BYTES else []
+            return [] if self.state == "damaged" else read_events(self.path)
         except OSError:
             return []
 
-    @cached_property
+    @property
+    def measure_after(self) -> int:
+        """The number of first steps that do not count for throughput."""
+        after = self.config.get("measure_after")
+        return after if isinstance(after, int) else 0
+
+    @property
     def environment(self) -> Environment:
         """The content of environment.json."""
-        return self._record(Environment, ENVIRONMENT)
+        return self.record(Environment)
 
     @cached_property
     def summary(self) -> Summary:
         """The content of summary.json. Until the run has written its figures, they are computed from its events."""
-        return only_of_completed(self._recorded_or_computed(), self.state)
+        found = self.record(Summary)
+        if plan := predicted(self.record(PlanRecord)):
+            found = plan | found
+        if MEASURED not in found.figures and self.events:
+            status, layouts = self.record(Status), self.record(Layouts).layouts
+            found |= summarise(self.events, self.measure_after, status.started, status.attempt or 1, layouts)
+        return only_of_completed(found, self.state)
 
     @property
     def figures(self) -> dict[str, float | None]:
         """The figures of the summary."""
         return self.summary.figures
-
-    def _recorded_or_computed(self) -> Summary:
-        found = self._record(Summary, SUMMARY)
-        found = plan | found if (plan := predicted(self.path)) else found
-        if MEASURED in found.figures or not self.events:
-            return found
-        status, after = self._record(Status, STATUS), self.config.get("measure_after")
-        after, started = after if isinstance(after, int) else 0, status.started or 0.0
-        computed = summarise(self.events, after, started, status.attempt or 1, read_layouts(self.path))
-        return found | computed | ({} if started else {"perf/time_to_first_step_s": None})
-
-    def _record(self, kind: type[R], name: str) -> R:
-        """Return a record that was read with the run. For a damaged run, read the file again if it can be read."""
-        return kind.peek(self.path / name) if self.inspection.damage else self.inspection.record(kind)
 
     def figure(self, key: str) -> float | None:
         """Return a figure of the summary; None if it is unknown."""
@@ -149,94 +140,85 @@ def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None
         ConfigError: a directory does not exist, or is not a run and holds none.
     """
     found: dict[str, Path] = {}
-    for path in [path for folder in folders for path in _run_dirs(folder)]:
-        there = path.parent if _leads_out(path) else path
-        found.setdefault(os.path.realpath(there) + ("" if there is path else f"/{path.name}"), path)
+    for folder in folders:
+        for path in _run_dirs(folder):
+            found.setdefault(os.path.realpath(path), path)
     return [(read or read_run)(path) for path in found.values()]
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
     if not folder.exists():
         raise ConfigError(f"no such directory: {folder}")
+    if is_run(folder):
+        yield folder
+        return
     try:
-        if is_run(folder):
-            yield folder
-            return
         below = {path for path in folder.iterdir() if is_run(path)} if folder.is_dir() else set()
         below |= {folder / name for name in run_names(folder)}
     except OSError as error:
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
-    damage = sweep_damage(folder)
-    for each in damage:
-        warn(each)
-    if not below and not damage:
-        raise ConfigError(f"{folder} is neither a run nor a sweep: there is no config.yaml in it or one level below")
+    if damage := sweep_damage(folder):
+        warn(damage)
     if not below:
-        raise ConfigError(f"{folder} holds no runs")
+        raise ConfigError(f"{folder} is neither a run nor a sweep: there is no config.yaml in it or one level below")
     yield from sorted(below)
-
-
-def _leads_out(path: Path) -> bool:
-    """Return whether a run of a sweep is a link. Links in other folders are there to compare their targets."""
-    return path.is_symlink() and is_sweep(path.parent)
 
 
 def read_run(path: Path) -> Run:
     """Read a run directory. If it is damaged, the state and reason say how."""
-    state, reason, inspection = _state(path)
-    if not is_run(path) or _leads_out(path):
-        return Run(path, {}, state, reason, inspection=inspection)
-    config: dict[str, Any] = {}
-    overrides = Overrides({}, ())  # without them, columns are named after keys, not options
-    name = CONFIG
+    run = _read_records(path)
+    if not is_run(path):
+        return run
     try:
-        config = load_config(path)
-        name = OVERRIDES
-        overrides = load_overrides(path)
+        run = replace(run, config=load_config(path))
     except (OSError, ValueError) as error:
-        state, reason = "damaged", _short(unreadable(name, error))
-    return Run(path, config, state, reason, overrides.choices, overrides.task, inspection)
+        return _damaged(run, CONFIG, error)
+    try:
+        overrides = load_overrides(path)
+    except (OSError, ValueError) as error:  # without them, columns are named after keys, not options
+        return _damaged(run, OVERRIDES, error)
+    return replace(run, choices=overrides.choices, task=overrides.task)
 
 
 def glance(path: Path) -> Run:
     """
     Read a run like `read_run`, but only `steps` and `measure_after` of its configuration, and no chosen options.
 
-    Parsing YAML takes most of the time, and is needed only until the summary is written.
+    Parsing YAML takes most of the time.
     """
-    state, reason, inspection = _state(path)
-    if state in ("damaged", "missing"):
-        return Run(path, {}, state, reason, inspection=inspection)
+    run = _read_records(path)
+    if run.state in ("damaged", "missing"):
+        return run
     try:
-        found = dict(COUNTS.findall(read_regular(path / CONFIG, YAML_BYTES)))
-        measured = MEASURED in inspection.record(Summary).figures or not (path / EVENTS).stat().st_size
-    except FileNotFoundError:
-        measured = True
-    except (OSError, ValueError):
-        return read_run(path)
-    if len(found) < 2 or not measured:
-        return read_run(path)
-    config = {key.decode(): int(value) for key, value in found.items()}
-    return Run(path, config, state, reason, inspection=inspection)
+        found = COUNTS.findall(read_regular(path / CONFIG, RECORD_BYTES))
+        if not found:
+            raise ValueError("it has no number of steps")
+    except (OSError, ValueError) as error:
+        return _damaged(run, CONFIG, error)
+    return replace(run, config={key.decode(): int(value) for key, value in found})
 
 
-def _state(path: Path) -> tuple[str, str, Inspection]:
-    """Return state, reason and records. The state is `damaged` if a file other than the YAML ones is."""
-    if _leads_out(path):
-        return "damaged", "it is a link; the runs of a sweep must be directories", UNREAD
+def _read_records(path: Path) -> Run:
+    """Read the state and the JSON files of a run. The state is `damaged` if a file other than the YAML ones is."""
     if not path.is_dir():
-        return "missing", "sweep.json lists it, but there is no such directory", UNREAD
+        return Run(path, "missing", "sweep.json lists it, but there is no such directory")
     if not is_run(path):
-        return "damaged", "it has no config.yaml", UNREAD
-    inspection = inspect(path)
-    status = inspection.record(Status)
-    if inspection.damage:
-        return "damaged", _short(inspection.damage), inspection
+        return Run(path, "damaged", "it has no config.yaml")
+    damage, records = inspect(path)
+    run = Run(path, "damaged", _short(damage), records)
+    status = run.record(Status)
+    if damage:
+        return run
     if status.state is None:
-        return "damaged", "status.json is missing or has no state", inspection
+        return replace(run, reason="status.json is missing or has no state")
     if status.state == "running" and not owner_is_alive(status):
-        return "stale", "recorded as running, but its process is gone; `meshrunner resume` continues it", inspection
-    return status.state, _short(status.reason), inspection
+        reason = "recorded as running, but its process is gone; `meshrunner resume` continues it"
+        return replace(run, state="stale", reason=reason)
+    return replace(run, state=status.state, reason=_short(status.reason))
+
+
+def _damaged(run: Run, name: str, error: OSError | ValueError) -> Run:
+    return replace(run, state="damaged", reason=_short(unreadable(name, error)))
 
 
 def _short(text: str) -> str:

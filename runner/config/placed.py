@@ -9,7 +9,7 @@ from typing import NamedTuple
 from meshrunner.recipes.errors import ConfigError, NotImported
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.console import one_line, printable, warn
-from meshrunner.runner.rundir import RESULTS, find_damage, find_yaml_damage, read_config, read_state, sweep_damage
+from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_state, sweep_damage
 from meshrunner.runner.rundir.files import is_run
 
 
@@ -31,7 +31,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
         ConfigError: no run is left.
         NotImported: the class of a run cannot be imported from this directory.
     """
-    problems = sweep_damage(sweep_dir)
+    problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []
     first: Experiment | None = None
     for name in names:
@@ -76,4 +76,4 @@ def _damage(run_dir: Path) -> str:
         return "its name has control characters"
     if not is_run(run_dir):
         return "it has no config.yaml"
-    return find_damage(run_dir) or find_yaml_damage(run_dir)
+    return find_damage(run_dir)

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from meshrunner.runner.rundir.sweep import *  # noqa: F403
 
 PUBLIC = {
-    "damage": "EVENTS_BYTES Inspection find_damage find_obstacle find_yaml_damage inspect unreadable",
+    "damage": "find_damage inspect",
     "events": "StepRow Tail last_rows read_events",
-    "layouts": "EarlierLayout Layout add_layout read_layouts",
+    "layouts": "Layouts add_layout",
     "logs": "last_exception last_lines last_stack",
-    "owner": "claim condition heartbeat owner_is_alive this_process",
+    "owner": "claim condition heartbeat owner_is_alive",
     "plain_yaml": "parse_yaml",
-    "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking",
-    "run": "Location Overrides key_of load_config load_overrides options_in_force place_run read_config read_overrides",
-    "states": "CRASHED EXIT_STATUS FINAL RESULTS Owner Status Worker is_count read_state read_status update_status",
+    "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking "
+    "unreadable",
+    "run": "Location key_of load_config load_overrides options_in_force place_run read_config read_overrides",
+    "states": "CRASHED EXIT_STATUS FINAL RESULTS Status is_count read_state read_status update_status",
     "summary": "VERDICT Summary measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",
 }

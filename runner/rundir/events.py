@@ -13,8 +13,6 @@ from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
-LONGEST_ROW = 1 << 20
-"""Bytes; a longer line is damage."""
 TYPICAL_ROW = 1 << 10
 """Bytes to read for each row that is wanted; rows are half as long."""
 
@@ -53,22 +51,21 @@ class Tail:
                 file.seek(self._offset)
                 while new := file.read(CHUNK_BYTES):
                     self._offset += len(new)
-                    *lines, rest = (self._rest + new).split(b"\n")
-                    self._rest = rest[: LONGEST_ROW + 1]  # more makes no row any more
-                    rows += parse_rows(lines)
+                    *lines, self._rest = (self._rest + new).split(b"\n")
+                    rows += _parsed(lines)
         except (FileNotFoundError, ValueError):
-            return rows
+            pass
         return rows
 
 
-def parse_rows(lines: Iterable[bytes]) -> list[StepRow]:
+def _parsed(lines: Iterable[bytes]) -> list[StepRow]:
     """Return the rows that some lines hold; damaged lines are left out."""
     return [row for line in lines if (row := _parse(line)) is not None]
 
 
 def _parse(line: bytes) -> StepRow | None:
     try:
-        row = json.loads(line) if len(line) <= LONGEST_ROW else None
+        row = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or not is_count(row.get("step")) or not is_count(row.get("attempt", 1)):
@@ -89,7 +86,7 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
             lines = file.read().split(b"\n")
     except (OSError, ValueError):
         return []
-    return parse_rows(lines[1:-1] if begin else lines[:-1])[-count:]  # the first may be half a line
+    return _parsed(lines[1:-1] if begin else lines[:-1])[-count:]  # the first may be half a line
 
 
 def read_events(run_dir: Path) -> list[StepRow]:

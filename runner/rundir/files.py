@@ -59,10 +59,8 @@ MULTIRUN = "multirun.yaml"
 """Written by Hydra's sweeper before any run exists."""
 REPORT = "report.html"
 """The report page, written at the end of a sweep."""
-JSON_BYTES = 32 << 20
-"""Largest JSON file that is read."""
-YAML_BYTES = 1 << 20
-"""Largest YAML file that is read."""
+RECORD_BYTES = 32 << 20
+"""Largest JSON or YAML file that is read."""
 
 
 def is_run(folder: Path) -> bool:
@@ -123,7 +121,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; {} if there is none or it is damaged. Raises OSError if it may not be read."""
     try:
-        value = json.loads(read_regular(path, JSON_BYTES))
+        value = json.loads(read_regular(path, RECORD_BYTES))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -22,8 +22,6 @@ from meshrunner.runner.rundir.states import Owner, Status, read_status, status_l
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
 """Age of a heartbeat after which an owner on another host is stale."""
-CLOCKS_S = 86400.0
-"""Largest lead of another host's clock; a heartbeat further in the future counts as stale."""
 
 
 def this_process() -> Owner:
@@ -48,19 +46,14 @@ def owner_is_alive(status: Status) -> bool:
         return False  # SLURM has requeued the job, perhaps because the owner's node died
     if owner.host == socket.gethostname():
         return owner.boot_id == _boot_id() and started_at(owner.pid or 0) == owner.pid_started is not None
-    return -CLOCKS_S < time.time() - (status.heartbeat or 0) < STALE_S
+    return time.time() - (status.heartbeat or 0) < STALE_S
 
 
 def condition(status: Status) -> str:
     """Return what a message says after the name of a run: `is completed`, `is skipped: REASON`, `is being executed by ...`."""
-    if owner_is_alive(status):
-        return one_line(_owned(status))
+    if owner_is_alive(status) and status.owner:
+        return f"is being executed by process {status.owner.pid} on {one_line(status.owner.host)}"
     return one_line(f"is {status.state}" + (f": {status.reason}" if status.reason else ""))
-
-
-def _owned(status: Status) -> str:
-    assert status.owner is not None
-    return f"is being executed by process {status.owner.pid} on {status.owner.host}"
 
 
 def claim(run_dir: Path) -> Status:
@@ -69,7 +62,7 @@ def claim(run_dir: Path) -> Status:
     with status_lock(run_dir):
         status = read_status(run_dir)
         if owner_is_alive(status):
-            raise AlreadyRunning(f"{run_dir} {_owned(status)}")
+            raise AlreadyRunning(f"{run_dir} {condition(status)}")
         now = time.time()
         status |= {"state": "running", "reason": "", "started": now, "ended": None, "heartbeat": now}
         status |= {"attempt": status.attempt + 1, "owner": this_process().as_json(), "workers": []}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from meshrunner.recipes.storage.durable import read_regular
 from meshrunner.runner.figures import number
-from meshrunner.runner.rundir.files import JSON_BYTES, write_json
+from meshrunner.runner.rundir.files import RECORD_BYTES, write_json
 
 T = TypeVar("T")
 
@@ -35,6 +34,11 @@ def under(key: str) -> Any:
     return Field(None, validation_alias=key, serialization_alias=key)
 
 
+def unreadable(name: str | Path, error: Exception) -> str:
+    """Return a clause for an error that reading a file raised."""
+    return f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
 class JsonFile(BaseModel):
     """A JSON file, or an object in one. Keys that this version does not know are kept."""
 
@@ -44,24 +48,16 @@ class JsonFile(BaseModel):
     def load(cls, path: Path) -> Self:
         """Read a file; without one, return an empty record. Raises OSError, and ValueError that says how the file is damaged."""
         try:
-            content = read_regular(path, JSON_BYTES)
+            content = read_regular(path, RECORD_BYTES)
         except FileNotFoundError:
             return cls()
-        if not content.strip():
-            raise ValueError("it is empty")
-        try:
-            return cls.model_validate_json(content)
-        except ValidationError as error:
-            if error.errors()[0]["type"] != "json_invalid":
-                raise ValueError(_explained(error)) from None
-            if "recursion limit" in str(error):
-                raise ValueError("it is nested too deeply") from None
-        # Python reads JSON that pydantic does not, such as file names that are not UTF-8, and explains errors better.
         try:
             return cls.model_validate(json.loads(content))
         except ValidationError as error:
-            raise ValueError(_explained(error)) from None
-        except ValueError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            key = ".".join(map(str, first["loc"])) or "its content"
+            raise ValueError(f"{key}: {first['msg']}, got {first['input']!r:.60}") from None
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON: {error}") from None
 
     @classmethod
@@ -96,16 +92,6 @@ class JsonFile(BaseModel):
         """Return this record with the keys of another one, or of a mapping, replaced and added."""
         given = changes.as_json() if isinstance(changes, JsonFile) else changes
         return self.model_validate(self.as_json() | dict(given))
-
-
-def _explained(error: ValidationError) -> str:
-    """Return where a record is wrong and what it must be: `owner.pid: must be a valid integer, got 'x'`."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    key = ".".join(map(str, first["loc"]))
-    if not key:
-        return "it is not an object" if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
-    must = "must be an object" if first["type"] == "model_type" else re.sub(r"^\w+ should ", "must ", first["msg"])
-    return f"{key}: {must}, got {first['input']!r:.60}"
 
 
 class Environment(JsonFile):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, PLAN, STATUS, is_run
-from meshrunner.runner.rundir.records import Environment, PlanRecord
+from meshrunner.runner.rundir.records import Environment, PlanRecord, unreadable
 from meshrunner.runner.rundir.states import Status, is_count
 
 
@@ -50,7 +49,6 @@ def place_run(
 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Return the configuration in a run directory; raise ConfigError if there is none or it is not a YAML mapping."""
-    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -58,12 +56,11 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
     path = run_dir / CONFIG
     try:
-        load_yaml(path)  # rejects what OmegaConf accepts: aliases, and a bare sentence as a key without a value
-        loaded = OmegaConf.to_container(OmegaConf.create(path.read_text()), resolve=True)
+        loaded = OmegaConf.to_container(OmegaConf.create(load_yaml(path)), resolve=True)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG}") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except (OSError, ValueError, OmegaConfBaseException) as error:
+        raise ConfigError(unreadable(path, error)) from None
     assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
 
@@ -86,19 +83,15 @@ def key_of(override: str) -> str:
 def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
     """Return the chosen options by group, with `precision=auto` replaced by the precision that the run resolved it to."""
     known = environment.precision
-    return {
-        group: known if known and (group, option) == ("precision", "auto") else option
-        for group, option in choices.items()
-    }
+    return {**choices, "precision": known} if known and choices.get("precision") == "auto" else {**choices}
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """The content of overrides.yaml."""
 
-    choices: dict[str, str]
+    choices: dict[str, str] = {}
     """Group -> name of the chosen option, without empty groups."""
-    task: tuple[str, ...]
+    task: tuple[str, ...] = ()
     """The overrides that the user typed."""
 
 
@@ -109,17 +102,13 @@ def load_overrides(run_dir: Path) -> Overrides:
     try:
         found = load_yaml(run_dir / OVERRIDES)
     except FileNotFoundError:
-        found = {}
+        return Overrides()
     choices, task = found.get("choices") or {}, found.get("task") or []
     if not isinstance(choices, dict) or not isinstance(task, list):
         raise ValueError("it is not a list of overrides and a choice of each group")
+    chosen = {str(group): str(option) for group, option in choices.items() if option is not None}
     return Overrides(
-        {
-            str(group): str(option)
-            for group, option in choices.items()
-            if option is not None and not str(group).startswith("hydra/")
-        },
-        tuple(map(str, task)),
+        {group: option for group, option in chosen.items() if not group.startswith("hydra/")}, tuple(map(str, task))
     )
 
 
@@ -128,7 +117,7 @@ def read_overrides(run_dir: Path) -> Overrides:
     try:
         return load_overrides(run_dir)
     except (OSError, ValueError):
-        return Overrides({}, ())
+        return Overrides()
 
 
 class Location:

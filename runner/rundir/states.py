@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,8 +84,6 @@ def update_status(run_dir: Path, **changes: Any) -> Status:
 @contextmanager
 def status_lock(run_dir: Path) -> Iterator[None]:
     """Hold the lock of `status.json`; wait for it first."""
-    # O_NONBLOCK and O_NOFOLLOW: a pipe or a link of that name must neither block nor lead elsewhere.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with os.fdopen(os.open(run_dir / STATUS_LOCK, flags, 0o666), "rb") as file:
+    with (run_dir / STATUS_LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

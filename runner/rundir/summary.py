@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
@@ -35,7 +35,6 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
 """Statistics of `Figure.over_steps` that are computed from rows."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
-FIGURE_KEYS = frozenset(key for figure in figures.FIGURES for key in figure.summary_keys)
 
 
 class Recompilation(JsonFile):
@@ -72,20 +71,12 @@ class Summary(JsonFile):
     cold: bool | None = None
     """Whether it was the first run that its command started. That run finds no warm process or cache."""
 
-    @model_validator(mode="after")
-    def _figures_are_numbers(self) -> Self:
-        extra = self.__pydantic_extra__ or {}
-        for key in FIGURE_KEYS & extra.keys():
-            value = extra[key]
-            if value is not None and type(value) is not float and figures.number(value) is None:
-                raise ValueError(f"{key}: must be a number, got {value!r:.60}")
-        return self
-
     @cached_property
     def figures(self) -> dict[str, float | None]:
         """Key -> figure, None if it is not known, and the marks that `Figure.but` names."""
-        found = {key: value for key, value in (self.model_extra or {}).items() if isinstance(value, int | float | None)}
-        return {key: figures.number(value) for key, value in found.items()} | {"cold": self.cold}
+        extra = (self.model_extra or {}).items()
+        found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
+        return found | {"cold": self.cold}
 
     def by_rank(self, key: str) -> list[float | None]:
         """Return the values of a figure for each rank; [] if they are not known."""
@@ -94,7 +85,7 @@ class Summary(JsonFile):
 
 
 def summarise(
-    rows: list[StepRow], measure_after: int, started: float, attempt: int, layouts: Sequence[Layout] = ()
+    rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
     Summarise rows. A figure without any measurement is null.
@@ -106,7 +97,7 @@ def summarise(
         rows: one per step, ordered.
         measure_after: first steps of every attempt, which do not count for throughput. Nor do steps that compiled or were
             slowed by a profiler.
-        started: unix time at which the last attempt began.
+        started: unix time at which the last attempt began, if it is known.
         attempt: number of the last attempt; the time to its first step is measured from `started`.
         layouts: layouts of the run, in order.
     """
@@ -127,7 +118,7 @@ def summarise(
                 known = [value for row in chosen.get(statistic, measured) if (value := row.get(figure.key)) is not None]
                 found[key] = OVER_STEPS[statistic](known) if known or statistic == "sum" else None
     first = this_attempt[0].get("time") if this_attempt else None
-    found["perf/time_to_first_step_s"] = None if first is None else first - started
+    found["perf/time_to_first_step_s"] = None if first is None or started is None else first - started
     return Summary.model_validate(found)
 
 
@@ -150,21 +141,20 @@ def only_of_completed(summary: Summary, state: str | None) -> Summary:
     return summary if state == "completed" else summary | dict.fromkeys(FINAL_FIGURES)
 
 
-def predicted(run_dir: Path) -> Summary:
+def predicted(plan: PlanRecord) -> Summary:
     """Return the predicted figures of a run under keys that begin with `plan/`; an empty summary if nothing was predicted."""
-    plan = PlanRecord.peek(run_dir / PLAN)
     if not plan:
         return Summary()
     known = plan.model_extra or {}
-    keys = {key: figures.number(known.get(key.removeprefix("plan/"))) for key in PREDICTED}
+    keys = {key: figures.number(known.get(key.removeprefix(figures.PREDICTION))) for key in PREDICTED}
     return Summary.model_validate(keys | {VERDICT: plan.verdict})
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
     """Add facts and the figures of the recorded rows to summary.json, which the workers began, and return the summary."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
-    summary = Summary.read(run_dir / SUMMARY) | predicted(run_dir)
-    summary |= summarise(rows, measure_after, status.started or 0.0, status.attempt, layouts)
+    summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
+    summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)
     summary = only_of_completed(summary, status.state) | facts | {"state": status.state, "reason": status.reason}
     summary.write(run_dir / SUMMARY)
     return summary

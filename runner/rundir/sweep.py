@@ -9,13 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BeforeValidator, Field
 
 from meshrunner.recipes.storage.durable import replace_file
 from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, is_run, is_sweep
-from meshrunner.runner.rundir.records import JsonFile, Text
+from meshrunner.runner.rundir.records import JsonFile, Text, unreadable
 from meshrunner.runner.rundir.run import key_of
 
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
@@ -26,30 +23,13 @@ IN_TITLE = 4
 """Varying keys that the title of a sweep names."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
 """A value that is understood without its key."""
-NAME_BYTES = 255
-"""Longest name that a file system accepts."""
-
-
-def _texts_or_none(value: Any) -> Any:
-    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else None
-
-
-def _folder_name(name: str) -> str:
-    """Raise ValueError unless a name can only be that of a folder directly below the sweep's."""
-    if name in ("", ".", "..") or {"/", "\0", "\n"} & set(name) or len(os.fsencode(name)) > NAME_BYTES:
-        raise ValueError("must be the name of a folder")
-    return name
-
-
-Texts = Annotated[list[str] | None, BeforeValidator(_texts_or_none)]
-"""A list of strings; None in place of anything else."""
 
 
 class PlacedRun(JsonFile):
     """A run that a sweep lists."""
 
-    name: Annotated[Text, AfterValidator(_folder_name)]
-    overrides: Texts = None
+    name: Text
+    overrides: list[Text] | None = None
 
 
 class PlacedSweep(JsonFile):
@@ -59,15 +39,10 @@ class PlacedSweep(JsonFile):
     """The command that placed the newest runs."""
     created: Text | None = None
     """Time of the first batch, in ISO format."""
-    varies: Texts = None
+    varies: list[Text] | None = None
     """Keys that differ between the runs of the first batch."""
-    jobs: list[Annotated[PlacedRun | Any, Field(union_mode="left_to_right")]] = []
-    """The runs in the order of execution, and entries that are damaged."""
-
-    @property
-    def runs(self) -> list[PlacedRun]:
-        """The runs, without entries that are damaged. A run that was placed again by other overrides is there twice."""
-        return [job for job in self.jobs if isinstance(job, PlacedRun)]
+    jobs: list[PlacedRun] = []
+    """The runs in the order of execution. A run that was placed again by other overrides is there twice."""
 
 
 def run_names(sweep_dir: Path) -> list[str]:
@@ -79,21 +54,18 @@ def run_names(sweep_dir: Path) -> list[str]:
     if not is_sweep(sweep_dir):
         return []
     try:
-        return list(dict.fromkeys(run.name for run in PlacedSweep.load(sweep_dir / SWEEP).runs))
+        return list(dict.fromkeys(run.name for run in PlacedSweep.load(sweep_dir / SWEEP).jobs))
     except (OSError, ValueError):
         return sorted(path.name for path in sweep_dir.iterdir() if is_run(path))
 
 
-def sweep_damage(sweep_dir: Path) -> list[str]:
-    """Return what is wrong with a sweep.json, a sentence each; [] if nothing is, or there is no such file."""
-    if not is_sweep(sweep_dir):
-        return []
+def sweep_damage(sweep_dir: Path) -> str:
+    """Return a sentence that says why sweep.json cannot be read; "" if it can, or there is no such file."""
     try:
-        jobs = PlacedSweep.load(sweep_dir / SWEEP).jobs
+        PlacedSweep.load(sweep_dir / SWEEP)
     except (OSError, ValueError) as error:
-        return [f"damaged: {sweep_dir / SWEEP} cannot be read: {getattr(error, 'strerror', None) or error}"]
-    wrong = [job.get("name", job) if isinstance(job, dict) else job for job in jobs if not isinstance(job, PlacedRun)]
-    return [f"damaged: {sweep_dir / SWEEP} lists {name!r:.100}, which is no folder in it" for name in wrong]
+        return f"damaged: {unreadable(sweep_dir / SWEEP, error)}"
+    return ""
 
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
@@ -148,7 +120,7 @@ def run_labels(sweep_dir: Path) -> dict[str, str]:
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
     """Return the overrides of each run directory's name, without those that all runs have; [] if they are not on record."""
-    runs = PlacedSweep.read(sweep_dir / SWEEP).runs
+    runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()
     return {
@@ -161,12 +133,10 @@ def _label(name: str, varying: Sequence[str], *, repeated: bool) -> str:
     number = NUMBERED.match(name)
     if number is None:
         return name
-    parts = [f"#{int(number[1])}", *map(_value, varying)]
+    parts = [f"#{int(number[1])}"]
+    for override in varying:
+        key, _, value = override.lstrip("+~").partition("=")
+        parts.append(value if OPTION.fullmatch(value) else f"{key.rpartition('.')[2]}={value}")
     if repeated and (found := REPEATED.search(name)):
         parts += [f"{key}={value}" for key, value in found.groupdict().items() if value is not None]
     return " ".join(parts)
-
-
-def _value(override: str) -> str:
-    key, _, value = override.lstrip("+~").partition("=")
-    return value if OPTION.fullmatch(value) else f"{key.rpartition('.')[2]}={value}"

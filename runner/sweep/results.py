@@ -15,9 +15,8 @@ from meshrunner.runner.config.placed import first_experiment
 from meshrunner.runner.config.validation import listed
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir import find_obstacle, run_names
+from meshrunner.runner.rundir import run_names
 from meshrunner.runner.rundir.files import REPORT
-from meshrunner.runner.trackers.base import NoTracker
 from meshrunner.runner.trackers.handle import Trackers
 
 MAX_REASONS = 5
@@ -33,11 +32,7 @@ def finish_sweep(sweep_dir: Path) -> None:
     """Print, write and track the results of a sweep; warn if that fails. Raises Interrupted."""
     with interruptible():
         # The first run's tracker receives the table. It is started early, to load its library while the page is written.
-        tracker = first_experiment(sweep_dir, run_names(sweep_dir)).tracker
-        obstacle = find_obstacle(sweep_dir)
-        if obstacle and tracker.compares:
-            warn(f"the table of the sweep is not tracked: {sweep_dir}: {obstacle}")
-        tracking = Trackers(sweep_dir, NoTracker(kind="none") if obstacle else tracker)
+        tracking = Trackers(sweep_dir, first_experiment(sweep_dir, run_names(sweep_dir)).tracker)
         try:
             _compare(sweep_dir)
         finally:

@@ -14,7 +14,7 @@ from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
 from meshrunner.runner.rundir import Failure, last_lines
-from meshrunner.runner.rundir.files import CONFIG, ERROR, SUMMARY, rank_log
+from meshrunner.runner.rundir.files import CONFIG, SUMMARY, rank_log
 
 UNFOLDED = 12
 """Largest number of runs whose list is unfolded at first. A click on a row's number unfolds a longer one."""
@@ -78,10 +78,6 @@ def _assignments(variables: dict[str, Any]) -> str:
 
 def _log(run: Run) -> tuple[Path, str]:
     """Return the log of the rank that failed, or else of rank 0, and the end of the log as HTML."""
-    log = rank_log(run.path, Failure.peek(run.path / ERROR).rank or 0)
-    try:
-        lines = last_lines(log)[-LOG_LINES:]
-    except OSError:
-        lines = []
-    text = "\n".join(lines)
+    log = rank_log(run.path, run.record(Failure).rank or 0)
+    text = "\n".join(last_lines(log)[-LOG_LINES:])
     return log, f"<p>the end of {escape(log.name)}:</p><pre>{escape(text)}</pre>" if text else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import hold_stop_requests
 
@@ -13,7 +12,7 @@ def resume(arguments: list[str]) -> int:
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.from_checkpoint import more_to_train
     from meshrunner.runner.console import say
-    from meshrunner.runner.rundir import Summary, find_obstacle, read_config, read_state
+    from meshrunner.runner.rundir import Summary, read_config, read_state
     from meshrunner.runner.rundir.files import SUMMARY, is_sweep
     from meshrunner.runner.verbs.launching.run import execute_and_report
 
@@ -25,8 +24,6 @@ def resume(arguments: list[str]) -> int:
         from meshrunner.runner.sweep.hydra_launchers import resume_sweep
 
         return resume_sweep(run_dir)
-    if obstacle := find_obstacle(run_dir):
-        raise ConfigError(f"damaged: {run_dir}: {obstacle}")
     if read_state(run_dir) == "completed":
         trained = Summary.read(run_dir / SUMMARY).steps or 0
         if not more_to_train(check(read_config(run_dir)), run_dir, trained):

@@ -16,7 +16,6 @@ from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.rundir import (
     EXIT_STATUS,
     JsonFile,
-    find_obstacle,
     place_run,
     read_config,
     read_state,
@@ -95,8 +94,6 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     settings = Slurm.read(known)
     single = is_run(folder)
     if single:
-        if obstacle := find_obstacle(folder):
-            raise ConfigError(f"damaged: {folder}: {obstacle}")
         run_dirs, names, rerun, damaged = [folder], [], [], 0
     else:
         names = run_names(folder)

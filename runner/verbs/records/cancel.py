@@ -22,7 +22,7 @@ from meshrunner.runner.rundir import (
     sweep_damage,
     update_status,
 )
-from meshrunner.runner.rundir.files import CONFIG, SLURM_JOB, STATUS, STATUS_LOCK, is_run, is_sweep
+from meshrunner.runner.rundir.files import CONFIG, SLURM_JOB, STATUS, is_run, is_sweep
 from meshrunner.runner.slurm.client import jobs, slurm
 from meshrunner.runner.slurm.submit import job_id
 
@@ -36,7 +36,7 @@ def cancel(arguments: list[str]) -> int:
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
-    problems = sweep_damage(folder)
+    problems = [damage] if (damage := sweep_damage(folder)) else []
     remarks: list[str] = []
     here: list[Path] = []
     submitted: list[Path] = []
@@ -47,8 +47,8 @@ def cancel(arguments: list[str]) -> int:
         if run_dir != folder and run_dir.is_symlink():
             continue
         # Even if other files are damaged, the run may still be running.
-        for names, found in (((STATUS, STATUS_LOCK), here), ((SLURM_JOB,), submitted)):
-            if why := find_damage(run_dir, names):
+        for name, found in ((STATUS, here), (SLURM_JOB, submitted)):
+            if why := find_damage(run_dir, [name]):
                 problems.append(f"damaged: {run_dir}: {why}")
             else:
                 found.append(run_dir)
@@ -83,7 +83,7 @@ def _stop_jobs(run_dirs: Sequence[Path]) -> int:
         slurm("scancel", *sorted(active.values()))
     for run_dir, number in active.items():
         (run_dir / SLURM_JOB).unlink(missing_ok=True)
-        pending = known[number].state == "PENDING" and not find_damage(run_dir, (STATUS, STATUS_LOCK))
+        pending = known[number].state == "PENDING" and not find_damage(run_dir, [STATUS])
         if pending and read_state(run_dir) == "running":
             update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
     return len(active)

@@ -201,7 +201,7 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
 
 def test_a_job_without_directory_is_a_row(tmp_path: Path) -> None:
     make_run(tmp_path / "000_a")
-    write(tmp_path / "sweep.json", {"jobs": [{"name": "000_a"}, {"name": "001_b"}, "damage", {"name": 3}]})
+    write(tmp_path / "sweep.json", {"jobs": [{"name": "000_a"}, {"name": "001_b"}]})
     assert [run.state for run in read_runs([tmp_path])] == ["completed", "missing"]
 
 

@@ -47,5 +47,9 @@ def test_options_need_no_key_and_other_values_do(tmp_path: Path) -> None:
 
 
 def test_damaged_records(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text('{"jobs": [{"name": "x"}, {"name": "007_y", "overrides": 3}, 5]}')
+    (tmp_path / "sweep.json").write_text('{"jobs": [{"name": "x"}, {"name": "007_y"}]}')
     assert run_labels(tmp_path) == {"x": "x", "007_y": "#7"}
+    (tmp_path / "008_z").mkdir()
+    (tmp_path / "008_z" / "config.yaml").touch()
+    (tmp_path / "sweep.json").write_text('{"jobs": [{"name": "007_y", "overrides": 3}]}')
+    assert run_labels(tmp_path) == {"008_z": "#8"}

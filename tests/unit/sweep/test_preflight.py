@@ -19,6 +19,7 @@ from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.flags import parse
 from meshrunner.runner.predict import NOT_IN_TIME, Forecast, MemoryForecast, Predicted, SpeedForecast, Verdict
+from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.summary import predicted
 from meshrunner.runner.sweep import preflight
 from meshrunner.runner.sweep.preflight import does_not_fit, predict_single_run, predicted_plans, wanted
@@ -94,11 +95,11 @@ def test_worker_on_cpu_is_limited_to_its_share_of_memory() -> None:
     assert (device.memory_gib, device.type) == (0.25, "cpu")
 
 
-def test_summary_holds_the_prediction(tmp_path: Path) -> None:
-    assert predicted(tmp_path).as_json() == {}
-    (tmp_path / "plan.json").write_text('{"verdict": "fits", "memory/peak_active_gib": 1.5, "perf/wps": null}')
+def test_summary_holds_the_prediction() -> None:
+    assert predicted(PlanRecord()).as_json() == {}
+    plan = PlanRecord.model_validate({"verdict": "fits", "memory/peak_active_gib": 1.5, "perf/wps": None})
     known = {"plan/verdict": "fits", "plan/memory/peak_active_gib": 1.5, "plan/perf/wps": None}
-    assert predicted(tmp_path).as_json() == known
+    assert predicted(plan).as_json() == known
 
 
 def test_comparison_shows_the_error_of_the_prediction(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_damage_is_a_state(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
         (make_run(damaged / name) / "status.json").write_text(content)
     (make_run(damaged / "4") / "summary.json").write_text('{"perf/wps_median": "fast"')
     make_run(damaged / "5", state="running")
-    write(damaged / "sweep.json", {"jobs": [{"name": f"{i}"} for i in range(7)] + [3]})
+    write(damaged / "sweep.json", {"jobs": [{"name": f"{i}"} for i in range(7)]})
     (make_run(Path("runs/f")) / "status.json").unlink()
     os.mkfifo(Path("runs/f/summary.json.x"))
     (Path("runs/g")).mkdir()
