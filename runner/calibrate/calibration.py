@@ -6,33 +6,44 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from meshrunner.runner.calibrate.fit import Fitted, constant, fit, leave_one_out_errors
-from meshrunner.runner.calibrate.measured import read_measured
-from meshrunner.runner.config.hardware import CPU, GPU, Calibrated
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.calibrate.fit import Fitted, MeasuredRun, constant, fit, leave_one_out_errors
+from meshrunner.runner.compare.comparison import WPS, Row, compare_runs
+from meshrunner.runner.compare.keys import row_name
+from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.config import consistency
+from meshrunner.runner.config.devices import ExpectedDevices
+from meshrunner.runner.config.experiment import Experiment, check
+from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
+from meshrunner.runner.console import one_line
+from meshrunner.runner.predict import not_planned, trace_workload, why
 
-
-@dataclass(frozen=True)
-class CheckedRun:
-    """A measured combination and how well the fit predicts it."""
-
-    name: str
-    wps: float
-    """Measured words per second and device."""
-    fitted_wps: float
-    """Words per second predicted with the fitted constants."""
-    error_pct: float
-    """Error of `fitted_wps` in percent."""
-    left_out_error_pct: float
-    """Error in percent when the constants are fitted to the other runs only."""
+SPEED_OF_CPU = {
+    "attention": 0.3,
+    "memory_bandwidth": 8.0,
+    "operator_s": 2e-5,
+    "link_bandwidth": 1.0,
+    "collective_s": 3e-4,
+    "jitter": 0.05,
+}
+"""Constants of a processor at which the search begins, besides the matmul rate that runs have measured for MFU."""
+DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
+"""Rates of a GPU that a fit finds shares of."""
+FEWEST = 2
+"""Fewest combinations to fit to."""
+ROUGH = 0.7
+"""Share of the measured matmul rate that the search assumes a model's matmuls reach."""
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Fitted constants of a device, and the evidence for them."""
 
-    runs: list[CheckedRun]
+    runs: list[MeasuredRun]
+    left_out_errors: list[float]
+    """Error of each run's predicted speed, in percent, when the constants are fitted to the other runs only."""
     left_out: dict[str, str]
     """Combination -> reason why it was not used."""
     before: GPU | CPU
@@ -48,11 +59,11 @@ class Calibration:
                 {
                     "run": run.name,
                     "perf/wps": run.wps,
-                    "plan/perf/wps": run.fitted_wps,
-                    "error_pct": run.error_pct,
-                    "left_out_error_pct": run.left_out_error_pct,
+                    "plan/perf/wps": run.workload.wps(self.hardware),
+                    "error_pct": run.error_pct(self.hardware),
+                    "left_out_error_pct": error,
                 }
-                for run in self.runs
+                for run, error in zip(self.runs, self.left_out_errors, strict=True)
             ],
             "left_out": self.left_out,
             "tells_apart": self.fitted.tells_apart,
@@ -65,16 +76,108 @@ class Calibration:
 
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
-    """Fit the constants of the device that ran all runs in `folders`; raises ConfigError as `read_measured`."""
-    measured = read_measured(folders)
-    fitted = fit(measured.hardware, measured.runs)
-    errors = leave_one_out_errors(measured.hardware, measured.runs, fitted)
+    """
+    Fit the constants of the device that ran all runs in `folders`. Repeats are merged, and each combination is traced once.
+
+    Raises ConfigError if fewer than FEWEST combinations have a speed, or if they ran on different devices.
+    """
+    candidates, left_out = _candidates(folders)
+    _check_enough(len(candidates), left_out)
+    hardware = _device(candidates)
+    runs = []
+    for each in candidates:
+        try:
+            workload = trace_workload(each.experiment, each.device._replace(hardware=hardware))
+        except Exception as error:  # a user's model may raise anything
+            left_out[each.name] = f"it cannot be traced: {why(error)}"
+        else:
+            runs.append(MeasuredRun(each.name, workload, each.wps))
+    _check_enough(len(runs), left_out)
+    fitted = fit(hardware, runs)
+    errors = leave_one_out_errors(hardware, runs, fitted)
     # Round up, so that the stated error is never smaller than an observed one.
-    error_pct = math.ceil(10 * max(map(abs, errors))) / 10
-    calibrated = Calibrated(runs=len(measured.runs), error_pct=error_pct)
-    hardware = fitted.hardware.model_copy(update={"calibrated": calibrated})
-    runs = [
-        CheckedRun(run.name, run.wps, run.workload.wps(hardware), run.error_pct(hardware), error)
-        for run, error in zip(measured.runs, errors, strict=True)
-    ]
-    return Calibration(runs, measured.left_out, measured.hardware, hardware, fitted)
+    calibrated = Calibrated(runs=len(runs), error_pct=math.ceil(10 * max(map(abs, errors))) / 10)
+    after = fitted.hardware.model_copy(update={"calibrated": calibrated})
+    return Calibration(runs, errors, left_out, hardware, after, fitted)
+
+
+class _Candidate(NamedTuple):
+    """A combination with a measured speed, as it was executed."""
+
+    name: str
+    wps: float
+    experiment: Experiment
+    device: ExpectedDevices
+    """For a processor its name includes the threads of a worker, on which its rates depend."""
+    matmul_rate: dict[str, float]
+    """For a processor: the rate measured in the dtype of the run, by its key in `CPUSpeed`."""
+
+
+def _candidates(folders: Sequence[Path]) -> tuple[list[_Candidate], dict[str, str]]:
+    """Return the combinations with a measured speed, and the reasons why others are left out."""
+    comparison = compare_runs(read_runs(folders))
+    found: list[_Candidate] = []
+    left_out: dict[str, str] = {}
+    for row in comparison.rows:
+        name = row_name(row.values, comparison.keys) or row.runs[0].path.name
+        try:
+            found.append(_candidate(name, row))
+        except ConfigError as error:
+            left_out[name] = one_line(error)
+    return found, left_out
+
+
+def _candidate(name: str, row: Row) -> _Candidate:
+    """Return a combination's speed and device; raises ConfigError if they are not known."""
+    wps = row.figures.get(WPS.summary_keys[0]) if row.completed else None
+    if not wps or wps < 0:
+        raise ConfigError(row.reason or f"no speed was measured: {row.state}")
+    run = row.completed[0]
+    environment, summary = run.environment, run.summary
+    workers, threads, device_type = environment.workers, environment.threads, environment.device_type
+    if workers is None or threads is None or device_type is None or summary.device is None:
+        raise ConfigError("its record does not say on what devices it ran")
+    experiment = check(run.config | {"launch": run.config["launch"] | {"workers": workers}}).on(device_type)
+    consistency.fit(experiment, workers)
+    if reason := not_planned(experiment):
+        raise ConfigError(reason)
+    if device_type == "cpu":
+        tflops, rate = summary.peak_tflops, summary.peak_rate
+        if not tflops or tflops < 0 or rate not in ("fp32", "bf16"):
+            raise ConfigError("the matmul rate of its processor was not measured")
+        device_name = f"{summary.device}, {threads} thread{'s' * (threads > 1)} per worker"
+        device = ExpectedDevices("cpu", None, device_name, 0.0, workers)
+        return _Candidate(name, wps, experiment, device, {f"{rate}_tflops": ROUGH * tflops})
+    hardware = experiment.hardware.found(summary.device, summary.device_memory_gib or 0.0)
+    if not isinstance(hardware, GPU):
+        raise ConfigError(f"no option of the group `hardware` describes {summary.device}")
+    device = ExpectedDevices("cuda", hardware, hardware.name, hardware.memory_gib, workers)
+    return _Candidate(name, wps, experiment, device, {})
+
+
+def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
+    """Raise ConfigError if leaving one combination out leaves none to predict it from."""
+    if combinations < FEWEST:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
+        many = f"{combinations} combination{'s' * (combinations != 1)}"
+        raise ConfigError(
+            f"calibrate: {many} with a speed, at least {FEWEST} are needed{':' if reasons else ''}{reasons}"
+        )
+
+
+def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
+    """Return the one device of all runs, for a processor with every matmul rate that one of them measured."""
+    names = list(dict.fromkeys(each.device.name for each in candidates))
+    if len(names) > 1:
+        raise ConfigError(f"calibrate: the runs used different devices: {'; '.join(names)}. Name runs of one device")
+    first, *others = (each.device.hardware for each in candidates)
+    if not isinstance(first, GPU):
+        rates = {rate: value for each in reversed(candidates) for rate, value in each.matmul_rate.items()}
+        speed = {"fp32_tflops": None, "bf16_tflops": None, **rates, **SPEED_OF_CPU}
+        return CPU(kind="cpu", speed=CPUSpeed.model_validate(speed))
+    for key in DATA_SHEET:
+        if any(getattr(each, key) != getattr(first, key) for each in others):
+            raise ConfigError(
+                f"calibrate: the runs had different values of hardware.{key}. Name runs with the same value"
+            )
+    return first

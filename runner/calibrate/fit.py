@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,17 +32,19 @@ class FittedConstant(NamedTuple):
     """Standard deviation of its logarithm before any run is seen."""
     most: float = math.inf
     """Largest value."""
+    coupled: str = ""
+    """Key of a constant that changes by the same factor."""
 
 
 OF_GPU = (
     FittedConstant("efficiency.matmul", 0.3, 1.0),
     FittedConstant("efficiency.memory", 0.3, 1.0),
-    FittedConstant("efficiency.attention", 0.3, 1.0),
+    FittedConstant("efficiency.attention", 0.3, 1.0, "efficiency.attention_backward"),
     FittedConstant("efficiency.contention", 0.5, 1.0),
     FittedConstant("efficiency.host_s", 0.5),
 )
 OF_CPU = (
-    FittedConstant("speed.fp32_tflops", 1.0),
+    FittedConstant("speed.fp32_tflops", 1.0, coupled="speed.bf16_tflops"),
     FittedConstant("speed.memory_bandwidth", 1.0),
     FittedConstant("speed.attention", 1.0),
     FittedConstant("speed.operator_s", 1.0),
@@ -50,11 +53,6 @@ OF_CPU = (
     FittedConstant("speed.jitter", 1.0),
 )
 """The first two constants are the speed of matmuls and of memory, see `Fitted.ratio_unknown`."""
-COUPLED = {
-    "efficiency.attention": "efficiency.attention_backward",
-    "speed.fp32_tflops": "speed.bf16_tflops",
-}
-"""Constants that change by the same factor."""
 TOLD_APART = 0.5
 """Largest share of the prior uncertainty about the ratio of matmul to memory speed that runs may leave."""
 
@@ -89,13 +87,9 @@ class Fitted(NamedTuple):
 
 def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None = None) -> Fitted:
     """
-    Fit the constants of a device.
+    Fit the constants of a device. The search begins at those of `near`, by default of `hardware`.
 
-    Args:
-        near: constants at which the search begins; None begins at those of `hardware`.
-
-    Raises:
-        ConfigError: a rate of the device that a run needs is unknown.
+    Raises ConfigError if a rate of the device that a run needs is unknown.
     """
     noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
     constants = _constants(hardware)
@@ -127,52 +121,34 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
 
 
 def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitted: Fitted) -> list[float]:
-    """
-    Return the error of each run's predicted speed, in percent, with constants fitted to the other runs.
-
-    Args:
-        fitted: to all runs.
-    """
-    errors = []
-    for i, run in enumerate(runs):
-        others = fit(hardware, [*runs[:i], *runs[i + 1 :]], fitted.hardware)
-        errors.append(run.error_pct(others.hardware))
-    return errors
+    """Return each run's error in percent with constants fitted to the others. `fitted`: to all runs, where searches begin."""
+    others = ([*runs[:i], *runs[i + 1 :]] for i in range(len(runs)))
+    return [
+        run.error_pct(fit(hardware, rest, fitted.hardware).hardware) for run, rest in zip(runs, others, strict=True)
+    ]
 
 
 def constant(hardware: GPU | CPU, key: str) -> float:
-    """Return a constant of the hardware option; raises KeyError if it is unknown."""
-    if (known := _known(hardware, key)) is None:
-        raise KeyError(key)
-    return known
+    """Return a known constant of the hardware option."""
+    return float(attrgetter(key)(hardware))
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     """Return the option with constants, and those coupled to them, multiplied by factors within their bounds."""
-    bounds = {key: each.most for each in (*OF_GPU, *OF_CPU) for key in (each.key, COUPLED.get(each.key))}
-    sections: dict[str, dict[str, float]] = {}
-    for key, factor in factors.items():
-        for each in filter(None, (key, COUPLED.get(key))):
-            if (known := _known(hardware, each)) is not None:
-                section, _, name = each.partition(".")
-                sections.setdefault(section, {})[name] = min(known * factor, bounds[each])
-    return hardware.model_copy(
-        update={
-            section: getattr(hardware, section).model_copy(update=constants) for section, constants in sections.items()
-        }
-    )
+    for each in (*OF_GPU, *OF_CPU):
+        for key in filter(None, (each.key, each.coupled)):
+            factor = factors.get(key, factors.get(each.key))
+            section, _, name = key.partition(".")
+            if factor is not None and (known := attrgetter(key)(hardware)) is not None:
+                part = getattr(hardware, section).model_copy(update={name: min(known * factor, each.most)})
+                hardware = hardware.model_copy(update={section: part})
+    return hardware
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
     """Return the constants to fit. Constants that are zero stay so; an unknown one is replaced by the one coupled to it."""
     known = (
-        each if _known(hardware, each.key) is not None else each._replace(key=COUPLED[each.key])
+        each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)
     )
     return [each for each in known if constant(hardware, each.key) > 0]
-
-
-def _known(hardware: GPU | CPU, key: str) -> float | None:
-    section, _, name = key.partition(".")
-    found: float | None = getattr(getattr(hardware, section), name)
-    return found

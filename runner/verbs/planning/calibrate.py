@@ -51,14 +51,10 @@ def _show(calibration: Calibration) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("run", "WPS per device", "fitted", "error", "predicted from the others"):
         table.add_column(title, overflow="fold", justify="left" if title == "run" else "right")
-    for run in calibration.runs:
-        table.add_row(
-            one_line(run.name),
-            f"{run.wps:,.0f}",
-            f"{run.fitted_wps:,.0f}",
-            f"{run.error_pct:+.1f}%",
-            f"{run.left_out_error_pct:+.1f}%",
-        )
+    figures = calibration.as_json()
+    for run in figures["runs"]:
+        speeds = f"{run['perf/wps']:,.0f}", f"{run['plan/perf/wps']:,.0f}"
+        table.add_row(one_line(run["run"]), *speeds, f"{run['error_pct']:+.1f}%", f"{run['left_out_error_pct']:+.1f}%")
     screen.print(table)
     for name, reason in calibration.left_out.items():
         screen.print(f"left out: {one_line(name)}: {reason}", markup=False, soft_wrap=False)
@@ -66,7 +62,6 @@ def _show(calibration: Calibration) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("constant", "before", "fitted", "still unknown"):
         table.add_column(title, justify="left" if title == "constant" else "right")
-    figures = calibration.as_json()
     for key, value in figures["fitted"].items():
         table.add_row(key, f"{figures['before'][key]:.3g}", f"{value:.3g}", f"{figures['unknown_pct'][key]:.0f}%")
     screen.print(table)
