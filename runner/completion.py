@@ -61,7 +61,7 @@ def _install(request: str) -> int:
         print(INSTALL if action == "install" else UNINSTALL, end="")
         return 0
     from meshrunner.runner.config.compose import Composer
-    from meshrunner.runner.config.hydra.flags import parse
+    from meshrunner.runner.config.hydra.overrides import parse
 
     Composer(parse("run", ["-sc", request])).answer_query()
     return 0
@@ -173,7 +173,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
     """Return Hydra's groups, options and keys, also after the comma of a sweep; paths if Hydra knows no value."""
     from meshrunner.runner.config.compose import Composer
-    from meshrunner.runner.config.hydra.flags import parse
+    from meshrunner.runner.config.hydra.overrides import parse
 
     key, equals, value = word.partition("=")
     earlier, comma, last = value.rpartition(",")

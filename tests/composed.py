@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.experiment import Experiment, check
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (

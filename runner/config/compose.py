@@ -8,11 +8,10 @@ swallows errors. Hydra's public compose API has no sweepers, no `--cfg` and no t
 from __future__ import annotations
 
 import argparse
-import io
 import logging
+import re
 import secrets
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -30,10 +29,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
-from meshrunner.runner.config.hydra.flags import check_flags
 from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.hydra.no_effect import refuse, without_effect
-from meshrunner.runner.config.hydra.overrides import as_typed, check_number, left_to_jobs
+from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, left_to_jobs
 from meshrunner.runner.config.hydra.private import (
     BASIC_SWEEPER,
     BasicSweeper,
@@ -91,14 +89,30 @@ class Composer:
 
     def answer_query(self) -> bool:
         """Answer --help, --cfg, --info or tab completion as Hydra does; return False if none of them was given."""
+        args, hydra = self.args, self.hydra
         with faults_of_hydra():
-            return self._answer()
+            if args.help or args.hydra_help:
+                show = hydra.app_help if args.help else hydra.hydra_help
+                show(config_name=self.given["config_name"], args_parser=args.parser, args=args)
+            elif args.cfg:
+                try:
+                    hydra.show_cfg(**self.given, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+                except SystemExit:
+                    raise ConfigError(f"--package: no such key: {args.package}") from None
+            elif args.shell_completion:
+                hydra.shell_completion(**self.given)
+            elif args.info:
+                logging.raiseExceptions = False  # `--info | head`
+                hydra.show_info(args.info, **self.given)
+            else:
+                return False
+        return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """
         Return the resolved configuration that --help explains, and Hydra's section with its interpolations.
 
-        Returns None without --help, or if the user has changed `hydra.help`.
+        Return None without --help, or if the user has changed `hydra.help`.
         """
         if not self.args.help or self.args.hydra_help:
             return None
@@ -109,35 +123,9 @@ class Composer:
             shipped = OmegaConf.create(files("hydra.conf").joinpath("hydra/help/default.yaml").read_text())
             return (plain(_task(config)), hydra) if hydra["help"] == OmegaConf.to_container(shipped) else None
 
-    def _answer(self) -> bool:
-        args, hydra = self.args, self.hydra
-        if args.help or args.hydra_help:
-            show = hydra.app_help if args.help else hydra.hydra_help
-            show(config_name=self.given["config_name"], args_parser=args.parser, args=args)
-        elif args.cfg:
-            self._show_config()
-        elif args.shell_completion:
-            hydra.shell_completion(**self.given)
-        elif args.info:
-            logging.raiseExceptions = False  # `--info | head`
-            hydra.show_info(args.info, **self.given)
-        else:
-            return False
-        return True
-
-    def _show_config(self) -> None:
-        args = self.args
-        said = io.StringIO()
-        try:
-            with redirect_stderr(said):
-                self.hydra.show_cfg(**self.given, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
-        except SystemExit:
-            raise ConfigError(f"--package: {said.getvalue().strip()}") from None
-
     def completions(self, word: str) -> list[str]:
         """Return the completions of a word that follows the overrides of this command line."""
-        mode = ["--multirun"] if self.args.multirun else []
-        line = " ".join([*mode, *self.given["overrides"], word])
+        line = " ".join([*["--multirun"] * self.args.multirun, *self.given["overrides"], word])
         return complete(self.hydra, self.given["config_name"], line)
 
     def single_run(self) -> Composed | None:
@@ -158,20 +146,11 @@ class Composer:
         config = self._compose(RunMode.MULTIRUN)
         refuse(config, sweep=True)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
-        sections = OmegaConf.to_container(config, resolve=False)
-        assert isinstance(sections, dict)
-        hydra = sections.pop("hydra")
-        refuse_secrets(sections)
-        refuse_secrets({"hydra": hydra})
+        sections: Any = OmegaConf.to_container(config, resolve=False)
+        for section in sorted(sections, key="hydra".__eq__):
+            refuse_secrets(sections[section], section)
         if config.hydra.mode == RunMode.RUN:
             warn("hydra.mode=RUN is ignored: -m makes this a sweep")
-        if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
-            grid = plain(config.hydra.sweeper)["params"] or {}
-            if not isinstance(grid, dict):
-                raise ConfigError(
-                    "hydra.sweeper.params: expected a mapping of keys to values; use for example {seed: '1,2'}"
-                )
-            check_number([*(f"{key}={values}" for key, values in grid.items()), *typed(config.hydra.overrides.task)])
         for remark in without_effect(config, sweep=True):
             warn(remark)
         return config
@@ -189,13 +168,7 @@ class Composer:
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
     def grid(self, config: DictConfig) -> list[list[str]]:
-        """
-        Return the overrides of every combination of a sweep without starting any.
-
-        Raises:
-            ConfigError: the sweeper chooses combinations as results come in.
-            HydraException: an override is wrong.
-        """
+        """Return the overrides of every combination of a sweep; raise ConfigError if they depend on results."""
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError("hydra/sweeper: its combinations are not known before it runs; use hydra/sweeper=basic")
         params = plain(config.hydra.sweeper).get("params") or {}
@@ -240,11 +213,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
         run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
         overrides={
             "task": as_typed(typed(config.hydra.overrides.task)),
-            "choices": {
-                group: choice
-                for group, choice in choices.items()
-                if not group.startswith("hydra/") and "@" not in group
-            },
+            "choices": {group: choice for group, choice in choices.items() if not re.search("^hydra/|@", group)},
         },
         launcher=plain(config.hydra.launcher),
     )
@@ -259,13 +228,11 @@ def _task(config: DictConfig) -> DictConfig:
 
 def typed(overrides: ListConfig) -> list[str]:
     """Return the recorded overrides unresolved: in `seed=1,2 micro_batch=${seed}` each job has its own value."""
-    found = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve them once for all jobs
-    assert isinstance(found, list)
+    found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve them once for all jobs
     return [str(override) for override in found]
 
 
 def plain(config: DictConfig | ListConfig) -> dict[str, Any]:
     """Return a resolved configuration as dicts and lists."""
-    found = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(found, dict)
+    found: Any = OmegaConf.to_container(config, resolve=True)
     return {str(key): value for key, value in found.items()}

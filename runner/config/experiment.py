@@ -41,8 +41,6 @@ YEAR_MINUTES = 366 * 24 * 60
 Minutes = Annotated[float, Field(gt=0, le=YEAR_MINUTES), Affects.NOTHING]
 READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
 """Device type -> the value of `log_every: auto`."""
-MAX_REPEATS = 10_000
-"""Maximum runs of one combination of a sweep."""
 
 
 def _known_figure(key: str) -> str:
@@ -131,14 +129,6 @@ class Sweep(Section):
         Affects.SWEEP | Affects.DISPLAY,
     ] = "warn"
     """Warn about runs that are predicted not to fit, or skip them, before any run begins. On CPUs, `warn` predicts nothing."""
-
-    @model_validator(mode="after")
-    def _few_enough(self) -> Sweep:
-        if (runs := self.repeat * self.seeds) > MAX_REPEATS:
-            raise PydanticCustomError(
-                "repeats", f"repeat({self.repeat}) x seeds({self.seeds}) = {runs:,}; expected at most {MAX_REPEATS:,}"
-            )
-        return self
 
 
 class Experiment(Recipe):

@@ -10,7 +10,7 @@ from typing import Any
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
 
 A_WHOLE_NUMBER = "a key whose value is a whole number, such as --max micro_batch"

@@ -21,7 +21,7 @@ from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.hydra.hydra_errors import explain
-from meshrunner.runner.config.hydra.overrides import MAX_RUNS, as_typed
+from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.console import naming, warn
 from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_config, read_state, run_names, update_status
@@ -101,15 +101,13 @@ def check_batch(
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
-    runs = not_composed = 0
+    not_composed = 0
     varied = varying(job_overrides) - set(typed(config.hydra.overrides.task))
     with naming(f"composing and checking {len(job_overrides):,} combinations"):
         for number, overrides in enumerate(job_overrides, first):
             named = [override for override in overrides if override in varied]
             try:
                 job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
-                if (runs := len(job.runs) * len(job_overrides)) > MAX_RUNS:
-                    break
                 for run in job.runs:
                     _check_existing(run)
                 jobs.append(job)
@@ -120,8 +118,6 @@ def check_batch(
                     if not_composed == len(job_overrides):  # the cause is not what varies
                         raise
                 wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
-    if runs > MAX_RUNS:
-        raise ConfigError(f"sweep.repeat x sweep.seeds: {runs:,} runs, but a sweep may have at most {MAX_RUNS:,}")
     if wrong:
         raise ConfigError("\n".join(_wrong_jobs(wrong)))
     if any(job.hydra.hydra.sweeper != config.hydra.sweeper for job in jobs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import place_run
 from meshrunner.runner.sweep.combinations import configured_workers

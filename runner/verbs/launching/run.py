@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> int:
     gc.disable()  # imports create little garbage and compete with the forkserver for cores
     with nullcontext() if asks else naming("composing the configuration"):
         from meshrunner.runner.config.compose import Composer
-        from meshrunner.runner.config.hydra.flags import parse
+        from meshrunner.runner.config.hydra.overrides import parse
         from meshrunner.runner.verbs.reference.queries import answered
 
         composer = Composer(parse("run", arguments))

@@ -12,7 +12,7 @@ from rich.table import Table
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.console import console, one_line, say
 from meshrunner.runner.predict import (
     BORDERLINE,

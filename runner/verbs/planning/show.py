@@ -14,7 +14,7 @@ from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import ExpectedDevices, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.console import console, one_line
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered

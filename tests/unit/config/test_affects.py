@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from omegaconf import OmegaConf
 from pydantic import create_model
 
 from meshrunner.recipes import affects
@@ -135,14 +136,9 @@ def test_new_key_of_sweeps_is_idle_on_a_single_run(
     monkeypatch.setattr(affects, "EXPERIMENT", f"{__name__}:Wider")
     monkeypatch.setattr(sys.modules[__name__], "Wider", wider, raising=False)
     affects._affected_by.cache_clear()
-    raw = no_effect._shipped() | {"sweep": no_effect._shipped()["sweep"] | {"added": 1}}
-    raw["hydra"] = raw["hydra"] | {
-        "sweeper": no_effect.UNSET["hydra.sweeper"],
-        "overrides": {"hydra": [], "task": []},
-        "runtime": {"choices": {"hydra/sweeper": "basic", "hydra/job_logging": "none", "hydra/hydra_logging": "none"}},
-    }
-    monkeypatch.setattr(no_effect, "_raw", lambda config: config)
-    assert [line for line in no_effect.without_effect(raw, sweep=False) if "sweep.added" in line] == (  # type: ignore[arg-type]
+    hydra = {"overrides": {"hydra": [], "task": []}, "runtime": {"choices": {"hydra/sweeper": "basic"}}}
+    config = OmegaConf.create({"sweep": {"added": 1}, "hydra": hydra})
+    assert [line for line in no_effect.without_effect(config, sweep=False) if "sweep.added" in line] == (
         ["sweep.added: no effect on a single run; -m makes it a sweep"] if idle else []
     )
     affects._affected_by.cache_clear()

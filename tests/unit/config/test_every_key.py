@@ -240,7 +240,7 @@ def test_a_grid_without_a_sweep_is_remarked_on(folder: Path, capsys: pytest.Capt
         "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
     )
     assert place("--config-dir=own", "experiment=grid") == 0
-    assert "hydra.sweeper.params: no effect on a single run; -m makes it a sweep" in capsys.readouterr().err
+    assert "hydra.sweeper.params.seed: no effect on a single run; -m makes it a sweep" in capsys.readouterr().err
     assert place("--config-dir=own", "experiment=grid", "-m", "hydra.sweep.dir=sweep") == 0
     assert capsys.readouterr().err == ""
     assert len(list(Path("sweep").glob("0*"))) == 2

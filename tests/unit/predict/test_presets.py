@@ -10,7 +10,7 @@ import pytest
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.devices import expected_device_type, expected_devices
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED
 from meshrunner.runner.predict.pool import Predicted, _predicted

@@ -17,7 +17,7 @@ from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.predict import NOT_IN_TIME, Forecast, MemoryForecast, Predicted, SpeedForecast, Verdict
 from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.summary import predicted

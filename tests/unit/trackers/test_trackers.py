@@ -17,7 +17,7 @@ from meshrunner.runner import cli
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.config.hydra.flags import parse
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.launch.environment import resolved
 from meshrunner.runner.process import tree as processes
 from meshrunner.runner.rundir import sweep
