@@ -1,4 +1,4 @@
-"""The base class of the `checkpoint` options, their interface to a run, and the option `none`."""
+"""The `checkpoint` group, and the interface between its options and a run."""
 
 from __future__ import annotations
 

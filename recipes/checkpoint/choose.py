@@ -17,23 +17,16 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
     """
     Return the newest checkpoint whose checksums all match, the same on every rank; None: start from step 1.
 
-    Each rank verifies its share of the files. With neither `load` nor `own`, there is no communication.
-
-    Args:
-        load: `checkpoint.load`.
-        own: the run's own `checkpoints` directory; leftovers of a killed run are removed from it.
-
-    Raises:
-        ConfigError: `load` contains no good checkpoint; raised on every rank.
+    Each rank verifies its share of the files. With neither `checkpoint.load` nor the run's `own` directory, there is no
+    communication. Raises ConfigError on every rank if `load` contains no good checkpoint.
     """
     if own is None and load is None:
         return None
     listed = _candidates_of_rank_0(load, own)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for candidate in listed:
-        own_share = sorted(candidate.record.files)[rank::ranks]
         by_rank: list[list[str]] = [[] for _ in range(ranks)]
-        dist.all_gather_object(by_rank, candidate.damaged_files(own_share))
+        dist.all_gather_object(by_rank, candidate.damaged_files(sorted(candidate.record.files)[rank::ranks]))
         damaged = [name for names in by_rank for name in names]
         if not damaged:
             return candidate

@@ -16,14 +16,14 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, StrictInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import from_json
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import check_regular, checksum, read_regular, replace_file
+from meshrunner.recipes.storage.durable import checksum, replace_file
 
 RECORD = "checkpoint.json"
 METADATA = ".metadata"
@@ -34,8 +34,6 @@ FORMAT = 2
 Version of the meaning of the tensors. Format 1, which was not recorded, rotated neighbouring elements of a head instead of its
 halves, so the rows of wq and wk, and their optimizer state, were in another order.
 """
-RECORD_BYTES = 64 << 20
-"""Largest checkpoint.json that is read."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -48,32 +46,26 @@ class OtherFormat(Damaged):
     """An intact checkpoint whose tensors mean something else in this version."""
 
 
-def _file_name(name: str) -> str:
-    if "/" in name or "\0" in name or name in ("", ".", ".."):
-        raise PydanticCustomError("file_name", f"{name!r:.100} is not a file name")
-    return name
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", defer_build=True))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, defer_build=True))
 class Record:
     """The contents of checkpoint.json: everything but the tensors, and the checksums of the files."""
 
-    step: StrictInt
-    tokens: StrictInt
+    step: int
+    tokens: int
     """Tokens consumed up to and including this step."""
-    sequences: StrictInt
+    sequences: int
     """Sequences consumed up to and including this step: the index of the next step's first sequence."""
-    global_batch: StrictInt
+    global_batch: int
     """Sequences per optimizer step."""
-    seed: StrictInt
-    world_size: StrictInt
-    parameters: StrictInt
+    seed: int
+    world_size: int
+    parameters: int
     """Number of parameters of the full model."""
     config: dict[str, Any]
     """The validated configuration of the run."""
-    files: dict[Annotated[str, AfterValidator(_file_name)], tuple[StrictInt, StrictInt]]
+    files: dict[str, tuple[int, int]]
     """Name of a file in the same directory -> (bytes, CRC-32)."""
-    format: StrictInt = FORMAT
+    format: int = FORMAT
 
 
 class StoredCheckpoint(NamedTuple):
@@ -109,36 +101,30 @@ def sync_folder(folder: Path) -> None:
 
 def read_checkpoint(folder: Path) -> StoredCheckpoint:
     """Return a checkpoint, verified except for the content of large files. Raises Damaged or OtherFormat."""
-    record = _read_record(folder)
-    for name, (size, _) in record.files.items():
-        try:
-            check_regular(folder / name)
-        except FileNotFoundError:
-            raise Damaged(f"{name} is missing") from None
-        except (OSError, ValueError) as error:
-            raise Damaged(f"{name}: {error}") from None
+    stored = StoredCheckpoint(folder, _read_record(folder))
+    for name, (size, _) in stored.record.files.items():
+        if not (folder / name).is_file():
+            raise Damaged(f"{name} is missing")
         if (found := (folder / name).stat().st_size) != size:
             raise Damaged(f"{name} has {found} bytes, but {size} were written")
-    if checksum(folder / METADATA) != record.files[METADATA]:
+    if stored.damaged_files([METADATA]):
         raise Damaged(f"{METADATA} is damaged: its checksum differs")
-    return StoredCheckpoint(folder, record)
+    return stored
 
 
 def _read_record(folder: Path) -> Record:
+    path = folder / RECORD
+    if not path.is_file():
+        raise Damaged(f"{RECORD} is missing")
     try:
-        found = from_json(read_regular(folder / RECORD, RECORD_BYTES))
-        _check_format(found.get("format", 1))
-        record = TypeAdapter(Record).validate_python(found)
-    except FileNotFoundError:
-        raise Damaged(f"{RECORD} is missing") from None
+        content = path.read_bytes()
+        _check_format(from_json(content).get("format", 1))
+        return TypeAdapter(Record).validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise Damaged(f"{RECORD} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (OSError, ValueError, AttributeError) as error:  # AttributeError: it is not an object
         raise Damaged(f"{RECORD} cannot be read: {error}") from None
-    if METADATA not in record.files:
-        raise Damaged(f"{RECORD} does not list {METADATA}")
-    return record
 
 
 def _check_format(found: Any) -> None:
@@ -180,12 +166,8 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
     """
     Return the checkpoints that a run can continue from, best first, and warnings about skipped ones.
 
-    Args:
-        load: `checkpoint.load`, a run directory or one checkpoint.
-        own: the run's own `checkpoints` directory, which takes precedence over `load`.
-
-    Raises:
-        ConfigError: `load` contains no good checkpoint, or the run's own ones have another format.
+    The run's `own` directory takes precedence over `checkpoint.load`, a run directory or one checkpoint. Raises ConfigError if
+    `load` contains no good checkpoint, or the run's own ones have another format.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -233,19 +215,10 @@ def remove_checkpoint(path: Path) -> None:
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     path.rename(temporary)
-    _remove(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)  # it leaves a link alone, and the checkpoint that it leads to
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the partly written or removed checkpoints of a killed run."""
-    if folder.is_dir():
-        for path in folder.glob(f"{TEMPORARY}*"):
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Remove a directory, a file, or a link without its target."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+    for path in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)

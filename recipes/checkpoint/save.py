@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +22,15 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.on_disk import METADATA, TEMPORARY, Record, publish, step_folder, write_record
+from meshrunner.recipes.checkpoint.on_disk import (
+    METADATA,
+    TEMPORARY,
+    Record,
+    publish,
+    remove_leftovers,
+    step_folder,
+    write_record,
+)
 from meshrunner.recipes.checkpoint.state_dict import get_state
 from meshrunner.recipes.errors import NotSaved
 from meshrunner.recipes.storage.durable import checksum
@@ -48,7 +54,7 @@ class ChecksummedWriter(FileSystemWriter):
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
     ) -> None:
-        """on_host: whether the state is in host memory. If not, on CUDA, it is copied during writing, in the current stream."""
+        # On CUDA, state that is not in host memory is copied during writing, in the current stream.
         ahead = 0 if on_host else COPY_AHEAD_BYTES
         super().__init__(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=ahead)
         self.complete = complete
@@ -96,35 +102,27 @@ class BlockingSaver:
     def _state(self) -> dict[str, Any]:
         return dict(get_state(self.training.model, self.training.optimizer))
 
-    def _temporary(self, step: int) -> Path:
-        return self.folder / f"{TEMPORARY}{step_folder(step)}"
-
     def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
-        """
-        Return the writer of one checkpoint. When all shards are complete, it writes the record and publishes the checkpoint.
-
-        Raises:
-            NotSaved: the run directory was moved or removed. DCP would create it again.
-        """
-        if not self.folder.is_dir():
+        """Return a writer that, once all shards are complete, writes the record and publishes the checkpoint."""
+        if not self.folder.is_dir():  # DCP would create it again
             raise NotSaved(
                 f"the checkpoint of step {step} could not be written: the directory {self.folder} was moved or removed"
             )
-        training, temporary = self.training, self._temporary(step)
-        record = Record(
-            step=step,
-            tokens=consumed.tokens,
-            sequences=consumed.sequences,
-            global_batch=training.global_batch,
-            seed=training.seed,
-            world_size=dist.get_world_size(),
-            parameters=training.parameters,
-            config=training.config,
-            files={},
-        )
+        training, temporary = self.training, self.folder / f"{TEMPORARY}{step_folder(step)}"
 
         def complete(files: dict[str, tuple[int, int]]) -> None:
-            write_record(temporary, replace(record, files=dict(sorted(files.items()))))
+            record = Record(
+                step=step,
+                tokens=consumed.tokens,
+                sequences=consumed.sequences,
+                global_batch=training.global_batch,
+                seed=training.seed,
+                world_size=dist.get_world_size(),
+                parameters=training.parameters,
+                config=training.config,
+                files=dict(sorted(files.items())),
+            )
+            write_record(temporary, record)
             publish(temporary, self.folder / step_folder(step), self.keep)
 
         return ChecksummedWriter(temporary, complete, on_host=self.in_background)
@@ -136,7 +134,7 @@ class BlockingSaver:
             yield
         except CheckpointException as error:
             if dist.get_rank() == 0:
-                shutil.rmtree(self._temporary(step), ignore_errors=True)
+                remove_leftovers(self.folder)
             rank, (cause, _) = next(iter(error.failures.items()))
             raise NotSaved(
                 f"the checkpoint of step {step} could not be written to {self.folder}: "
@@ -145,11 +143,7 @@ class BlockingSaver:
 
 
 class AsyncSaver(BlockingSaver):
-    """
-    A `Saver` that makes training wait only for the copy to host memory.
-
-    One stager makes all copies in the same host memory, which is pinned once on CUDA.
-    """
+    """A `Saver` that makes training wait only for the copy to host memory, which is allocated, and on CUDA pinned, once."""
 
     in_background: ClassVar[bool] = True
 

@@ -1,22 +1,35 @@
-"""The state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout; and loading a checkpoint into it."""
+"""
+The state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout; and loading a checkpoint into it.
+
+For FSDP1 over tensor parallelism, torch (2.13) assumes that the tensor-parallel shards of a parameter have equal sizes, and
+crashes or hangs if they do not. `_UnevenShards` corrects that for parameters. For optimizer state the assumption is deep inside
+FSDP1. A state tensor has the shape of its parameter, so it is copied into the parameter, and read or written as the parameter.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 
-from meshrunner.recipes.checkpoint import fsdp1_tensor
-from meshrunner.recipes.checkpoint.metadata import check_metadata
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.init_weights import clean_name
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 
@@ -29,8 +42,8 @@ The optimizer's hyperparameters are not part of the state, they are in the confi
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Return the current state, also as the target of a load. A collective."""
-    if fsdp1_tensor.patch_if_needed(model):
-        return fsdp1_tensor.get_fsdp1_state(model, optimizer)
+    if patch_if_needed(model):
+        return _get_fsdp1_state(model, optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     by_parameter = optimizer_state["state"]
     assert isinstance(by_parameter, dict)
@@ -39,8 +52,8 @@ def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
     """Set a state that came from `get_state` and that a checkpoint was loaded into. A collective."""
-    if fsdp1_tensor.patch_if_needed(model):
-        fsdp1_tensor.set_fsdp1_state(model, optimizer, state)
+    if patch_if_needed(model):
+        _set_fsdp1_state(model, optimizer, state)
         return
     names = {parameter: clean_name(name) for name, parameter in model.named_parameters()}
     groups = [group | {"params": [names[each] for each in group["params"]]} for group in optimizer.param_groups]
@@ -54,7 +67,6 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint in place, under any layout. A collective. Raises ConfigError if it is from another model."""
-    check_metadata(stored.path)
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))
@@ -64,3 +76,91 @@ def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.O
             f"the checkpoint {stored.path} does not fit this model and optimizer: rank {rank}: {cause}"
         ) from error
     set_state(model, optimizer, state)
+
+
+def patch_if_needed(model: nn.Module) -> bool:
+    """Patch a model if it is FSDP1 over tensor parallelism. Return whether it is."""
+    units = FullyShardedDataParallel.fsdp_modules(model)
+    for unit in units:
+        if type(unit._fsdp_extension) is DTensorExtensions:
+            unit._fsdp_extension = _UnevenShards(unit._fsdp_extension.device_handle)
+    return any(isinstance(unit._fsdp_extension, _UnevenShards) for unit in units)
+
+
+def _get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Implement `get_state` for FSDP1 over tensor parallelism."""
+    trained = _trained(model, optimizer)
+    _allocate_state(optimizer)
+    optimizer_state: State = {name: {} for name in trained}
+    scalars, tensors = _state_keys(optimizer)
+    for key in scalars:
+        for name, parameter in trained.items():
+            if key in optimizer.state[parameter]:  # a rank may hold no part of a parameter
+                optimizer_state[name][key] = optimizer.state[parameter][key]
+    before = {parameter: parameter.detach().clone() for parameter in trained.values()}
+    try:
+        for key in tensors:
+            for parameter in trained.values():
+                if parameter.numel():
+                    parameter.data.copy_(optimizer.state[parameter][key])
+            for name, value in get_model_state_dict(model).items():
+                if name in trained:
+                    optimizer_state[name][key] = value
+    finally:
+        for parameter, value in before.items():
+            parameter.data.copy_(value)
+    return {"model": get_model_state_dict(model), "optimizer": optimizer_state}
+
+
+def _set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Implement `set_state` for FSDP1 over tensor parallelism."""
+    trained = _trained(model, optimizer)
+    scalars, tensors = _state_keys(optimizer)
+    for key in tensors:
+        values = {name: state["optimizer"].get(name, {}).get(key, value) for name, value in state["model"].items()}
+        set_model_state_dict(model, values)
+        for parameter in trained.values():
+            if parameter.numel():
+                optimizer.state[parameter][key].copy_(parameter.data)
+    for name, parameter in trained.items():
+        for key in scalars:
+            if key in optimizer.state[parameter]:
+                optimizer.state[parameter][key].copy_(state["optimizer"][name][key])
+    set_model_state_dict(model, state["model"])
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """Return name -> this rank's shard of each parameter of the optimizer."""
+    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return {clean_name(name): parameter for name, parameter in model.named_parameters() if parameter in own}
+
+
+def _allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the state of an optimizer that has not taken a step. Loading overwrites everything that this step changes."""
+    if optimizer.state:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]:
+    """Return the keys of the optimizer state: (scalars, tensors with the parameter's shape)."""
+    found = {key: value.dim() for state in optimizer.state.values() for key, value in state.items()}
+    return sorted(key for key in found if not found[key]), sorted(key for key in found if found[key])
+
+
+class _UnevenShards(DTensorExtensions):
+    """A DTensorExtensions that uses the true global shape of a tensor-parallel parameter, without assuming equal shards."""
+
+    def chunk_dtensor(self, tensor: Tensor, rank: int, device_mesh: DeviceMesh) -> Tensor:
+        if not isinstance(tensor, DTensor):
+            return super().chunk_dtensor(tensor, rank, device_mesh)
+        mesh = device_mesh._get_root_mesh()
+        gathered: list[Placement] = [Replicate()] * (mesh.ndim - 1) + [tensor.placements[0]]
+        sharded: list[Placement] = [Replicate()] * (mesh.ndim - 2) + [Shard(0), tensor.placements[0]]
+        local = tensor.to_local().detach().clone()
+        placed = DTensor.from_local(local, mesh, gathered, run_check=False, shape=tensor.shape, stride=tensor.stride())
+        return placed.redistribute(mesh, sharded)

@@ -14,13 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-from meshrunner.recipes.checkpoint import fsdp1_tensor
 from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.choose import choose_checkpoint
 from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, remove_checkpoint
 from meshrunner.recipes.checkpoint.save import AsyncSaver, BlockingSaver, ChecksummedWriter
-from meshrunner.recipes.checkpoint.state_dict import restore
+from meshrunner.recipes.checkpoint.state_dict import get_state, patch_if_needed, restore
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import NotSaved
@@ -87,8 +86,8 @@ def assembled(*overrides: str) -> Assembled:
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return whole parameters, expert biases and whole AdamW state by name. The model cannot be used afterwards."""
-    if fsdp1_tensor.patch_if_needed(model):
-        state = fsdp1_tensor.get_fsdp1_state(model, optimizer)["optimizer"]
+    if patch_if_needed(model):
+        state = get_state(model, optimizer)["optimizer"]
     else:
         whole_state = StateDictOptions(full_state_dict=True)
         state = dict(get_optimizer_state_dict(model, optimizer, options=whole_state)["state"])
