@@ -119,7 +119,7 @@ class FSDP2(Parallelism):
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._prefetch(model, network)
         if self.plans_buffers:
-            from meshrunner.recipes.parallelism.buffers.comm import install
+            from meshrunner.recipes.parallelism.buffers.buffer_pool import install
 
             install(model, self.buffers, self.prefetch)
         elif self.buffers == "process_group":
@@ -154,9 +154,9 @@ class FSDP2(Parallelism):
     def after_step(self, model: nn.Module) -> dict[str, float]:
         if not self.plans_buffers:
             return {}
-        from meshrunner.recipes.parallelism.buffers.comm import step_done
+        from meshrunner.recipes.parallelism.buffers.buffer_pool import pools_of
 
-        return {"perf/comm_allocations": step_done(model)}
+        return {"perf/comm_allocations": sum(pool.step_done() for pool in pools_of[model])}
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         from torch.distributed.fsdp import FSDPModule

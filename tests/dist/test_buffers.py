@@ -22,8 +22,7 @@ from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.loss import chunked as chunked_loss
 from meshrunner.recipes.parallelism.buffers import buffer_pool
-from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool
-from meshrunner.recipes.parallelism.buffers.comm import pools_of
+from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool, pools_of
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.parallelism.wrap_plan import local_parameters
 from meshrunner.recipes.pretrain import assemble, update
@@ -212,7 +211,7 @@ def mispredicted(cases: list[str]) -> list[str]:
         own.steps(1)
         for what, expected, pool in zip(("gathers", "reductions"), asked, pools_of[own.model], strict=True):
             got = pool.schedule()
-            same_units = sorted(got.units) == sorted(expected.units)
+            same_units = dict(got.units) == dict(expected.units)
             if not same_units or largest(got.alive) != largest(expected.alive):
                 found.append(f"{words}: {what} are {got}, and not {expected}")
     return found

@@ -1,31 +1,39 @@
-"""Buffers of one kind on one device: allocated and recorded in the first step, then served from planned offsets and checked."""
+"""
+The pools from which FSDP2's units take communication buffers at planned addresses, and the hooks through which they do.
+
+The first optimizer step allocates dynamically. The buffers are then planned from its requests, which include those of every
+micro batch and of recomputation.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.parallelism.buffers.placement import ALIGNMENT, Bucket, Plan, Schedule, aligned
-from meshrunner.recipes.parallelism.buffers.requests import InFlight, schedule
+from meshrunner.recipes.model.init_weights import clean_name
+from meshrunner.recipes.model.network import network_of
+from meshrunner.recipes.parallelism.buffers.placement import ALIGNMENT, PLANS, Bucket, Plan, Schedule, aligned
+from meshrunner.recipes.parallelism.buffers.requests import (
+    REDUCE_SCATTER_INPUTS,
+    InFlight,
+    all_gather_outputs,
+    schedule,
+)
 
 PATIENCE_S = 5.0
 """Seconds to wait for a buffer to be released. gloo's threads release one a moment after the collective has ended."""
 INSTEAD = "use parallelism.buffers=dynamic"
-
-
-class Request(NamedTuple):
-    """A recorded request."""
-
-    unit: str
-    bucket: Bucket
-    in_backward: bool
 
 
 class Use(NamedTuple):
@@ -44,7 +52,7 @@ class Use(NamedTuple):
 
 class BufferPool:
     """
-    The all-gather outputs, or the reduce-scatter inputs, of all units.
+    The all-gather outputs, or the reduce-scatter inputs, of all units on one device.
 
     In the first optimizer step the allocator serves every request. After it, each unit has a fixed range in an arena. Every
     request checks that nothing else uses the range, so a plan that does not fit raises an error instead of corrupting data.
@@ -55,12 +63,12 @@ class BufferPool:
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
         self._place, self._in_flight = place, in_flight
-        self.requests: list[Request] = []
-        """The requests of the first step."""
         self.offsets: dict[str, int] = {}
         """Unit -> its offset in the arena in bytes."""
-        self._sizes: dict[str, Bucket] = {}
-        """Unit -> the largest bucket it has requested."""
+        self._requests: list[tuple[bool, str]] = []
+        """The requests of the first step: whether in backward, and the unit."""
+        self._buckets: dict[str, Bucket] = {}
+        """Unit -> the largest buffer it has requested."""
         self._device: torch.device | None = None
         self._arena: Tensor | None = None
         self._allocations = 0
@@ -72,8 +80,9 @@ class BufferPool:
         if self._arena is None:
             self._wait_until_free(unit)
             in_backward = torch._C._current_graph_task_id() != -1  # as FSDP2 detects it
-            self.requests.append(Request(unit, bucket, in_backward))
-            self._sizes[unit] = max(self._sizes.get(unit, bucket), bucket, key=lambda each: each.nbytes)
+            self._requests.append((in_backward, unit))
+            self._buckets[unit] = max(self._buckets.get(unit, bucket), bucket, key=lambda each: each.nbytes)
+            self._device = device
             self._allocations += 1
             buffer = torch.empty(elements, dtype=dtype, device=device)
         else:
@@ -87,22 +96,26 @@ class BufferPool:
             storage = torch._C._construct_storage_from_data_pointer(begin, self._arena.device, bucket.nbytes)
             buffer = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (elements,), (1,))
         begin = buffer.data_ptr()
-        self._device = device
         reference = StorageWeakRef(buffer.untyped_storage())  # type: ignore[no-untyped-call]
         self._uses.append(Use(unit, begin, begin + bucket.nbytes, reference))
         return buffer
 
     def schedule(self) -> Schedule:
         """Return the recorded requests. Only their order, equal on all ranks, matters; release times vary with thread timing."""
-        passes = groupby(self.requests, key=lambda request: request.in_backward)
-        return schedule(self._sizes, [(which, [each.unit for each in part]) for which, part in passes], self._in_flight)
+        passes = groupby(self._requests, key=lambda request: request[0])
+        return schedule(self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight)
 
     def step_done(self) -> int:
-        """Return the number of buffers the allocator served in the optimizer step. After the first step, place all units."""
+        """
+        Return the number of buffers the allocator served in the optimizer step. After the first step, place all units.
+
+        Planning waits for the end of a step because gradients may be reduced only in the last micro batch. Between two steps no
+        buffer is in use, and forward begins by making all streams wait for earlier work.
+        """
         count, self._allocations = self._allocations, 0
-        if self.requests and self._arena is None:
+        if self._requests and self._arena is None:
             plan = self._place(self.schedule())
-            self.offsets = {unit: offset for unit, (offset,) in plan.offsets.items()}
+            self.offsets = plan.offsets
             block = torch.empty(plan.nbytes + ALIGNMENT, dtype=torch.uint8, device=self._device)
             self._arena = block[aligned(block.data_ptr()) - block.data_ptr() :]
         return count
@@ -113,7 +126,7 @@ class BufferPool:
                 f"parallelism.buffers: '{unit}' requests a buffer, but in the first step only {', '.join(self.offsets)} did; "
                 f"{INSTEAD}"
             )
-        planned = self._sizes[unit]
+        planned = self._buckets[unit]
         if bucket.dtype != planned.dtype or bucket.nbytes > planned.nbytes:
             raise ConfigError(
                 f"parallelism.buffers: '{unit}' requests {bucket.nbytes:,} bytes of {bucket.dtype}, but its buffer has "
@@ -133,3 +146,54 @@ class BufferPool:
                         else f"parallelism.buffers: '{unit}' would overwrite '{use.unit}', which is in use; {INSTEAD}"
                     )
                 time.sleep(1e-4)
+
+
+class PooledAllGather(DefaultAllGather):
+    """The all-gather of a unit. Its output, which contains the input, is pooled."""
+
+    def __init__(self, unit: str, pool: BufferPool) -> None:
+        self.unit, self.pool = unit, pool
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.pool.take(self.unit, math.prod(size), dtype, device)
+
+
+class PooledReduceScatter(DefaultReduceScatter):
+    """The reduce-scatter of a unit's gradients. Only its input is pooled, because `.grad` is a view of its output."""
+
+    def __init__(self, unit: str, pool: BufferPool) -> None:
+        self.unit, self.pool = unit, pool
+        self.is_input = True
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        # torch allocates twice for each reduce-scatter, first the input.
+        is_input, self.is_input = self.is_input, not self.is_input
+        if is_input:
+            return self.pool.take(self.unit, math.prod(size), dtype, device)
+        return super().allocate(size, dtype=dtype, device=device)
+
+
+class Pools(NamedTuple):
+    """The communication buffers of a model."""
+
+    gathers: BufferPool
+    reductions: BufferPool
+
+
+pools_of: WeakKeyDictionary[nn.Module, Pools] = WeakKeyDictionary()
+"""Model -> its buffers, for models with planned buffers."""
+
+
+def install(model: nn.Module, plan: str, prefetch: int) -> None:
+    """Have the units of a model allocate their communication buffers from pools that are placed by a key of PLANS."""
+    network = network_of(model)
+    units = {
+        clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)
+    }
+    outputs = all_gather_outputs(prefetch, repeats=any(network.calls(name) > 1 for name in units))
+    pools = Pools(BufferPool(PLANS[plan], outputs), BufferPool(PLANS[plan], REDUCE_SCATTER_INPUTS))
+    for name, module in units.items():
+        unit = name or "root"
+        module.set_custom_all_gather(PooledAllGather(unit, pools.gathers))
+        module.set_custom_reduce_scatter(PooledReduceScatter(unit, pools.reductions))
+    pools_of[model] = pools

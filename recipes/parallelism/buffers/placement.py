@@ -1,14 +1,14 @@
 """
 Place communication buffers: turn the requests of units and their overlap in time into offsets. Needs no torch.
 
-A unit requests buckets, each of one dtype. `fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462);
+`fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462) for units that request one buffer each.
 `scheduled` makes use of the order of the units.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 from typing import NamedTuple
 
@@ -17,48 +17,28 @@ ALIGNMENT = 256
 
 
 class Bucket(NamedTuple):
-    """One buffer that a unit requests."""
+    """The buffer that a unit requests."""
 
     dtype: str
     nbytes: int
 
 
-class UnitBuckets(NamedTuple):
-    """The buckets that one unit requests at once."""
-
-    name: str
-    buckets: tuple[Bucket, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its buckets."""
-        return sum(bucket.nbytes for bucket in self.buckets)
-
-
 class Schedule(NamedTuple):
     """The requests to place."""
 
-    units: Sequence[UnitBuckets]
-    """The units in the order of their first requests."""
+    units: Mapping[str, Bucket]
+    """Unit -> its buffer, in the order of first requests."""
     alive: Collection[frozenset[str]]
-    """Sets of units whose buckets are in use at the same time, by name; every unit is in one of the sets."""
+    """Sets of units whose buffers are in use at the same time; every unit is in one of the sets."""
 
 
 class Plan(NamedTuple):
     """Offsets in one arena."""
 
-    offsets: dict[str, tuple[int, ...]]
-    """Unit -> the offset of each of its buckets in bytes."""
+    offsets: dict[str, int]
+    """Unit -> the offset of its buffer in bytes."""
     nbytes: int
     """Bytes of the arena."""
-
-
-class FixedPool(NamedTuple):
-    """Bytes of a pool that serves units of one shape only."""
-
-    pooled: int
-    outside: int
-    """Bytes of the units with another shape."""
 
 
 def aligned(nbytes: int) -> int:
@@ -73,64 +53,51 @@ def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
 
 def peak(schedule: Schedule) -> int:
     """Return the maximum bytes alive at the same time: the memory of dynamic buffers, and a lower bound for any plan."""
-    size = {unit.name: unit.nbytes for unit in schedule.units}
-    return max((sum(size[name] for name in together) for together in schedule.alive), default=0)
+    return max((sum(schedule.units[name].nbytes for name in together) for together in schedule.alive), default=0)
 
 
-def fixed_pool(units: Sequence[UnitBuckets]) -> FixedPool:
-    """Size a pool with two copies of the most common shape. Units of other shapes stay outside."""
-    if not units:
-        return FixedPool(0, 0)
-    [(shape, _)] = Counter(unit.buckets for unit in units).most_common(1)
-    outside = sum(unit.nbytes for unit in units if unit.buckets != shape)
-    return FixedPool(2 * sum(bucket.nbytes for bucket in shape), outside)
+def fixed_pool(schedule: Schedule) -> tuple[int, int]:
+    """Return the bytes of a pool with two buffers of the most common shape, and of the units of other shapes outside it."""
+    if not schedule.units:
+        return 0, 0
+    buckets = schedule.units.values()
+    [(shape, _)] = Counter(buckets).most_common(1)
+    return 2 * shape.nbytes, sum(bucket.nbytes for bucket in buckets if bucket != shape)
 
 
 def max_pool(schedule: Schedule) -> Plan:
     """
     Place units in copies of one set of slots. Units that are alive together use different copies.
 
-    For every dtype, the set has a slot as large as the largest bucket of all units, one as large as the largest second bucket,
-    and so on.
+    For every dtype, the set has a slot as large as the largest buffer of all units.
     """
-    slots: dict[tuple[str, int], int] = {}
-    slot_of: dict[tuple[str, int], tuple[str, int]] = {}
-    for unit in schedule.units:
-        number: Counter[str] = Counter()
-        for i in sorted(range(len(unit.buckets)), key=lambda i: -unit.buckets[i].nbytes):
-            dtype, nbytes = unit.buckets[i]
-            slot = slot_of[unit.name, i] = (dtype, number[dtype])
-            slots[slot] = max(slots.get(slot, 0), nbytes)
-            number[dtype] += 1
+    slots: dict[str, int] = {}
+    for dtype, nbytes in schedule.units.values():
+        slots[dtype] = max(slots.get(dtype, 0), nbytes)
     start = dict(zip(slots, accumulate(slots.values(), initial=0), strict=False))
     one = sum(slots.values())
-    copy = _copies(schedule)
-    offsets = {
-        unit.name: tuple(copy[unit.name] * one + start[slot_of[unit.name, i]] for i in range(len(unit.buckets)))
-        for unit in schedule.units
-    }
+    copy = _copies(schedule.units, _neighbours(schedule))
+    offsets = {name: copy[name] * one + start[bucket.dtype] for name, bucket in schedule.units.items()}
     return Plan(offsets, one * (1 + max(copy.values(), default=-1)))
 
 
 def scheduled(schedule: Schedule) -> Plan:
     """
-    Place each unit as one piece in one arena, apart from the units it is alive with.
+    Place each unit in one arena, apart from the units it is alive with.
 
     If the units can be split into two sides such that no two of one side are alive together, one side is placed at the bottom of
     the arena and the other at the top. The arena is then as large as the largest pair, the lower bound. Otherwise the smallest of
     three arenas is used: each unit in the lowest gap it fits into, largest units first; the same in schedule order; or the copies
     of `max_pool`, each with one slot as large as its largest unit.
     """
-    size, near = {unit.name: unit.nbytes for unit in schedule.units}, _neighbours(schedule)
+    size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
-        nbytes = max([peak(schedule), *size.values()])
-        start = {name: side[name] * (nbytes - size[name]) for name in size}
-    else:
-        descending = sorted(size, key=lambda name: -size[name])
-        starts = (_lowest_gaps(descending, size, near), _lowest_gaps(size, size, near), _slots(size, _copies(schedule)))
-        nbytes, _, start = min((max(at[name] + size[name] for name in size), i, at) for i, at in enumerate(starts))
-    ends = {unit.name: accumulate((bucket.nbytes for bucket in unit.buckets), initial=0) for unit in schedule.units}
-    return Plan({name: tuple(start[name] + end for end in list(ends[name])[:-1]) for name in size}, nbytes)
+        nbytes = peak(schedule)
+        return Plan({name: side[name] * (nbytes - size[name]) for name in size}, nbytes)
+    descending = sorted(size, key=lambda name: -size[name])
+    starts = (_lowest_gaps(descending, size, near), _lowest_gaps(size, size, near), _slots(size, _copies(size, near)))
+    plans = [Plan(start, max(start[name] + size[name] for name in size)) for start in starts]
+    return min(plans, key=lambda plan: plan.nbytes)
 
 
 PLANS: dict[str, Callable[[Schedule], Plan]] = {"max_pool": max_pool, "scheduled": scheduled}
@@ -147,12 +114,12 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
     return near
 
 
-def _copies(schedule: Schedule) -> dict[str, int]:
+def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
     """Return unit -> number of its copy, the lowest that no earlier unit alive at the same time has."""
-    near, copy = _neighbours(schedule), dict[str, int]()
-    for unit in schedule.units:
-        taken = {copy[other] for other in near[unit.name] if other in copy}
-        copy[unit.name] = next(i for i in range(len(taken) + 1) if i not in taken)
+    copy: dict[str, int] = {}
+    for name in names:
+        taken = {copy[other] for other in near[name] if other in copy}
+        copy[name] = next(i for i in range(len(taken) + 1) if i not in taken)
     return copy
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshrunner.recipes.parallelism.buffers.placement import Bucket, Schedule, UnitBuckets, aligned, alive_together
+from meshrunner.recipes.parallelism.buffers.placement import Bucket, Schedule, aligned, alive_together
 
 if TYPE_CHECKING:
     import torch
 
     from meshrunner.recipes.parallelism.unit_sizes import UnitParameters
     from meshrunner.recipes.precision.base import Precision
-
-Pass = tuple[bool, Sequence[str]]
-"""Whether it is a backward, and the units in the order of their requests."""
 
 
 class InFlight(NamedTuple):
@@ -30,26 +27,23 @@ REDUCE_SCATTER_INPUTS = InFlight(1, 1)
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     """
-    Return the number of all-gather outputs in use.
+    Return the number of all-gather outputs in use with `parallelism.prefetch`, of which 0 is torch's default: one unit ahead.
 
     In forward FSDP2 releases the output of a unit when that of the next unit has arrived, in backward when it is copied out.
-
-    Args:
-        prefetch: units that are gathered ahead of the current one; 0: torch's default, which is one.
-        repeats: whether forward calls units several times. These are not prefetched, so they are requested while prefetched
-            outputs wait.
+    Units that forward calls several times (`repeats`) are not prefetched: they are requested while prefetched outputs wait.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
 
 
-def schedule(sizes: Mapping[str, Bucket], passes: Iterable[Pass], in_flight: InFlight) -> Schedule:
-    """Return the request of each unit, in the order of first requests, and the sets of units alive together."""
-    units = [UnitBuckets(name, (bucket._replace(nbytes=aligned(bucket.nbytes)),)) for name, bucket in sizes.items()]
+def schedule(
+    buckets: Mapping[str, Bucket], passes: Iterable[tuple[bool, Sequence[str]]], in_flight: InFlight
+) -> Schedule:
+    """Return the schedule of passes, each given as whether it is a backward and its units in the order of their requests."""
     alive: set[frozenset[str]] = set()
     for in_backward, order in passes:
         alive |= alive_together(order, in_flight.in_backward if in_backward else in_flight.in_forward)
-    return Schedule(units, alive)
+    return Schedule({name: Bucket(dtype, aligned(nbytes)) for name, (dtype, nbytes) in buckets.items()}, alive)
 
 
 def predicted(
@@ -58,16 +52,13 @@ def predicted(
     """
     Predict the requests of a micro batch: all-gathers of all parameters of a unit, reduce-scatters of the trained ones.
 
-    Args:
-        units: in the order of forward.
-        shard: devices that each parameter is sharded over; with 1 nothing is gathered.
-        prefetch: as in `all_gather_outputs`.
+    The units are in the order of forward. With `shard` 1 nothing is gathered.
     """
     import torch
 
     units = {name or "root": unit for name, unit in units.items()}
 
-    def sizes(dtype: torch.dtype | None, *, frozen: bool) -> dict[str, Bucket]:
+    def buckets(dtype: torch.dtype | None, *, frozen: bool) -> dict[str, Bucket]:
         dtype = dtype or torch.float32
         elements = {
             name: sum(each.padded(shard) for each in unit.parameters if each.trained or frozen)
@@ -75,12 +66,12 @@ def predicted(
         }
         return {name: Bucket(str(dtype), dtype.itemsize * count) for name, count in elements.items() if count}
 
-    gathered = sizes(precision.param_dtype, frozen=True) if shard > 1 else {}
+    gathered = buckets(precision.param_dtype, frozen=True) if shard > 1 else {}
     in_forward = _calls({name: units[name] for name in gathered})
     in_backward = [name for name in in_forward if units[name].reshard_after_forward and not units[name].lookup][::-1]
     repeated = {name for name in gathered if units[name].calls > 1}
     passes = [(False, _requests(in_forward, repeated, prefetch)), (True, _requests(in_backward, repeated, prefetch))]
-    reduced = sizes(precision.reduce_dtype, frozen=False)
+    reduced = buckets(precision.reduce_dtype, frozen=False)
     return (
         schedule(gathered, passes, all_gather_outputs(prefetch, repeats=bool(repeated))),
         schedule(reduced, [(True, [*reduced][::-1])], REDUCE_SCATTER_INPUTS),

@@ -212,8 +212,7 @@ def _buffers(
     asked = experiment.parallelism.buffer_schedules(in_forward, experiment.precision, degrees)
     for what, schedule in zip(("all-gathers", "reductions"), asked or (), strict=False):
         if schedule.units:
-            fixed = fixed_pool(schedule.units)
-            sizes = (peak(schedule), scheduled(schedule).nbytes, max_pool(schedule).nbytes, *fixed)
+            sizes = (peak(schedule), scheduled(schedule).nbytes, max_pool(schedule).nbytes, *fixed_pool(schedule))
             yield "buffers of {}: dynamic {}, scheduled {}, max_pool {}, fixed pool {} + {} outside".format(
                 what, *map(_bytes, sizes)
             )
