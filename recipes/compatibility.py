@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
 from meshrunner.recipes.precision.float8 import ALIGNMENT
 from meshrunner.recipes.recipe import Recipe
@@ -18,7 +18,8 @@ from meshrunner.recipes.recipe import Recipe
 class Conflict(NamedTuple):
     """A combination of options that cannot work."""
 
-    when: Callable[[Recipe, Degrees], bool]
+    when: Callable[[Recipe, Parallelism, Degrees], bool]
+    """Whether a recipe, its parallelism and the degrees on this number of devices are such a combination."""
     where: str
     """The configuration key to change."""
     reason: str
@@ -28,141 +29,132 @@ class Conflict(NamedTuple):
 
 TABLE = [
     Conflict(
-        when=lambda r, d: r.parallelism.kind == "single" and math.prod(d) > 1,
+        when=lambda r, p, d: p.kind == "single" and math.prod(d) > 1,
         where="parallelism",
         reason="single trains on one device",
         instead="launch.workers=1, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.kind == "float8",
+        when=lambda r, p, d: p.autocasts and r.precision.kind == "float8",
         where="precision",
         reason="float8 needs weights that FSDP has cast to bf16, but single and ddp keep them in fp32 and use autocast",
         instead="precision=bf16, or parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate=NUMBER_OF_DEVICES",
     ),
     Conflict(
-        when=lambda r, _: r.precision.compute == "fp8" and r.micro_batch * r.seq_len % ALIGNMENT > 0,
+        when=lambda r, p, d: r.precision.compute == "fp8" and r.micro_batch * r.seq_len % ALIGNMENT > 0,
         where="micro_batch",
         reason=f"float8 matmuls sum over the tokens of a micro batch, whose number must be a multiple of {ALIGNMENT}",
         instead=f"a multiple of {ALIGNMENT} for micro_batch x seq_len, or precision=bf16",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.kind in ("single", "ddp") and r.precision.reduce_bytes < 4,
+        when=lambda r, p, d: p.autocasts and r.precision.reduce_bytes < 4,
         where="precision.reduce",
         reason="ddp reduces gradients in fp32, the dtype of its parameters, and single has no gradients to reduce",
         instead="precision.reduce=fp32, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, _: r.activation_checkpoint.kind == "memory_budget" and not r.compile.compiles,
+        when=lambda r, p, d: r.activation_checkpoint.kind == "memory_budget" and not r.compile.compiles,
         where="activation_checkpoint",
         reason="the compiler enforces the memory budget, but nothing is compiled",
         instead="compile=per_block, or activation_checkpoint=selective_op",
     ),
     Conflict(
-        when=lambda r, d: r.compile.kind == "whole_model" and d.tensor > 1,
+        when=lambda r, p, d: r.compile.kind == "whole_model" and d.tensor > 1,
         where="compile",
         reason="torch cannot trace an embedding whose table tensor parallelism has split",
         instead="compile=per_block",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.wraps_units and r.compile.records_cuda_graphs,
+        when=lambda r, p, d: p.wraps_units and r.compile.records_cuda_graphs,
         where="compile.mode",
         reason="reduce-overhead and max-autotune replay CUDA graphs, which need FSDP's gathered parameters at fixed addresses",
         instead="compile.mode=max-autotune-no-cudagraphs, or parallelism=ddp",
     ),
     Conflict(
-        when=lambda r, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget",
+        when=lambda r, p, d: (
+            max(d.tensor, p.expert) > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget"
+        ),
         where="activation_checkpoint",
-        reason="torch's knapsack partitioner cannot handle the device mesh in a tensor-parallel block",
+        reason="torch's knapsack partitioner cannot handle the process groups in a tensor-parallel or expert-parallel block",
         instead="activation_checkpoint=selective_op",
     ),
     Conflict(
-        when=lambda r, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.recomputes_attention,
+        when=lambda r, p, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.recomputes_attention,
         where="activation_checkpoint.save",
         reason="torch cannot save the device mesh, which recomputing attention in a compiled tensor-parallel block requires",
         instead="a list that includes the attention operators, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
-        when=lambda r, _: r.precision.gathers_float8 and r.parallelism.kind != "fsdp2",
+        when=lambda r, p, d: r.precision.gathers_float8 and p.kind != "fsdp2",
         where="precision.all_gather",
         reason="only FSDP2 can all-gather weights in float8",
         instead="parallelism=fsdp2, or precision.all_gather=false",
     ),
     Conflict(
-        when=lambda r, _: r.precision.gathers_float8 and r.precision.scales_rows,
+        when=lambda r, p, d: r.precision.gathers_float8 and r.precision.scales_rows,
         where="precision.all_gather",
         reason="rowwise scales are unknown until the shards of a weight are gathered",
         instead="precision.scaling=tensorwise, or precision.all_gather=false",
     ),
     Conflict(
-        when=lambda r, d: r.parallelism.kind == "ddp" and d.tensor > 1,
+        when=lambda r, p, d: p.kind == "ddp" and d.tensor > 1,
         where="parallelism.tensor",
         reason="DDP would all-reduce tensor-parallel shards as if they were whole parameters",
         instead="parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate=NUMBER_OF_REPLICAS",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.kind == "fsdp1" and isinstance(r.parallelism.reshard_after_forward, int),
+        when=lambda r, p, d: p.kind == "fsdp1" and isinstance(p.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
         reason="FSDP1 either keeps a unit's parameters gathered after forward or reshards them fully",
         instead="always, never or except_last, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.tensor > 1,
+        when=lambda r, p, d: p.kind == "fsdp1" and d.shard == 1 and d.tensor > 1,
         where="parallelism.shard",
         reason="with a single shard, FSDP1 cannot restore parameters that tensor parallelism has split",
         instead="parallelism.shard of at least 2, or parallelism=tp",
     ),
     Conflict(
-        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
+        when=lambda r, p, d: p.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
         where="parallelism.replicate",
         reason="FSDP1 does not synchronise replicas that have one device each, so each would train its own model",
         instead="parallelism.shard of at least 2, parallelism=hsdp2, or parallelism=ddp",
     ),
     Conflict(
-        when=lambda r, d: (
-            r.parallelism.kind == "fsdp1"
-            and d.tensor > 1
-            and r.parallelism.accumulate == "hold"
-            and r.accumulation(d.data)[1] > 1
+        when=lambda r, p, d: (
+            p.kind == "fsdp1" and d.tensor > 1 and p.accumulate == "hold" and r.accumulation(d.data)[1] > 1
         ),
         where="parallelism.accumulate",
         reason="FSDP1 cannot hold whole gradients of parameters that tensor parallelism has split",
         instead="parallelism.accumulate=reduce, or parallelism=fsdp2_tp",
     ),
     Conflict(
-        when=lambda r, d: r.parallelism.kind == "fsdp1" and d.tensor > 1 and r.model.ties_embeddings,
+        when=lambda r, p, d: p.kind == "fsdp1" and d.tensor > 1 and r.model.ties_embeddings,
         where="model.tie_embeddings",
         reason="FSDP1 does not keep parameters tied once tensor parallelism has split them",
         instead="parallelism=fsdp2_tp",
     ),
     Conflict(
-        when=lambda r, d: d.tensor > 1 and r.parallelism.sequence_parallel and r.seq_len % d.tensor > 0,
+        when=lambda r, p, d: d.tensor > 1 and p.sequence_parallel and r.seq_len % d.tensor > 0,
         where="seq_len",
         reason="sequence parallelism splits every sequence evenly, but parallelism.tensor does not divide seq_len",
         instead="parallelism.sequence_parallel=false, or a multiple of parallelism.tensor",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.expert > 1 and r.parallelism.kind != "fsdp2",
+        when=lambda r, p, d: p.expert > 1 and p.kind != "fsdp2",
         where="parallelism.expert",
         reason="only FSDP2 can shard a unit's experts over different devices than the rest of the unit",
         instead="parallelism=fsdp2, or parallelism.expert=1",
     ),
     Conflict(
-        when=lambda r, d: r.parallelism.expert > 1 and d.tensor > 1,
+        when=lambda r, p, d: p.expert > 1 and d.tensor > 1,
         where="parallelism.expert",
         reason="tokens are sent to the one device that holds an expert, but tensor parallelism splits each expert over several",
         instead="parallelism.expert=1, or parallelism.tensor=1",
     ),
     Conflict(
-        when=lambda r, _: (
-            r.parallelism.expert > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget"
-        ),
-        where="activation_checkpoint",
-        reason="torch's knapsack partitioner cannot handle the process group in a block that exchanges tokens",
-        instead="activation_checkpoint=selective_op",
-    ),
-    Conflict(
-        when=lambda r, _: (
-            r.parallelism.expert > 1
+        when=lambda r, p, d: (
+            p.expert > 1
             and r.compile.is_partitioned
             and r.activation_checkpoint.inside_compile
             and r.activation_checkpoint.repeats_exchange
@@ -172,80 +164,67 @@ TABLE = [
         instead="a list that includes _c10d_functional.all_to_all_single, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.expert > 1 and isinstance(r.parallelism.reshard_after_forward, int),
+        when=lambda r, p, d: p.expert > 1 and isinstance(p.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
         reason="experts are sharded over fewer devices than the rest of a unit, so one number cannot apply to both",
         instead="always, never or except_last",
     ),
     Conflict(
-        when=lambda r, _: r.seq_len <= r.model.tokens_ahead,
+        when=lambda r, p, d: r.seq_len <= r.model.tokens_ahead,
         where="model.mtp.depth",
         reason="seq_len must be greater than the number of tokens predicted ahead",
         instead="a longer seq_len, or a smaller model.mtp.depth",
     ),
     Conflict(
-        when=lambda r, _: r.parallelism.expert > 1 and r.parallelism.plans_buffers,
+        when=lambda r, p, d: p.expert > 1 and p.plans_buffers,
         where="parallelism.buffers",
         reason="a unit with experts gathers and reduces over two process groups, whose buffers cannot be planned in torch",
         instead="parallelism.buffers=dynamic, or parallelism.expert=1",
     ),
     Conflict(
-        when=lambda r, _: isinstance(r.parallelism, MegatronFSDP) and r.precision.kind == "float8",
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and r.precision.kind == "float8",
         where="precision",
         reason="megatron_fsdp supports only the float8 of Transformer Engine",
         instead="precision=bf16, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, d: isinstance(r.parallelism, MegatronFSDP) and d.tensor > 1,
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and d.tensor > 1,
         where="parallelism.tensor",
         reason="megatron_fsdp treats local gradients as complete, but tensor parallelism must sum those of a norm over devices",
         instead="parallelism.tensor=1, or parallelism=fsdp2_tp",
     ),
     Conflict(
-        when=lambda r, _: (
-            isinstance(r.parallelism, MegatronFSDP)
-            and r.parallelism.reshard_after_forward not in ("auto", r.parallelism.reshard(2))
-        ),
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.reshard_after_forward not in ("auto", p.reshard(2)),
         where="parallelism.reshard_after_forward",
         reason="megatron_fsdp reshards every unit after forward with zero=3, and does not shard parameters with zero=0 to 2",
         instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard or a smaller one not to",
     ),
     Conflict(
-        when=lambda r, _: (
-            isinstance(r.parallelism, MegatronFSDP) and r.parallelism.zero >= 2 and r.parallelism.accumulate == "hold"
-        ),
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero >= 2 and p.accumulate == "hold",
         where="parallelism.accumulate",
         reason="megatron_fsdp shards gradients with zero=2 and 3, and then reduces them in every micro batch",
         instead="parallelism.accumulate=reduce, or parallelism.zero=1",
     ),
     Conflict(
-        when=lambda r, _: (
-            isinstance(r.parallelism, MegatronFSDP) and r.parallelism.zero < 2 and r.parallelism.double_buffer != "none"
-        ),
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero < 2 and p.double_buffer != "none",
         where="parallelism.double_buffer",
         reason="double buffers hold gathered parameters and unreduced gradients, but zero=0 and 1 shard neither",
         instead="parallelism.double_buffer=none, or parallelism.zero=2 or 3",
     ),
     Conflict(
-        when=lambda r, _: (
-            isinstance(r.parallelism, MegatronFSDP)
-            and r.parallelism.nccl_registration
-            and r.parallelism.double_buffer == "none"
-        ),
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.nccl_registration and p.double_buffer == "none",
         where="parallelism.nccl_registration",
         reason="NCCL can register only permanent memory, but without double buffers the memory of each unit is freed",
         instead="parallelism.double_buffer=max_pool or fixed, or parallelism.nccl_registration=false",
     ),
     Conflict(
-        when=lambda r, _: (
-            isinstance(r.parallelism, MegatronFSDP) and (r.checkpoint.saves or r.checkpoint.load is not None)
-        ),
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and (r.checkpoint.saves or r.checkpoint.load is not None),
         where="checkpoint",
         reason="the shards of megatron_fsdp end at bucket boundaries, but checkpoints need evenly sharded parameters",
         instead="checkpoint=none, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, _: r.deterministic and r.compile.autotunes,
+        when=lambda r, p, d: r.deterministic and r.compile.autotunes,
         where="compile.mode",
         reason="autotuning picks the kernel that happens to be fastest, and kernels differ in rounding",
         instead="compile.mode=default, or deterministic=false",
@@ -255,7 +234,11 @@ TABLE = [
 
 def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
     """Return a sentence for every row of the table that applies."""
-    return [f"{row.where}: {row.reason}; use {row.instead}" for row in TABLE if row.when(recipe, degrees)]
+    return [
+        f"{row.where}: {row.reason}; use {row.instead}"
+        for row in TABLE
+        if row.when(recipe, recipe.parallelism, degrees)
+    ]
 
 
 def markdown_table() -> str:

@@ -11,7 +11,7 @@ def compute_deterministically(*, compiles: bool) -> None:
     Make torch use algorithms whose results do not depend on thread order. An operator without such an algorithm raises.
 
     In the backward of attention, flash and memory-efficient kernels then accumulate without atomics, and cuDNN's are not chosen.
-    Compiled scatters call deterministic operators, and inductor decides by rules instead of by timing, if this torch can.
+    Compiled scatters call deterministic operators, and inductor decides by rules instead of by timing.
     """
     import torch
 
@@ -21,5 +21,4 @@ def compute_deterministically(*, compiles: bool) -> None:
     if compiles:
         from torch._inductor import config
 
-        if hasattr(config, "deterministic"):
-            config.deterministic = True
+        config.deterministic = True

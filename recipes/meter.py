@@ -44,9 +44,8 @@ class Meter(Protocol):
         """
         Report that the model is ready and the first step is about to begin. Counts are for the full model, not a shard.
 
-        Args:
-            active_params: parameters that one token passes through: all of them in a model without experts.
-            describe_data: `Sequences.describe`, whose result changes while data is still being read.
+        `active_params` are those that one token passes through. `describe_data` is `Sequences.describe`, whose result changes
+        while data is still being read.
         """
 
     def resumed(self, step: int, tokens: int) -> None:
@@ -71,15 +70,13 @@ class Meter(Protocol):
         """
         Report that one optimizer step was launched. On an accelerator it may still be running.
 
+        Raises FloatingPointError if a loss or gradient norm since metrics were last read was not finite.
+
         Args:
             step: counts from 1.
             loss: mean token loss of this data-parallel rank over the step's micro batches, 0-d, on the device.
             grad_norm: global gradient norm before clipping, 0-d, the same on every rank.
-            lr: learning rate of the step.
             tokens: tokens of the step over all ranks.
-            observed: further figures by their keys in events.jsonl, 0-d, on the device. The keys are the same at every step.
-                Their mean over ranks is recorded.
-
-        Raises:
-            FloatingPointError: a loss or gradient norm since metrics were last read was not finite.
+            observed: further figures, 0-d, on the device, by their keys in events.jsonl, which are the same at every step. The
+                mean over ranks is recorded.
         """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.recipes.data.text import Documents, PackedText, text_in
+from meshrunner.recipes.data.text import PackedText, Position, text_in
 from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,8 +35,23 @@ class HuggingFace(PackedText):
         parts = {"name": self.name, "subset": self.subset, "split": self.split, "revision": self.revision}
         return {"hub": parts, "field": self.field}
 
-    def documents(self) -> Documents:
-        return HubDocuments(self)
+    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+        from tqdm import tqdm
+
+        # A killed producer would leak tqdm's default lock, a semaphore, and multiprocessing would warn.
+        tqdm.set_lock(threading.RLock())
+        try:
+            rows = self.load()
+            if position:
+                rows.load_state_dict(position)
+            for row in rows:
+                yield text_in(row, self.field), rows.state_dict()
+        except ConfigError:
+            raise
+        except Exception as error:  # datasets passes on whatever pyarrow, fsspec or the network raise
+            if explained := self.explain(error):
+                raise explained from error
+            raise
 
     def no_text_message(self) -> str:
         return f"data.name: no text in '{self.name}', split '{self.split}', column '{self.field}'; choose another split or column"
@@ -70,37 +85,6 @@ class HuggingFace(PackedText):
         return None
 
 
-class HubDocuments:
-    """The texts of one column, in order."""
-
-    def __init__(self, data: HuggingFace) -> None:
-        self._data = data
-        self._rows: IterableDataset | None = None
-
-    def read(self, state: dict[str, Any]) -> Iterator[str]:
-        from tqdm import tqdm
-
-        # A killed producer would leak tqdm's default lock, a semaphore, and multiprocessing would warn.
-        tqdm.set_lock(threading.RLock())
-        try:
-            rows = self._rows = self._data.load()
-            if state:
-                rows.load_state_dict(state)
-            for row in rows:
-                yield text_in(row, self._data.field)
-        except ConfigError:
-            raise
-        except Exception as error:  # datasets passes on whatever pyarrow, fsspec or the network raise
-            if explained := self._data.explain(error):
-                raise explained from error
-            raise
-
-    def state(self) -> dict[str, Any]:
-        assert self._rows is not None
-        state: dict[str, Any] = self._rows.state_dict()
-        return state
-
-
 def why_unreachable() -> str:
     """Return why the hub, or the mirror in HF_ENDPOINT, cannot be reached; "" if it can."""
     from huggingface_hub import constants
@@ -108,20 +92,11 @@ def why_unreachable() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    outcome = [f"{constants.ENDPOINT} did not answer within {PROBE_TIMEOUT_S:.0f} s"]
-
-    def ask() -> None:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=PROBE_TIMEOUT_S)
-            outcome[0] = ""
-        except Exception as error:
-            outcome[0] = first_line(error)
-
-    # In a thread, because a name lookup has no timeout.
-    probe = threading.Thread(target=ask, daemon=True, name="hub probe")
-    probe.start()
-    probe.join(PROBE_TIMEOUT_S + 2)
-    return outcome[0]
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PROBE_TIMEOUT_S)
+    except Exception as error:
+        return first_line(error)
+    return ""
 
 
 def first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError, from_json
 
-from meshrunner.recipes.data.text import Documents, PackedText, missing_column, text_in
+from meshrunner.recipes.data.text import PackedText, Position, missing_column, text_in
 from meshrunner.recipes.errors import ConfigError
 
 
@@ -71,33 +71,19 @@ class LocalText(PackedText):
         files = [(name, status.st_size, status.st_mtime_ns) for name, status in found]
         return {"files": files, "field": self.field, "format": self.suffixes[0]}
 
-    def documents(self) -> Documents:
-        return FileDocuments(self)
+    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+        names = self.files()
+        self.check_files(names)
+        first, skipped = position.get("file", 0), position.get("rows", 0)
+        for number, name in enumerate(names[first:], start=first):
+            for read, row in enumerate(islice(self.rows(name), skipped, None), start=skipped + 1):
+                text = text_in(row, self.field, name if len(names) > 1 else "")
+                yield text, {"file": number, "rows": read}
+            skipped = 0
 
     def no_text_message(self) -> str:
         path = Path(self.path).expanduser().absolute()
         return f"data.path: no text in '{path}', column '{self.field}'; choose other files or set data.field"
-
-
-class FileDocuments:
-    """The texts of all files, in order."""
-
-    def __init__(self, data: LocalText) -> None:
-        self._data = data
-        self._position = {"file": 0, "rows": 0}
-
-    def read(self, state: dict[str, Any]) -> Iterator[str]:
-        names = self._data.files()
-        self._data.check_files(names)
-        first, skipped = state.get("file", 0), state.get("rows", 0)
-        for number, name in enumerate(names[first:], start=first):
-            for read, row in enumerate(islice(self._data.rows(name), skipped, None), start=skipped + 1):
-                self._position = {"file": number, "rows": read}
-                yield text_in(row, self._data.field, name if len(names) > 1 else "")
-            skipped = 0
-
-    def state(self) -> dict[str, Any]:
-        return self._position
 
 
 class Jsonl(LocalText):
@@ -117,16 +103,14 @@ class Jsonl(LocalText):
                     if not all(isinstance(row, dict) for row in rows):
                         raise ValueError("it is not an object")
                     yield from rows
+            return
         except UnicodeDecodeError:
-            raise _unreadable(f"'{name}' line {number} is not UTF-8 text") from None
+            what = f"line {number} is not UTF-8 text"
         except ValueError as error:
-            raise _unreadable(f"'{name}' line {number} is not JSON ({error})") from None
+            what = f"line {number} is not JSON ({error})"
         except (OSError, EOFError, zlib.error) as error:
-            raise _unreadable(f"'{name}' cannot be read ({error})") from None
-
-
-def _unreadable(what: str) -> ConfigError:
-    return ConfigError(f'data.path: {what}; expected one JSON object per line, such as {{"text": "..."}}')
+            what = f"cannot be read ({error})"
+        raise ConfigError(f'data.path: \'{name}\' {what}; expected one JSON object per line, such as {{"text": "..."}}')
 
 
 class Parquet(LocalText):

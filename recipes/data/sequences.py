@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -86,31 +85,22 @@ class PackedSequences:
         return np.random.default_rng([self.spec.seed % 2**64, epoch, block]).permutation(size)
 
     def _wait(self, tokens: int | None) -> None:
-        """Wait for at least `tokens` tokens (None: all), then map the available ones."""
-        for progress in poll_progress(self.entry):
+        """Wait for at least `tokens` tokens (None: all), then map them. Raises RuntimeError when no producer is left."""
+        idle_since: float | None = None
+        while True:
+            produced = self.entry.is_locked()  # checked before reading: the writer of the last record holds the lock
+            progress = self.entry.read() or PackProgress()
             if progress.complete or (tokens is not None and progress.tokens >= tokens):
                 break
+            if progress.error and not produced:
+                raise RuntimeError(progress.error)
+            idle_since = None if produced else idle_since or time.monotonic()
+            if idle_since is not None and time.monotonic() - idle_since > PRODUCER_TIMEOUT_S:
+                raise RuntimeError(
+                    f"data: only {progress.tokens:,} tokens are in the cache and no process is adding more. The producer died, "
+                    f"or the files in data.path have changed (cache entry {self.entry.folder}); start the run again"
+                )
+            time.sleep(PROGRESS_POLL_S)
         check_length(progress, self.spec.seq_len)
         self._progress = progress
         self._tokens = np.memmap(self.entry.tokens, dtype=progress.dtype, mode="r", shape=(progress.tokens,))
-
-
-def poll_progress(entry: CacheEntry) -> Iterator[PackProgress]:
-    """Yield the progress record repeatedly. Raises RuntimeError when no producer is left."""
-    idle_since: float | None = None
-    while True:
-        produced = entry.is_locked()  # checked before reading, because the writer of the last record holds the lock
-        progress = entry.read() or PackProgress()
-        yield progress
-        if produced:
-            idle_since = None
-        elif progress.error:
-            raise RuntimeError(progress.error)
-        else:
-            idle_since = idle_since or time.monotonic()
-            if time.monotonic() - idle_since > PRODUCER_TIMEOUT_S:
-                raise RuntimeError(
-                    f"data: only {progress.tokens:,} tokens are in the cache and no process is adding more. The producer "
-                    f"died, or the files in data.path have changed (cache entry {entry.folder}); start the run again"
-                )
-        time.sleep(PROGRESS_POLL_S)

@@ -10,11 +10,11 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from meshrunner.recipes.data.text import Documents, PackedText
+from meshrunner.recipes.data.text import PackedText, Position
 from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
@@ -34,35 +34,23 @@ class Stdlib(PackedText):
         files = [] if self.text == "prose" else library_files()
         return {"stdlib": self.text, "python": sys.version, "files": files}
 
-    def documents(self) -> Documents:
-        return StdlibDocuments(prose=self.text != "sources", files=[] if self.text == "prose" else library_files())
+    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+        before = position.get("read", 0)
+        for read, text in enumerate(islice(self._texts(every=1), before, None), start=before + 1):
+            yield text, {"read": read}
 
     def sample(self) -> Iterator[str]:
         files = [] if self.text == "prose" else library_files()
-        every = max(1, sum(size for _, size in files) // SAMPLE_BYTES)
-        return StdlibDocuments(prose=self.text != "sources", files=files[::every]).read({})
+        return self._texts(every=max(1, sum(size for _, size in files) // SAMPLE_BYTES))
 
-
-class StdlibDocuments:
-    """The prose, sorted by topic, then the source files, sorted by path."""
-
-    def __init__(self, prose: bool, files: list[tuple[str, int]]) -> None:
-        self.prose = prose
-        self.files = files
-        self._read = 0
-
-    def read(self, state: dict[str, Any]) -> Iterator[str]:
-        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics if self.prose else {}
-        files = (library() / name for name, _ in self.files)
-        sources = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-        before = state.get("read", 0)
-        texts = islice(chain((topics[name] for name in sorted(topics)), sources), before, None)
-        for number, text in enumerate(texts, start=before + 1):
-            self._read = number
-            yield text
-
-    def state(self) -> dict[str, Any]:
-        return {"read": self._read}
+    def _texts(self, every: int) -> Iterator[str]:
+        """Yield the prose, sorted by topic, then every n-th source file, sorted by path."""
+        if self.text != "sources":
+            topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+            yield from (topics[name] for name in sorted(topics))
+        if self.text != "prose":
+            for name, _ in library_files()[::every]:
+                yield (library() / name).read_text(encoding="utf-8", errors="replace")
 
 
 def library() -> Path:
@@ -72,16 +60,10 @@ def library() -> Path:
 
 def library_files() -> list[tuple[str, int]]:
     """Return (path below `library()`, bytes) of the standard library's source files without tests, sorted."""
-    files = sorted(_walk(str(library()), "")) if library().is_dir() else []
+    files = []
+    for folder, below, names in os.walk(library()):
+        below[:] = [name for name in below if "." not in name and name not in EXCLUDED_FOLDERS]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise ConfigError(f"data.text: this Python has no library sources in {library()}; use data.text=prose")
-    return files
-
-
-def _walk(folder: str, below: str) -> Iterator[tuple[str, int]]:
-    with os.scandir(folder) as items:
-        for item in items:
-            if item.name.endswith(".py"):
-                yield below + item.name, item.stat().st_size
-            elif "." not in item.name and item.name not in EXCLUDED_FOLDERS and item.is_dir(follow_symlinks=False):
-                yield from _walk(item.path, f"{below}{item.name}/")
+    return sorted((str(file.relative_to(library())), file.stat().st_size) for file in files)

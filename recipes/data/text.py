@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
@@ -30,14 +30,8 @@ RECORD_INTERVAL_S = 0.5
 """Most seconds of work that a killed producer loses."""
 
 
-class Documents(Protocol):
-    """A source of texts with a resumable position."""
-
-    def read(self, state: dict[str, Any]) -> Iterator[str]:
-        """Return the texts from `state` on ({}: the start). Raises ConfigError if the source cannot be read."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the position after the last text that was read, as JSON values."""
+Position = dict[str, Any]
+"""A position in a source of texts, as JSON values; {}: the start."""
 
 
 class PackedText(Data):
@@ -58,8 +52,8 @@ class PackedText(Data):
         """Return the identity of the text as JSON values, cheap to compute. Raises ConfigError if the text is missing."""
 
     @abstractmethod
-    def documents(self) -> Documents:
-        """Return the documents of the text."""
+    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+        """Yield each document from a position on, with the position after it. Raises ConfigError if one cannot be read."""
 
     def no_text_message(self) -> str:
         """Return the error message for a source without text."""
@@ -68,7 +62,7 @@ class PackedText(Data):
     def sample(self) -> Iterator[str]:
         """Yield the texts that a tokenizer is trained on."""
         size = 0
-        for text in self.documents().read({}):
+        for text, _ in self.documents({}):
             yield text
             size += len(text)
             if size >= SAMPLE_CHARACTERS:
@@ -169,27 +163,28 @@ class PackedText(Data):
             entry.write(progress)
             if not progress.complete:
                 tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), str(entry.tokenizer))
-                progress = pack(entry, self.documents(), tokenizer, progress, 1 if self.background else -1)
+                documents = self.documents(progress.state)
+                progress = pack(entry, documents, tokenizer, progress, 1 if self.background else -1)
         except OSError as error:
             raise ConfigError(f"cannot write to the cache entry {entry.folder} ({error.strerror})") from None
         return progress
 
 
 def pack(
-    entry: CacheEntry, documents: Documents, tokenizer: SentencePieceProcessor, progress: PackProgress, threads: int
+    entry: CacheEntry,
+    documents: Iterator[tuple[str, Position]],
+    tokenizer: SentencePieceProcessor,
+    progress: PackProgress,
+    threads: int,
 ) -> PackProgress:
-    """
-    Tokenise and append the remaining documents. The work of a killed producer is resumed exactly.
-
-    -1 threads: all cores.
-    """
+    """Tokenise and append the remaining documents, with all cores if `threads` is -1."""
     import numpy as np
 
     with entry.tokens.open("r+b") as file:
         file.truncate(progress.tokens * progress.itemsize)  # drop what a killed producer wrote but did not record
         file.seek(0, 2)
         recorded = 0.0
-        for texts in text_batches(documents.read(progress.state)):
+        for texts, position in text_batches(documents):
             ids = tokenizer.encode(texts, add_eos=True, num_threads=threads)
             packed = np.fromiter(chain.from_iterable(ids), dtype=progress.dtype).tobytes()
             file.write(packed)
@@ -206,7 +201,7 @@ def pack(
             )
             if time.monotonic() - recorded > RECORD_INTERVAL_S:
                 file.flush()
-                progress = replace(progress, state=documents.state())
+                progress = replace(progress, state=position)
                 entry.write(progress)
                 recorded = time.monotonic()
     progress = replace(progress, state={}, complete=True)
@@ -214,18 +209,20 @@ def pack(
     return progress
 
 
-def text_batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Group non-empty texts into lists of about BATCH_CHARACTERS characters."""
+def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], Position]]:
+    """Group non-empty texts into lists of about BATCH_CHARACTERS characters, with the position after each list."""
     batch: list[str] = []
     size = 0
-    for text in filter(None, texts):
-        batch.append(text)
-        size += len(text)
+    position: Position = {}
+    for text, position in documents:
+        if text:
+            batch.append(text)
+            size += len(text)
         if size >= BATCH_CHARACTERS:
-            yield batch
+            yield batch, position
             batch, size = [], 0
     if batch:
-        yield batch
+        yield batch, position
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:

@@ -61,10 +61,14 @@ def three_files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Pa
     return request.param, folder
 
 
+def texts(data: PackedText, position: dict[str, Any] | None = None) -> list[str]:
+    return [found for found, _ in data.documents(position or {})]
+
+
 def test_a_directory_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
     kind, folder = three_files
     data = option(kind, folder)
-    assert list(data.documents().read({})) == [text(n) for n in range(60)]
+    assert texts(data) == [text(n) for n in range(60)]
     assert data.prepare(SPEC) is True
     data.produce(SPEC)
     assert data.prepare(SPEC) is False and data.started(SPEC)
@@ -77,23 +81,22 @@ def test_a_directory_is_read_in_name_order(three_files: tuple[str, Path]) -> Non
 @pytest.mark.parametrize("cut", [1, 29, 30, 31, 45])
 def test_reading_resumes_exactly_from_a_state(three_files: tuple[str, Path], cut: int) -> None:
     data = option(*three_files)
-    documents = data.documents()
-    first = list(islice(documents.read({}), cut))
-    state = json.loads(json.dumps(documents.state()))
-    assert first + list(data.documents().read(state)) == [text(n) for n in range(60)]
+    first = list(islice(data.documents({}), cut))
+    position = json.loads(json.dumps(first[-1][1]))
+    assert [found for found, _ in first] + texts(data, position) == [text(n) for n in range(60)]
 
 
 def test_patterns_files_and_gzip(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", range(3))
     write_jsonl(tmp_path / "b.jsonl.gz", range(3, 5))
-    assert list(option("jsonl", tmp_path / "*.jsonl*").documents().read({})) == [text(n) for n in range(5)]
-    assert list(option("jsonl", tmp_path / "b.jsonl.gz").documents().read({})) == [text(3), text(4)]
+    assert texts(option("jsonl", tmp_path / "*.jsonl*")) == [text(n) for n in range(5)]
+    assert texts(option("jsonl", tmp_path / "b.jsonl.gz")) == [text(3), text(4)]
 
 
 def test_local_files_need_no_network(three_files: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("socket.getaddrinfo", lambda host, *rest, **more: asked.append(host))
-    assert list(option(*three_files).documents().read({}))
+    assert texts(option(*three_files))
     assert asked == []
 
 
@@ -104,12 +107,12 @@ def test_reading_makes_no_semaphore(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_jsonl(tmp_path / "set" / "train.jsonl", range(3))
     monkeypatch.delattr(tqdm.tqdm, "_lock", raising=False)
     monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", None)  # a killed producer would leave it behind
-    assert list(hub(tmp_path / "set").documents().read({}))
+    assert texts(hub(tmp_path / "set"))
 
 
 def test_one_json_array_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "x"},\n {"text": "y"}]')
-    assert list(option("jsonl", tmp_path).documents().read({})) == ["x", "y"]
+    assert texts(option("jsonl", tmp_path)) == ["x", "y"]
     (tmp_path / "b.jsonl").write_text('{"text": "x"}\n{"text": \n')
     assert "b.jsonl' line 2 is not JSON" in refused(option("jsonl", tmp_path))
 
@@ -265,11 +268,15 @@ def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_broken_stream_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Any) -> Iterator[dict[str, str]]:
-        yield {"text": text(1)}
-        raise ConnectionError("Couldn't reach the file\nand more")
+    class Broken:
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            yield {"text": text(1)}
+            raise ConnectionError("Couldn't reach the file\nand more")
 
-    monkeypatch.setattr("meshrunner.recipes.data.hf.HuggingFace.load", broken)
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setattr("meshrunner.recipes.data.hf.HuggingFace.load", lambda _: Broken())
     assert "cannot reach the Hugging Face hub for 'a/b' (Couldn't reach the file)" in refused(hub("a/b"))
 
 

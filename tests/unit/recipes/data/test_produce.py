@@ -27,18 +27,6 @@ from meshrunner.recipes.errors import ConfigError
 
 meshrunner.recipes.data.text.BATCH_CHARACTERS = 500
 
-class Texts:
-    def __init__(self, data): self.data = data; self.next = 0
-    def read(self, state):
-        for number in range(state.get("next", 0), self.data.count):
-            if number == self.data.fail_at: raise ConfigError("data: text 70 is burnt")
-            if number == self.data.break_at: raise ZeroDivisionError("a fault of the program")
-            if number == self.data.kill_at: os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(self.data.pause)
-            self.next = number + 1
-            yield " ".join(str(number * k * k) for k in range(1, 40)) + "\\n" if number % 7 else ""
-    def state(self): return {"next": self.next}
-
 class Toy(PackedText):
     count: int = 400
     fail_at: int = -1
@@ -47,8 +35,16 @@ class Toy(PackedText):
     pause: float = 0.0
     identity: str = "toy"
     def source(self): return {"toy": self.identity}
-    def documents(self): return Texts(self)
-    def sample(self): return Texts(self).read({"next": max(0, self.count - 40)}) if self.fail_at < 0 else iter(["0 1 2 3"])
+    def documents(self, position):
+        for number in range(position.get("next", 0), self.count):
+            if number == self.fail_at: raise ConfigError("data: text 70 is burnt")
+            if number == self.break_at: raise ZeroDivisionError("a fault of the program")
+            if number == self.kill_at: os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(self.pause)
+            yield " ".join(str(number * k * k) for k in range(1, 40)) + "\\n" if number % 7 else "", {"next": number + 1}
+    def sample(self):
+        if self.fail_at >= 0: return iter(["0 1 2 3"])
+        return (text for text, _ in self.documents({"next": max(0, self.count - 40)}))
 '''
 SPEC = DataSpec(300, 16, 0)
 KEYS = {"kind": "meshrunner_toy:Toy", "tokenizer": None, "vocab_size": "auto", "shuffle": 8}
