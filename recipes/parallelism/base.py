@@ -47,7 +47,7 @@ class Parallelism(Option):
     """A way to distribute a model over devices."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "single": "meshrunner.recipes.parallelism.single:Single",
+        "single": "meshrunner.recipes.parallelism.base:Single",
         "ddp": "meshrunner.recipes.parallelism.ddp:DDP",
         "fsdp1": "meshrunner.recipes.parallelism.fsdp1:FSDP1",
         "fsdp2": "meshrunner.recipes.parallelism.fsdp2:FSDP2",
@@ -106,6 +106,11 @@ class Parallelism(Option):
         """Whether parameters, gradients and optimizer state are stored in host memory."""
         return False
 
+    @property
+    def splits_logits(self) -> bool:
+        """Whether the logits are sharded along the vocabulary, so forward and backward run under torch's `loss_parallel`."""
+        return self.tensor > 1 and self.loss_parallel
+
     def degrees(self, nodes: int, workers: int) -> Degrees:
         """Return the degrees on nodes x workers devices with `auto` resolved. Raises ConfigError with the arithmetic."""
         world = nodes * workers
@@ -133,11 +138,6 @@ class Parallelism(Option):
             )
         return degrees
 
-    @property
-    def splits_logits(self) -> bool:
-        """Whether the logits are sharded along the vocabulary, so forward and backward run under torch's `loss_parallel`."""
-        return self.tensor > 1 and self.loss_parallel
-
     def reshard(self, shard: int) -> Reshard:
         """Return `reshard_after_forward` with `auto` resolved for `shard` devices."""
         if self.reshard_after_forward == "auto":
@@ -164,15 +164,10 @@ class Parallelism(Option):
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         """
-        Distribute a network over the data-parallel dimensions of the mesh and initialise it.
+        Distribute a network over the data-parallel dimensions of the mesh, and materialise and initialise it.
 
-        Args:
-            model: the network on meta, already split over the mesh's `tensor` dimension or over `network.expert_mesh`.
-            plan: the modules that become units.
-            initialiser: materialises the model at the point where this kind of parallelism needs it.
-
-        Returns:
-            The model to train: `model` or a wrapper around it.
+        The network is on meta, and already split over the mesh's `tensor` dimension or over `network.expert_mesh`. Return the
+        model to train: the network or a wrapper around it.
         """
 
     def mixes_dtypes(self) -> bool:
@@ -231,22 +226,14 @@ class Parallelism(Option):
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
-        """
-        Return the buffers that a micro batch needs for all-gathers and for reduce-scatters; None if they are not known.
-
-        Args:
-            units: in the order of forward.
-        """
+        """Return the buffers that the units, in the order of forward, need for all-gathers and for reduce-scatters, if known."""
         return None
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
         """
         Return the process groups whose ranks hold different shards of a parameter and its gradient; it is replicated elsewhere.
 
-        Args:
-            name: name of the parameter in the network.
-            parameter: the parameter after `apply`.
-            split: names of the parameters that tensor parallelism has split.
+        The parameter is that after `apply`. `split` has the names of the parameters that tensor parallelism has split.
         """
         from torch.distributed.tensor import DTensor
 
@@ -254,3 +241,15 @@ class Parallelism(Option):
             return ()
         own = parameter.device_mesh
         return tuple(own.get_group(dim) for dim, part in enumerate(parameter.placements) if not part.is_replicate())
+
+
+class Single(Parallelism):
+    """The unwrapped model on one device: the reference for every other layout."""
+
+    autocasts: ClassVar[bool] = True
+
+    def apply(
+        self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
+    ) -> nn.Module:
+        initialiser.materialise(model)
+        return model

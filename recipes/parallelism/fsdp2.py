@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision.base import Precision
 
-NCCL_BUFFERS = {
-    "process_group": "set_allocate_memory_from_process_group_for_comm",  # torch 2.11
-    "symmetric": "set_symm_mem_for_comm",  # torch 2.12
-}
-"""Value of `buffers` -> the FSDPModule method it needs."""
+NCCL_BUFFERS = ("process_group", "symmetric")
+"""Values of `buffers` that take memory from NCCL."""
 
 
 class FSDP2(Parallelism):
@@ -63,10 +60,13 @@ class FSDP2(Parallelism):
                 "parallelism.expert: this torch's FSDP2 cannot shard the parameters of one unit over two meshes; "
                 "use torch 2.12 or later, or parallelism.expert=1"
             )
-        if self.buffers in NCCL_BUFFERS and not _has_method(NCCL_BUFFERS[self.buffers]):
-            found.append(
-                f"parallelism.buffers: this torch has no FSDP2 with {self.buffers}; use dynamic, max_pool or scheduled"
-            )
+        if self.buffers == "symmetric":
+            from torch.distributed.fsdp import FSDPModule
+
+            if not hasattr(FSDPModule, "set_symm_mem_for_comm"):  # torch 2.11
+                found.append(
+                    "parallelism.buffers: this torch has no FSDP2 with symmetric; use dynamic, max_pool or scheduled"
+                )
         return found
 
     def unsupported(self, device_type: str) -> str | None:
@@ -89,7 +89,6 @@ class FSDP2(Parallelism):
     ) -> nn.Module:
         from torch.distributed.fsdp import (
             CPUOffloadPolicy,
-            FSDPModule,
             MixedPrecisionPolicy,
             OffloadPolicy,
             fully_shard,
@@ -116,18 +115,15 @@ class FSDP2(Parallelism):
             )
             if unit.lookup:
                 module.set_unshard_in_backward(False)  # the gradient needs the tokens, not the table
-        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+            if self.buffers == "process_group":
+                module.set_allocate_memory_from_process_group_for_comm(True)
+            elif self.buffers == "symmetric":
+                module.set_symm_mem_for_comm()
         self._prefetch(model, network)
         if self.plans_buffers:
             from meshrunner.recipes.parallelism.buffers.buffer_pool import install
 
             install(model, self.buffers, self.prefetch)
-        elif self.buffers == "process_group":
-            for module in units:
-                module.set_allocate_memory_from_process_group_for_comm(True)
-        elif self.buffers == "symmetric":
-            for module in units:
-                module.set_symm_mem_for_comm()
         initialiser.materialise(model, offload=self.cpu_offload)
         return model
 
@@ -199,12 +195,6 @@ class FSDP2(Parallelism):
         from meshrunner.recipes.parallelism.buffers.requests import predicted
 
         return predicted(units, precision, degrees.shard, self.prefetch)
-
-
-def _has_method(name: str) -> bool:
-    from torch.distributed.fsdp import FSDPModule
-
-    return hasattr(FSDPModule, name)
 
 
 def takes_two_meshes() -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import whole
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Reshard
-from meshrunner.recipes.parallelism.mesh import replicas
+from meshrunner.recipes.parallelism.mesh import named_mesh, replicas
 from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 PACKAGE = "megatron-fsdp"
 OLDEST = "0.6.1"
 """Oldest release that was tested."""
-BUILDS_WITHOUT_STEP = "0.7.0"
-"""First release in which building the optimizer does not take a step."""
 
 
 class MegatronFSDP(Parallelism):
@@ -58,8 +56,11 @@ class MegatronFSDP(Parallelism):
             return "parallelism: megatron_fsdp needs a GPU; use parallelism=fsdp2"
         from importlib.metadata import PackageNotFoundError, version  # here: reading a configuration need not import it
 
+        from packaging.version import Version
+
         try:
-            problem = f"{version(PACKAGE)} is installed" if installed_before(OLDEST) else ""
+            found = version(PACKAGE)
+            problem = f"{found} is installed" if Version(found) < Version(OLDEST) else ""
         except PackageNotFoundError:
             problem = "it is not installed"
         if problem:
@@ -118,8 +119,13 @@ class MegatronFSDP(Parallelism):
                 if not network.stays_fp32(clean_name(name)):
                     parameter.data = parameter.data.to(precision.param_dtype)
         reduce_dtype = {"auto": precision.reduce_dtype, "fp32": torch.float32, "bf16": torch.bfloat16}[self.grad_comm]
-        own_mesh = self._mesh(mesh)
-        hybrid = replicas(own_mesh) > 1
+        replicate, shard = replicas(mesh), mesh["shard"].size()
+        if self.zero == 0:  # the package reduces over the `shard` dimension among replicas, too
+            replicate, shard = 1, replicate * shard
+        hybrid = replicate > 1
+        # The package requires a `tensor` dimension, even of one device.
+        dims = ({"replicate": replicate} if hybrid else {}) | {"shard": shard, "tensor": 1}
+        own_mesh = named_mesh(mesh.device_type, dims)
         outer_group = dist.group.WORLD if hybrid else None
         with materialised(network, device, unit_by_unit=self.zero > 0):
             wrapped: nn.Module = fully_shard_model(
@@ -150,20 +156,10 @@ class MegatronFSDP(Parallelism):
         initialise(wrapped, initialiser)
         return wrapped
 
-    def _mesh(self, mesh: DeviceMesh) -> DeviceMesh:
-        """Return the run's mesh as megatron-fsdp needs it: always with a `tensor` dimension, even of one device."""
-        from torch.distributed.device_mesh import init_device_mesh
-
-        replicate, shard = replicas(mesh), mesh["shard"].size()
-        if self.zero == 0:  # the package reduces over the `shard` dimension among replicas, too
-            replicate, shard = 1, replicate * shard
-        dims = ({"replicate": replicate} if replicate > 1 else {}) | {"shard": shard, "tensor": 1}
-        return init_device_mesh(mesh.device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
-
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
         from megatron_fsdp import fully_shard_optimizer
 
-        with without_update(optimizer) if installed_before(BUILDS_WITHOUT_STEP) else nullcontext():
+        with without_update(optimizer):
             sharded: Optimizer = fully_shard_optimizer(optimizer, preproc_state_dict_for_dcp_ckpt=False)
         return sharded
 
@@ -207,15 +203,6 @@ class MegatronFSDP(Parallelism):
         return Stored(weights, share(unit.trained, self.zero >= 2), trained)
 
 
-def installed_before(release: str) -> bool:
-    """Whether the installed megatron-fsdp is older than a release; raises PackageNotFoundError if none is installed."""
-    from importlib.metadata import version
-
-    from packaging.version import Version
-
-    return Version(version(PACKAGE)) < Version(release)
-
-
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
     """
@@ -223,7 +210,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
     Before 0.7.0 it is a real step with zero gradients: weights decay and Adam counts it (Megatron-LM pull request 5976).
     """
-    keys = ["lr", "weight_decay"]
+    keys = ("lr", "weight_decay")
     before: list[dict[str, Any]] = [
         {key: group[key] for key in keys if key in group} for group in optimizer.param_groups
     ]

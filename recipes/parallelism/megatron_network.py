@@ -80,26 +80,26 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
         yield
         return
     users: dict[nn.Parameter, Users] = {}
+
+    def tie(module: nn.Module, own: dict[str, Users]) -> None:
+        """Give the materialised parameters of a module to every other module that used them."""
+        for name, others in own.items():
+            for other, other_name in others:
+                setattr(other, other_name, getattr(module, name))
+
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
             users.setdefault(parameter, []).append((module, name))
     owners: list[Any] = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
     for module in owners:
         own = {name: users[parameter] for name, parameter in module.named_parameters(recurse=False)}
-        module.reset_parameters = partial(_tie, module, own)
+        module.reset_parameters = partial(tie, module, own)
     yield
     for module in owners:
         del module.reset_parameters
     for module in network.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=device))
-
-
-def _tie(module: nn.Module, own: dict[str, Users]) -> None:
-    """Give the materialised parameters of a module to every other module that used them."""
-    for name, users in own.items():
-        for other, other_name in users:
-            setattr(other, other_name, getattr(module, name))
 
 
 def initialise(wrapped: nn.Module, initialiser: Initialiser) -> None:

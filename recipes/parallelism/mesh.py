@@ -17,19 +17,25 @@ def mesh_dims(degrees: Degrees) -> dict[str, int]:
 
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
-    """Return name -> size of the expert mesh, outermost first: the ranks of replicate x shard, divided differently."""
+    """
+    Return name -> size of the expert mesh, outermost first: the ranks of replicate x shard, divided differently.
+
+    Adjacent ranks exchange tokens.
+    """
     own = {"expert_shard": shard // expert, "expert": expert}
     return {"replicate": replicate} | own if replicate > 1 else own
 
 
 def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
     """Build the mesh: `replicate` outermost (across nodes), `tensor` innermost (adjacent devices, the fastest links)."""
-    return _mesh(device_type, mesh_dims(degrees))
+    return named_mesh(device_type, mesh_dims(degrees))
 
 
-def build_expert_mesh(mesh: DeviceMesh, expert: int) -> DeviceMesh:
-    """Build replicate x expert_shard x expert over the ranks of replicate x shard. Adjacent ranks exchange tokens."""
-    return _mesh(mesh.device_type, expert_mesh_dims(replicas(mesh), mesh["shard"].size(), expert))
+def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
+    """Build a mesh over all ranks with dimensions of these names and sizes, outermost first."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
 def replicas(mesh: DeviceMesh) -> int:
@@ -56,9 +62,3 @@ def data_rank(mesh: DeviceMesh) -> int:
     """Return this rank's index among the data-parallel ranks: replicate x shard, row-major."""
     replica = mesh.get_local_rank("replicate") if replicas(mesh) > 1 else 0
     return replica * mesh["shard"].size() + mesh.get_local_rank("shard")
-
-
-def _mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))

@@ -11,7 +11,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, wai
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from meshrunner.recipes.parallelism.mesh import build_expert_mesh
+from meshrunner.recipes.parallelism.mesh import expert_mesh_dims, named_mesh, replicas
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> frozenset[str]:
     """Split a network on meta in place, as its layout says. Return the names of the tensor-parallel parameters."""
     if layout.tensor > 1:
-        split_over_tensor(
-            network, mesh["tensor"], sequence_parallel=layout.sequence_parallel, loss_parallel=layout.loss_parallel
-        )
+        plan = network.tensor_plan(layout.sequence_parallel, layout.loss_parallel)
+        parallelize_module(network, mesh["tensor"], plan)
+        network.tie_weights()
+        for name in network.collective_outputs():
+            network.get_submodule(name).register_forward_hook(_wait_for_collective)
     tensor_parallel = frozenset(
         name
         for name, parameter in network.named_parameters()
@@ -35,16 +37,9 @@ def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> froz
     if layout.expert > 1:
         from meshrunner.recipes.model.experts.split import split_over_experts
 
-        split_over_experts(network, build_expert_mesh(mesh, layout.expert))
+        dims = expert_mesh_dims(replicas(mesh), mesh["shard"].size(), layout.expert)
+        split_over_experts(network, named_mesh(mesh.device_type, dims))
     return tensor_parallel
-
-
-def split_over_tensor(network: Network, mesh: DeviceMesh, *, sequence_parallel: bool, loss_parallel: bool) -> None:
-    """Split a network on meta in place over a 1-d mesh. With loss_parallel the logits are a DTensor sharded on the vocabulary."""
-    parallelize_module(network, mesh, network.tensor_plan(sequence_parallel, loss_parallel))
-    network.tie_weights()
-    for name in network.collective_outputs():
-        network.get_submodule(name).register_forward_hook(_wait_for_collective)
 
 
 def _wait_for_collective(_: nn.Module, __: object, output: Tensor) -> Tensor:

@@ -85,16 +85,10 @@ def _parents(name: str) -> Iterable[str]:
     return accumulate(name.split(".")[:-1], "{}.{}".format)
 
 
-def is_lookup(network: Network, name: str) -> bool:
-    """Whether a module is an embedding outside the blocks. One inside a block is called again when the block is recomputed."""
-    in_block = any(name.startswith(f"{block}.") for block in network.block_names())
-    return type(network.get_submodule(name)) is nn.Embedding and not in_block
-
-
-def units_in_blocks(network: Network, plan: WrapPlan) -> list[str]:
-    """Return the units inside a block."""
-    blocks = tuple(f"{name}." for name in network.block_names())
-    return [unit for unit in plan if unit.startswith(blocks)]
+def inside_blocks(network: Network, names: Iterable[str]) -> list[str]:
+    """Return those of the modules that are inside a block, without the blocks themselves."""
+    blocks = tuple(f"{block}." for block in network.block_names())
+    return [name for name in names if name.startswith(blocks)]
 
 
 def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.Parameter]]:
@@ -103,16 +97,6 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
     for name, parameter in network.named_parameters():
         around = [unit for unit in plan if not unit or name.startswith(f"{unit}.")]
         found[max(around, key=len)][name] = parameter
-    return found
-
-
-def frozen_gradient_bytes(network: Network, plan: WrapPlan) -> dict[str, int]:
-    """Return unit -> bytes of fp32 gradients that FSDP1 allocates for frozen parameters in units with trained ones."""
-    found = {}
-    for name, parameters in unit_parameters(network, plan).items():
-        frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
-        if frozen and any(p.requires_grad for p in parameters.values()):
-            found[name] = 4 * frozen
     return found
 
 

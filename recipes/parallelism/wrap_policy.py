@@ -44,29 +44,34 @@ class Wrap(Option):
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
-        from meshrunner.recipes.parallelism.wrap_plan import frozen_gradient_bytes
+        from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
 
-        found = [
-            f"wrap: the FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters, which allocates "
-            f"{wasted / 2**20:,.2f} MiB of unused gradients"
-            for name, wasted in (frozen_gradient_bytes(network, plan).items() if kind == "fsdp1" else ())
-        ]
+        found = []
+        for name, parameters in unit_parameters(network, plan).items() if kind == "fsdp1" else ():
+            frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
+            if frozen and any(p.requires_grad for p in parameters.values()):
+                found.append(
+                    f"wrap: the FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters, which allocates "
+                    f"{4 * frozen / 2**20:,.2f} MiB of unused gradients"
+                )
         if names := self.unmatched_modules(network):
             found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
         return found
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
         """Return the plan for a network on meta. reshard: `parallelism.reshard_after_forward` with `auto` resolved."""
-        from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units, is_lookup
+        from torch import nn
+
+        from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units, inside_blocks
 
         units = {name: own or reshard for name, own in self.units(network).items()}
         check_units(network, units)
-        # Children before parents, the reverse of named_modules.
-        names = sorted(units, key=lambda name: name.count("."), reverse=True)
-        plan = {}
-        for name in names:
+        plan, inside = {}, inside_blocks(network, units)
+        for name in sorted(units, key=lambda name: name.count("."), reverse=True):  # children before parents
             own = units[name]
-            plan[name] = Unit(own if isinstance(own, int) else own != "never", is_lookup(network, name))
+            # An embedding inside a block is called again when the block is recomputed.
+            lookup = type(network.get_submodule(name)) is nn.Embedding and name not in inside
+            plan[name] = Unit(own if isinstance(own, int) else own != "never", lookup)
         if blocks := [name for name in network.block_names() if units.get(name) == "except_last"]:
             plan[blocks[-1]] = Unit(False)
         # Backward begins with the root, so resharding it after forward would gather it again immediately.
@@ -135,6 +140,12 @@ class Rule(Section):
     wrap: bool = True
     """true: a matching module is a unit. false: it belongs to the unit around it, even if a later rule matches."""
 
+    def matches(self, name: str, module: nn.Module) -> bool:
+        """Whether the rule applies to a module."""
+        parts, wanted = name.split("."), self.match.split(".")
+        by_name = len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+        return by_name or type(module).__name__ == self.match
+
 
 class Rules(Wrap):
     """A list of rules, of which the first that matches a module applies. A rule that matches nothing is an error."""
@@ -172,12 +183,7 @@ class Rules(Wrap):
         found: dict[str, int] = {}
         for name, module in network.named_modules():
             for number, rule in enumerate(self.rules):
-                if name and (_matches_pattern(name, rule.match) or type(module).__name__ == rule.match):
+                if name and rule.matches(name, module):
                     found[name] = number
                     break
         return found
-
-
-def _matches_pattern(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))

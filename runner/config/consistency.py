@@ -107,11 +107,11 @@ def _remarks_on_precision(experiment: Experiment) -> list[str]:
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
     """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
-    from meshrunner.recipes.parallelism.wrap_plan import units_in_blocks
+    from meshrunner.recipes.parallelism.wrap_plan import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint
     ahead = layout.expert > 1 or layout.units_ahead > 0
-    names = units_in_blocks(network, plan)
+    names = inside_blocks(network, plan)
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
     if names and recomputed and layout.plans_buffers:
         raise ConfigError(

@@ -195,10 +195,7 @@ def test_creating_optimizer_state_changes_nothing(implementation: str) -> None:
     assert dict(optimizer.param_groups[0]) == hyperparameters
 
 
-@pytest.mark.parametrize(("release", "guarded"), [("0.6.1", True), ("0.7.0rc0", True), ("0.7.0", False)])
-def test_old_releases_build_the_optimizer_without_update(
-    monkeypatch: pytest.MonkeyPatch, release: str, guarded: bool
-) -> None:
+def test_the_optimizer_is_built_without_update(monkeypatch: pytest.MonkeyPatch) -> None:
     rate: list[float] = []
 
     class Package:
@@ -208,10 +205,9 @@ def test_old_releases_build_the_optimizer_without_update(
             return optimizer
 
     monkeypatch.setitem(sys.modules, "megatron_fsdp", Package)
-    monkeypatch.setattr("importlib.metadata.version", lambda _: release)
     layout, optimizer = experiment(*MEGATRON).parallelism, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     assert layout.optimizer(torch.nn.Identity(), optimizer) is optimizer
-    assert rate == [0.0 if guarded else 0.5]
+    assert rate == [0.0]
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
