@@ -17,7 +17,7 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.ledger.allocations import PeakMemory
 from meshrunner.runner.own_code import fault
 from meshrunner.runner.predict.activations import largest_block_bytes
-from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, expandable_segments
+from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, allocator_settings
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import (
     NOT_PLANNED,
@@ -57,7 +57,8 @@ def predict(
     experiment = experiment.on(device.type)
     if reason := not_planned(experiment):
         return Forecast(Verdict(NOT_PLANNED, reason))
-    expandable, remarks = allocator_settings(experiment) if device.type == "cuda" else (False, [])
+    own = experiment.launch.env
+    expandable, remarks = allocator_settings(*that_counts(in_effect(own))) if device.type == "cuda" else (False, [])
     try:
         workload, traces = trace_run(experiment, device, shallow=active_only and not with_timeline)
     except ConfigError:
@@ -66,11 +67,13 @@ def predict(
         if not needs_memory(error) and fault(error):
             raise
         return Forecast(Verdict(NOT_PLANNED, f"it cannot be traced: {why(error)}"))
-    hardware = device.hardware
-    if hardware is not None and (missing := workload.missing_rate(hardware)):
-        remarks.append(missing)
-        hardware = None
-    replayed = None
+    hardware, speed, replayed = device.hardware, None, None
+    if hardware is not None:
+        try:
+            speed = workload.speed(hardware)
+        except ConfigError as error:  # a rate is unknown
+            remarks.append(str(error))
+            hardware = None
     if device.type == "cuda" and not active_only:
         verdict, memory, replayed = _reserved_memory(
             workload, device, hardware, traces[0], expandable=expandable, record_changes=with_timeline
@@ -81,23 +84,7 @@ def predict(
     if with_timeline:
         changes = replayed.changes if replayed else changes_without_allocator(traces[0].events)
         over_time = timeline(changes, traces[0].last_step, _capacity(device), round(device.memory_gib * GIB))
-    speed = workload.speed(hardware) if hardware is not None else None
     return Forecast(verdict, memory, speed, tuple(remarks), over_time)
-
-
-def allocator_settings(experiment: Experiment) -> tuple[bool, list[str]]:
-    """
-    Return whether workers on GPUs have expandable segments, and a sentence for each allocator setting that is not modelled.
-
-    Raises:
-        ConfigError: torch would refuse the value.
-    """
-    name, text = that_counts(in_effect(experiment.launch.env))
-    try:
-        expandable, ignored = expandable_segments(text)
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
-    return expandable, [f"{name}: {each} is not modelled" for each in ignored]
 
 
 def _capacity(device: ExpectedDevices) -> int:

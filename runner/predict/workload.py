@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict.forecast import SpeedForecast
-from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, Operator, UsedByStream
-from meshrunner.runner.predict.timing.rates import Fp32Rate, Rates, device_rates
+from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, UsedByStream
+from meshrunner.runner.predict.timing.rates import Fp32Rate, device_rates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_depths
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
@@ -45,7 +44,7 @@ class Workload:
 
     def clock(self, hardware: GPU | CPU) -> SimulatedClock:
         """Return a clock of the device that has taken no event yet."""
-        return SimulatedClock(self._rates(hardware))
+        return SimulatedClock(device_rates(hardware, self.fp32_rate, self.workers))
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
         """Return the time of a step; raises ConfigError if the device's rate for an operator is unknown."""
@@ -77,21 +76,6 @@ class Workload:
             calibrated=hardware.calibrated is not None,
             error_pct=hardware.calibrated.error_pct if hardware.calibrated else ERROR_PCT,
         )
-
-    def missing_rate(self, hardware: GPU | CPU) -> str:
-        """Return a sentence about a rate the run needs and the device's option does not give; empty if there is none."""
-        rates = self._rates(hardware)
-        operators = (event for events in self.events for event in events if isinstance(event, Operator))
-        for kind, dtype in dict.fromkeys((each.kind, each.dtype) for each in operators if each.flops):
-            try:
-                if kind != "memory":
-                    rates.flops_per_second(kind, dtype)
-            except ConfigError as error:
-                return str(error)
-        return ""
-
-    def _rates(self, hardware: GPU | CPU) -> Rates:
-        return device_rates(hardware, self.fp32_rate, self.workers)
 
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:

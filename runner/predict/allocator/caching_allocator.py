@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.predict.allocator.segments import (
     MIB,
     BlockPool,
-    DeviceMemory,
     ExpandableSegments,
     FixedSegments,
     MemoryBlock,
@@ -29,7 +29,7 @@ class CachingAllocator:
     """
     Serves requests with the best fit from a stream's cache, or from a new segment. Sizes are in bytes.
 
-    Not modelled: the settings that `expandable_segments` reports, private pools (CUDA graphs), and the driver's choice of
+    Not modelled: the settings that `allocator_settings` reports, private pools (CUDA graphs), and the driver's choice of
     addresses, which only decides between free blocks of equal size.
     """
 
@@ -46,23 +46,8 @@ class CachingAllocator:
         self.synchronize: Callable[[], None] = lambda: None
         """Called before the cache is flushed: waits for the device, and frees the blocks that wait for it."""
         self._expandable = expandable
-        self._device = DeviceMemory(capacity)
-        self._segments = ExpandableSegments(self._device) if expandable else FixedSegments(self._device)
+        self.segments = ExpandableSegments(capacity) if expandable else FixedSegments(capacity)
         self._pools: dict[tuple[int, bool], BlockPool] = {}
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of segments, as torch's `reserved_bytes`."""
-        return self._device.reserved
-
-    @property
-    def peak_reserved(self) -> int:
-        """Most bytes of segments since the last `reset_peak`."""
-        return self._device.peak
-
-    def reset_peak(self) -> None:
-        """Start measuring the peak again; the cache is kept."""
-        self._device.peak = self._device.reserved
 
     def allocate(self, nbytes: int, stream: int) -> MemoryBlock:
         """Return a block for a request, or raise OutOfMemory."""
@@ -71,11 +56,11 @@ class CachingAllocator:
         pool = self._pools.get((stream, small))
         if pool is None:
             pool = self._pools[stream, small] = BlockPool(small)
-        block = pool.best_fit(size) or self._segments.add(pool, size)
+        block = pool.best_fit(size) or self.segments.add(pool, size)
         if block is None:
             self.empty_cache()
             self.retries += 1
-            block = self._segments.add(pool, size)
+            block = self.segments.add(pool, size)
         if block is None:
             raise OutOfMemory
         rest = block.size - size
@@ -96,23 +81,26 @@ class CachingAllocator:
         """Give free memory back to the device, except where it shares a segment or page with memory in use."""
         self.synchronize()
         for pool in self._pools.values():
-            self._segments.release(pool)
+            self.segments.release(pool)
 
 
-def expandable_segments(conf: str) -> tuple[bool, list[str]]:
+def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
     """
-    Return whether PYTORCH_ALLOC_CONF makes segments expandable, and its settings that are not modelled.
+    Return whether segments are expandable, and a sentence for each setting that is not modelled.
+
+    Args:
+        name, conf: name and value of PYTORCH_ALLOC_CONF or one of its older names.
 
     Raises:
-        ValueError: torch would refuse the value.
+        ConfigError: torch would refuse the value.
     """
-    expandable, ignored = False, []
+    expandable, remarks = False, []
     for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # at commas outside of brackets
         key, _, value = item.partition(":")
         if key == "expandable_segments":
             if value not in ("True", "False"):
-                raise ValueError(f"{item}: must be True or False")
+                raise ConfigError(f"{name}: {item}: must be True or False")
             expandable = value == "True"
         elif item not in ("", "backend:native"):
-            ignored.append(item)
-    return expandable, ignored
+            remarks.append(f"{name}: {item} is not modelled")
+    return expandable, remarks

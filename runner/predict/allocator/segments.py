@@ -114,15 +114,26 @@ def _size_when_grown(block: MemoryBlock) -> int:
     return block.size if after is None or after.mapped else block.size + after.size
 
 
-class DeviceMemory:
-    """Counts the bytes reserved from the driver."""
+class Segments:
+    """Memory that the allocator has reserved from the driver."""
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
-        self.reserved = self.peak = 0
+        self.reserved = 0
+        """Bytes of segments, as torch's `reserved_bytes`."""
+        self.peak = 0
+        """Most bytes reserved; may be set to measure it anew."""
         self._end = 0
 
-    def reserve(self, nbytes: int) -> bool:
+    def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
+        """Return a block of at least `size` bytes in new memory, or None if the device has too little left."""
+        raise NotImplementedError
+
+    def release(self, pool: BlockPool) -> None:
+        """Give free memory of a pool back to the driver."""
+        raise NotImplementedError
+
+    def _reserve(self, nbytes: int) -> bool:
         """Reserve memory if enough is left, and return whether it was reserved."""
         if self.capacity is not None and self.reserved + nbytes > self.capacity:
             return False
@@ -130,45 +141,33 @@ class DeviceMemory:
         self.peak = max(self.peak, self.reserved)
         return True
 
-    def release(self, nbytes: int) -> None:
-        """Give memory back to the driver."""
-        self.reserved -= nbytes
-
-    def addresses(self, nbytes: int) -> int:
+    def _addresses(self, nbytes: int) -> int:
         """Return the beginning of a new address range at a multiple of LARGE_SEGMENT, above all earlier ones."""
         begin = self._end
         self._end = round_up(begin + nbytes, LARGE_SEGMENT)
         return begin
 
 
-class FixedSegments:
+class FixedSegments(Segments):
     """Segments of fixed size (`cudaMalloc`), which can be given back once they are entirely free."""
 
-    def __init__(self, device: DeviceMemory) -> None:
-        self._device = device
-
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Return a new segment as one block, or None if the device has too little memory left."""
         nbytes = pool.segment if size < OWN_SEGMENT else round_up(size, OWN_SEGMENT_UNIT)
-        return MemoryBlock(pool, self._device.addresses(nbytes), nbytes) if self._device.reserve(nbytes) else None
+        return MemoryBlock(pool, self._addresses(nbytes), nbytes) if self._reserve(nbytes) else None
 
     def release(self, pool: BlockPool) -> None:
-        """Give back every entirely free segment of a pool."""
         for block in pool.free_blocks():
             if not block.is_split:
                 pool.remove(block)
-                self._device.release(block.size)
+                self.reserved -= block.size
 
 
-class ExpandableSegments:
+class ExpandableSegments(Segments):
     """
     One segment per pool (`expandable_segments:True`): a huge range of addresses, with memory mapped to it page by page.
 
     A page that is entirely free can be unmapped, and its memory used elsewhere.
     """
-
-    def __init__(self, device: DeviceMemory) -> None:
-        self._device = device
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Return the lowest range with room for `size` bytes, mapping the pages it lacks, or None if memory runs out."""
@@ -185,7 +184,6 @@ class ExpandableSegments:
         return block
 
     def release(self, pool: BlockPool) -> None:
-        """Unmap every page that is entirely free."""
         page = pool.segment
         for block in pool.free_blocks():
             begin, end = round_up(block.address, page), (block.address + block.size) // page * page
@@ -207,7 +205,7 @@ class ExpandableSegments:
             if room >= size:
                 return first
         nbytes = round_up(ADDRESSES, pool.segment)
-        segment = MemoryBlock(pool, self._device.addresses(nbytes), nbytes, mapped=False)
+        segment = MemoryBlock(pool, self._addresses(nbytes), nbytes, mapped=False)
         insort(pool.unmapped, (segment.address, segment))
         return segment
 
@@ -215,7 +213,7 @@ class ExpandableSegments:
         """Map the pages of the first `size` bytes, all or none. The mapped block is free and merged with its neighbours."""
         pool = block.pool
         nbytes = round_up(size, pool.segment)
-        if not self._device.reserve(nbytes):
+        if not self._reserve(nbytes):
             return False
         pool.unmapped.remove((block.address, block))
         if nbytes < block.size:
@@ -235,7 +233,7 @@ class ExpandableSegments:
             free, block = block, block.split(begin - block.address)
             pool.add(free)
         block.mapped = False
-        self._device.release(block.size)
+        self.reserved -= block.size
         pool.merge(block)
         if block.is_split:
             insort(pool.unmapped, (block.address, block))

@@ -15,7 +15,6 @@ from meshrunner.runner.predict.record.trace_events import (
     EventRecorded,
     HostWaited,
     StreamWaitedForEvent,
-    StreamWaitedForStream,
     TraceEvent,
 )
 
@@ -31,7 +30,7 @@ class TracedStream:
         self.device, self.number = device, next(device.stream_numbers)
 
     def wait_stream(self, other: TracedStream) -> None:
-        self.device.write(StreamWaitedForStream(self.number, other.number))
+        self.wait_event(other.record_event())
 
     def wait_event(self, event: TracedEvent | None) -> None:
         if event is not None and event.number is not None:

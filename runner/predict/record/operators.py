@@ -65,18 +65,10 @@ def collective(operator: str) -> str | None:
     return next((name for name in COLLECTIVES if squeezed.startswith(name.replace("_", ""))), None)
 
 
-class Cost(NamedTuple):
-    """The work of one call."""
-
-    flops: int
-    nbytes: int
-    """Bytes read and written."""
-    dtype: str
-    """dtype of the largest input, such as `bfloat16`."""
-
-
-def cost(operator: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> Cost:
-    """Return the cost of a call; `inputs` are the tensors among its arguments."""
+def cost(
+    operator: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any
+) -> tuple[int, str, int]:
+    """Return FLOPs, dtype and bytes of a call as in `Operator`; `inputs` are the tensors among its arguments."""
     results = list(tensors_in((result,)))
     short = operator.name.partition("::")[2]
     if short in ("embedding", "index_select", "gather"):
@@ -87,7 +79,7 @@ def cost(operator: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tenso
         moved += nbytes_of((kwargs.get("out"),)) if operator.written else nbytes_of(results)
     largest = max(inputs or results, key=lambda tensor: tensor.nbytes, default=None)
     dtype = str(largest.dtype).removeprefix("torch.") if largest is not None else ""
-    return Cost(_flops(operator, args, kwargs, result), moved, dtype)
+    return _flops(operator, args, kwargs, result), dtype, moved
 
 
 def nbytes_of(values: Any) -> int:

@@ -137,8 +137,8 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         if operator.kind == "collective":
             self._log_collective(func, args, kwargs, result)
         elif operator.kind is not None and (inputs or operator.kind == "memory"):
-            flops, nbytes, dtype = cost(operator, args, kwargs, inputs, result)
-            self._write(Operator(operator.name, operator.kind, self._stream(), self.phases.now, flops, dtype, nbytes))
+            work = cost(operator, args, kwargs, inputs, result)
+            self._write(Operator(operator.name, operator.kind, self._stream(), self.phases.now, *work))
 
     def _counts(self, storage: UntypedStorage) -> bool:
         if storage.device.type == "meta":

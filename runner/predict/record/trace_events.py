@@ -72,13 +72,6 @@ class StreamWaitedForEvent(NamedTuple):
     event: int
 
 
-class StreamWaitedForStream(NamedTuple):
-    """A stream waits for all work issued so far to another stream."""
-
-    stream: int
-    other: int
-
-
 class HostWaited(NamedTuple):
     """The host waits for a CUDA event, or for the whole device if it is None."""
 
@@ -86,6 +79,6 @@ class HostWaited(NamedTuple):
 
 
 MemoryEvent = Allocated | Freed | UsedByStream
-Synchronisation = EventRecorded | StreamWaitedForEvent | StreamWaitedForStream | HostWaited
+Synchronisation = EventRecorded | StreamWaitedForEvent | HostWaited
 TraceEvent = MemoryEvent | Operator | Collective | Synchronisation
 EventLog = list[TraceEvent]

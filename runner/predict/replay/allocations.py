@@ -147,12 +147,12 @@ class _Replay:
         if phase.part != before.part:
             self._change(None, 0)
         if phase.step != before.step:
-            self._allocator.reset_peak()
+            self._allocator.segments.peak = self._allocator.segments.reserved
             self._set_peak()
 
     def result(self, *, completed: bool) -> Replayed:
         """Return the peaks so far."""
-        reserved, retries = self._allocator.peak_reserved, self._allocator.retries
+        reserved, retries = self._allocator.segments.peak, self._allocator.retries
         return Replayed(self._startup_active, self._peak, reserved, retries, completed, self._changes)
 
     def _set_peak(self) -> None:
@@ -174,7 +174,7 @@ class _Replay:
         if allocation is not None:
             self._by_category[allocation.category] += nbytes
         if self._record_changes:
-            self._changes.append(MemoryChange(allocation, nbytes, self._phase, self._allocator.reserved))
+            self._changes.append(MemoryChange(allocation, nbytes, self._phase, self._allocator.segments.reserved))
 
     def _synchronize(self) -> None:
         # Flushing the cache waits for the whole device (cudaFree), not only for recorded events.

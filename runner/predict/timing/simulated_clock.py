@@ -16,15 +16,12 @@ from meshrunner.runner.predict.record.trace_events import (
     HostWaited,
     Operator,
     StreamWaitedForEvent,
-    StreamWaitedForStream,
     TraceEvent,
 )
 from meshrunner.runner.predict.timing.rates import Rates
 
 PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
 """Kinds of work in a step. optimizer: every operator after backward, including the gradient norm."""
-PART = {"matmul": "matmul", "attention": "attention", "attention_backward": "attention", "memory": "memory"}
-"""Kind of an operator -> its part."""
 AFTER_BACKWARD = ("update", "optimizer")
 
 
@@ -42,32 +39,10 @@ class StepTime(NamedTuple):
 class _Communicator:
     """A process group's communicator, which runs its collectives one after another."""
 
-    __slots__ = ("done_at", "seconds")
-
     def __init__(self) -> None:
         self.done_at = 0.0
         self.seconds: dict[tuple[str, int], float] = {}
         """(name, bytes) of a collective -> its time."""
-
-
-class _Totals(NamedTuple):
-    """Totals of a step at one moment."""
-
-    seconds: float
-    computing: float
-    """Seconds of work on the compute stream."""
-    by_part: dict[str, float]
-
-    def with_repeats(self, times: int, before: _Totals, after: _Totals) -> _Totals:
-        """Add `times` copies of the interval between two moments."""
-        return _Totals(
-            self.seconds + times * (after.seconds - before.seconds),
-            self.computing + times * (after.computing - before.computing),
-            {
-                part: total + times * (after.by_part[part] - before.by_part[part])
-                for part, total in self.by_part.items()
-            },
-        )
 
 
 class SimulatedClock:
@@ -82,7 +57,6 @@ class SimulatedClock:
         self._communicators: dict[tuple[int, ...], _Communicator] = {}
         self._flops: dict[tuple[str, str], float] = {}
         """FLOP/s by kind and dtype."""
-        self._bytes, self._kernel_s, self._host_s = rates.bytes_per_second, rates.kernel_s, rates.host_s
         self._step: int | None = None
         self._part = ""
         self.begin_step()
@@ -109,8 +83,6 @@ class SimulatedClock:
         elif isinstance(event, StreamWaitedForEvent):
             # As in CUDA, waiting for an event that was never recorded returns at once.
             self._streams[event.stream] = max(self.done_at(event.stream), self._events.get(event.event, 0.0))
-        elif isinstance(event, StreamWaitedForStream):
-            self._streams[event.stream] = max(self.done_at(event.stream), self.done_at(event.other))
         elif isinstance(event, HostWaited):
             until = self._all_done_at() if event.event is None else self._events.get(event.event, 0.0)
             self.host = max(self.host, until)
@@ -118,9 +90,9 @@ class SimulatedClock:
     def begin_step(self) -> None:
         """Count all further events as a new step."""
         self._began = self._all_done_at()
-        self._by_part = dict.fromkeys(PARTS, 0.0)
-        self._computing = 0.0
-        self._micro_batches: list[_Totals] = []
+        self._work = dict.fromkeys((*PARTS, "computing"), 0.0)
+        """Seconds of work on each of PARTS, and on the compute stream."""
+        self._micro_batches: list[dict[str, float]] = []
         """Totals at the start of each micro batch but the first."""
         self._since_collective = 0.0
 
@@ -134,13 +106,14 @@ class SimulatedClock:
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]
-            totals = totals.with_repeats(skipped_micro_batches, before, after)
-        seconds, computing, by_part = totals
-        communication = by_part["communication"]
+            totals = {
+                name: total + skipped_micro_batches * (after[name] - before[name]) for name, total in totals.items()
+            }
+        seconds, communication = totals["seconds"], totals["communication"]
         # If the host is the bottleneck, compute also idles without communication.
-        exposed = min(max(seconds - computing, 0.0), communication)
+        exposed = min(max(seconds - totals["computing"], 0.0), communication)
         seconds += self.rates.contention * (communication - exposed)
-        return StepTime(seconds, by_part, exposed)
+        return StepTime(seconds, {part: totals[part] for part in PARTS}, exposed)
 
     def _enter(self, event: Operator | Collective) -> None:
         step, part, _ = event.phase
@@ -151,8 +124,9 @@ class SimulatedClock:
             self._micro_batches.append(self._totals())
         self._part = part
 
-    def _totals(self) -> _Totals:
-        return _Totals(self._all_done_at() - self._began, self._computing, dict(self._by_part))
+    def _totals(self) -> dict[str, float]:
+        """Return the seconds since the step began, and those of work."""
+        return {"seconds": self._all_done_at() - self._began, **self._work}
 
     def _all_done_at(self) -> float:
         return max(self.host, *self._streams.values())
@@ -161,18 +135,19 @@ class SimulatedClock:
         _, kind, stream, phase, flops, dtype, nbytes = operator
         if not self.rates.overlaps:
             stream = COMPUTE
-        seconds = nbytes / self._bytes
+        seconds = nbytes / self.rates.bytes_per_second
         if flops and kind != "memory":
             rate = self._flops.get((kind, dtype))
             if rate is None:
                 rate = self._flops[kind, dtype] = self.rates.flops_per_second(kind, dtype)
             seconds = max(seconds, flops / rate)
-        seconds += self._kernel_s
-        self.host += self._host_s
-        self._streams[stream] = max(self._streams.get(stream, 0.0), self.host) + seconds
-        self._by_part["optimizer" if phase.part in AFTER_BACKWARD else PART[kind]] += seconds
+        seconds += self.rates.kernel_s
+        self.host += self.rates.host_s
+        self._streams[stream] = max(self.done_at(stream), self.host) + seconds
+        part = kind.removesuffix("_backward")  # of attention
+        self._work["optimizer" if phase.part in AFTER_BACKWARD else part] += seconds
         if stream == COMPUTE:
-            self._computing += seconds
+            self._work["computing"] += seconds
             self._since_collective += seconds
 
     def _collective(self, collective: Collective) -> None:
@@ -187,7 +162,7 @@ class SimulatedClock:
             seconds = communicator.seconds[name, nbytes] = self.rates.collective_s(name, ranks, nbytes)
         seconds += self.rates.waiting_s(len(ranks), self._since_collective)
         self._since_collective = 0.0
-        self.host += self._host_s
+        self.host += self.rates.host_s
         begins = max(self.done_at(stream), communicator.done_at, self.host)
         communicator.done_at = self._streams[stream] = begins + seconds
-        self._by_part["communication"] += seconds
+        self._work["communication"] += seconds

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory, expandable_segments
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory, allocator_settings
 from meshrunner.runner.predict.allocator.segments import MIB, BlockPool, MemoryBlock
 
 FIXED, EXPANDABLE = False, True
@@ -25,10 +26,11 @@ def test_sizes_are_rounded(nbytes: int, size: int) -> None:
 
 
 def test_settings_are_read_as_torch_reads_them() -> None:
-    assert expandable_segments("") == expandable_segments(" backend:native, ") == (False, [])
-    found = expandable_segments(
+    assert allocator_settings("A", "") == allocator_settings("A", " backend:native, ") == (False, [])
+    found = allocator_settings(
+        "A",
         "expandable_segments:True, max_split_size_mb:64,garbage_collection_threshold:0.8,"
-        "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],backend:cudaMallocAsync"
+        "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],backend:cudaMallocAsync",
     )
     ignored = [
         "max_split_size_mb:64",
@@ -36,12 +38,12 @@ def test_settings_are_read_as_torch_reads_them() -> None:
         "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
         "backend:cudaMallocAsync",
     ]
-    assert found == (True, ignored)
+    assert found == (True, [f"A: {each} is not modelled" for each in ignored])
 
 
 def test_settings_that_torch_refuses_are_errors() -> None:
-    with pytest.raises(ValueError, match="expandable_segments:true: must be True or False"):
-        expandable_segments("expandable_segments:true")
+    with pytest.raises(ConfigError, match="A: expandable_segments:true: must be True or False"):
+        allocator_settings("A", "expandable_segments:true")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_settings_that_torch_refuses_are_errors() -> None:
 def test_size_of_a_new_segment(expandable: bool, nbytes: int, mib: int) -> None:
     made = allocator(expandable)
     made.allocate(nbytes, 0)
-    assert made.reserved == made.peak_reserved == mib * MIB
+    assert made.segments.reserved == made.segments.peak == mib * MIB
 
 
 @pytest.mark.parametrize("expandable", [FIXED, EXPANDABLE])
@@ -69,11 +71,11 @@ def test_streams_and_pools_share_nothing(expandable: bool) -> None:
     made = allocator(expandable)
     made.free(made.allocate(2 * MIB, 0))
     made.allocate(2 * MIB, 0)
-    assert made.reserved == 20 * MIB
+    assert made.segments.reserved == 20 * MIB
     made.allocate(2 * MIB, 1)
-    assert made.reserved == 40 * MIB
+    assert made.segments.reserved == 40 * MIB
     made.allocate(1, 0)
-    assert made.reserved == 42 * MIB
+    assert made.segments.reserved == 42 * MIB
 
 
 def test_best_fit_takes_the_lowest_of_equal_blocks() -> None:
@@ -84,7 +86,7 @@ def test_best_fit_takes_the_lowest_of_equal_blocks() -> None:
     assert made.allocate(11 * MIB, 0).address == blocks[1].address
     assert made.allocate(11 * MIB, 0).address == blocks[3].address
     assert made.allocate(11 * MIB, 0).address == blocks[0].address
-    assert made.reserved == 48 * MIB
+    assert made.segments.reserved == 48 * MIB
 
 
 def test_remainder_is_split_off() -> None:
@@ -93,7 +95,7 @@ def test_remainder_is_split_off() -> None:
     made.allocate(MIB, 0)
     assert made.allocate(MIB - 512, 0).size == MIB - 512
     assert made.allocate(512, 0).size == 512
-    assert made.reserved == 2 * MIB
+    assert made.segments.reserved == 2 * MIB
     made = allocator()
     assert made.allocate(11 * MIB, 0).size == 12 * MIB
     assert made.allocate(11 * MIB - 512, 0).size == 11 * MIB - 512
@@ -107,27 +109,27 @@ def test_free_neighbours_merge() -> None:
     made.free(first)
     made.free(third)
     made.allocate(6 * MIB, 0)
-    assert made.reserved == 40 * MIB, "two free pieces with another between them"
+    assert made.segments.reserved == 40 * MIB, "two free pieces with another between them"
     made.free(second)
     assert made.allocate(15 * MIB, 0).address == first.address
-    assert made.reserved == 40 * MIB
+    assert made.segments.reserved == 40 * MIB
 
 
 def test_cache_is_flushed_at_the_capacity() -> None:
     made = allocator(capacity=64 * MIB)
     whole, partly, rest = (made.allocate(mib * MIB, 0) for mib in (30, 5, 12))
-    assert (made.reserved, made.retries) == (50 * MIB, 0)
+    assert (made.segments.reserved, made.retries) == (50 * MIB, 0)
     made.free(whole)
     made.free(rest)  # shares its segment
     made.allocate(40 * MIB, 1)
-    assert (made.reserved, made.retries) == (60 * MIB, 1)
-    assert made.peak_reserved == 60 * MIB
+    assert (made.segments.reserved, made.retries) == (60 * MIB, 1)
+    assert made.segments.peak == 60 * MIB
     with pytest.raises(OutOfMemory):
         made.allocate(25 * MIB, 0)
-    assert (made.active, made.reserved, made.retries) == (45 * MIB, 60 * MIB, 2)
+    assert (made.active, made.segments.reserved, made.retries) == (45 * MIB, 60 * MIB, 2)
     made.free(partly)
     made.allocate(24 * MIB, 0)
-    assert (made.reserved, made.retries) == (64 * MIB, 3)
+    assert (made.segments.reserved, made.retries) == (64 * MIB, 3)
 
 
 @pytest.mark.parametrize("expandable", [FIXED, EXPANDABLE])
@@ -146,11 +148,11 @@ def test_expandable_segments_grow() -> None:
     """The last block of a segment and new pages together serve a request that would otherwise need its own segment."""
     made = allocator(EXPANDABLE)
     first, second = made.allocate(30 * MIB, 0), made.allocate(30 * MIB, 0)
-    assert made.reserved == 60 * MIB
+    assert made.segments.reserved == 60 * MIB
     made.free(second)
     third = made.allocate(45 * MIB, 0)
     assert third.address == second.address
-    assert (made.active, made.reserved) == (75 * MIB, 80 * MIB)
+    assert (made.active, made.segments.reserved) == (75 * MIB, 80 * MIB)
     made.free(first)
     assert made.allocate(5 * MIB, 0).address == first.address, "a hole before the segment's end, which can grow"
 
@@ -160,14 +162,14 @@ def test_expandable_segments_shrink_at_the_capacity() -> None:
     made = allocator(EXPANDABLE, capacity=120 * MIB)
     first, second, third = (made.allocate(mib * MIB, 0) for mib in (10, 50, 60))
     made.free(second)  # from 10 to 60 MiB: of its pages those from 20 on
-    assert made.reserved == 120 * MIB
+    assert made.segments.reserved == 120 * MIB
     other = made.allocate(40 * MIB, 1)
-    assert (made.reserved, made.retries) == (120 * MIB, 1)
+    assert (made.segments.reserved, made.retries) == (120 * MIB, 1)
     made.free(other)
     assert made.allocate(30 * MIB, 0).address == second.address
-    assert (made.reserved, made.retries) == (100 * MIB, 2), "one page more, and all of the other stream's less"
+    assert (made.segments.reserved, made.retries) == (100 * MIB, 2), "one page more, and all of the other stream's less"
     assert made.allocate(20 * MIB, 0).address == second.address + 30 * MIB
-    assert (made.active, made.reserved) == (120 * MIB, 120 * MIB)
+    assert (made.active, made.segments.reserved) == (120 * MIB, 120 * MIB)
     with pytest.raises(OutOfMemory):
         made.allocate(1, 0)
     assert (first.size, third.address) == (10 * MIB, second.address + 50 * MIB)
@@ -204,8 +206,8 @@ def test_invariants_hold_under_random_requests(expandable: bool, capacity: int |
                 made.free(live.pop(random.randrange(len(live))))
         known |= pools(live)
         assert made.active == sum(block.size for block in live)
-        assert made.reserved == all_mapped(known, live)
-        assert capacity is None or made.peak_reserved <= capacity
+        assert made.segments.reserved == all_mapped(known, live)
+        assert capacity is None or made.segments.peak <= capacity
         if i % 100 == 0:
             taken = sorted((block.address, block.address + block.size) for block in live)
             taken += [(b.address, b.address + b.size) for pool in known for b in pool.free_blocks()]
@@ -215,16 +217,6 @@ def test_invariants_hold_under_random_requests(expandable: bool, capacity: int |
     for block in live:
         made.free(block)
     made.empty_cache()
-    assert (made.active, made.reserved) == (0, 0)
+    assert (made.active, made.segments.reserved) == (0, 0)
     assert all_mapped(known, []) == 0
     assert not any(pool.unmapped for pool in known), "the expandable segments are gone"
-
-
-def test_reset_peak_starts_from_the_current_state() -> None:
-    made = allocator()
-    made.free(made.allocate(30 * MIB, 0))
-    made.allocate(12 * MIB, 1)
-    made.empty_cache()
-    assert made.peak_reserved == 42 * MIB
-    made.reset_peak()
-    assert made.peak_reserved == 12 * MIB

@@ -17,7 +17,6 @@ from meshrunner.runner.predict.record.trace_events import (
     HostWaited,
     Operator,
     StreamWaitedForEvent,
-    StreamWaitedForStream,
     TraceEvent,
 )
 from meshrunner.runner.predict.timing import collectives
@@ -68,6 +67,11 @@ def clock(*entries: TraceEvent, **efficiency: float) -> SimulatedClock:
     for entry in entries:
         made.take(entry)
     return made
+
+
+def waited(stream: int, other: int) -> tuple[TraceEvent, TraceEvent]:
+    """A stream waits for all work issued so far to another, as `Stream.wait_stream` records it."""
+    return EventRecorded(99, other), StreamWaitedForEvent(stream, 99)
 
 
 def ms(seconds: float) -> float:
@@ -123,7 +127,7 @@ def test_a_stream_waits_for_an_event() -> None:
 
 
 def test_a_stream_waits_for_another() -> None:
-    run = clock(product(2), StreamWaitedForStream(COPY, 0), product(5), copy(1, COPY), StreamWaitedForStream(0, COPY))
+    run = clock(product(2), *waited(COPY, 0), product(5), copy(1, COPY), *waited(0, COPY))
     assert (ms(run.done_at(0)), ms(run.done_at(COPY))) == (7, 3)
 
 
@@ -159,7 +163,7 @@ def test_collectives_of_one_group_run_one_after_another() -> None:
 
 def test_a_queue_waits_for_the_collective_in_front() -> None:
     """The first of a group waits for compute, and what another stream has of the group for it."""
-    run = clock(product(5), StreamWaitedForStream(NETWORK, 0), gather(2), gather(1, OTHER))
+    run = clock(product(5), *waited(NETWORK, 0), gather(2), gather(1, OTHER))
     assert (ms(run.done_at(NETWORK)), ms(run.done_at(OTHER))) == (7, 8)
 
 
@@ -188,7 +192,7 @@ def test_exposed_communication() -> None:
 def test_overlapped_communication_slows_compute() -> None:
     timed = clock(*prefetching(), contention=0.25).step_time()
     assert (ms(timed.seconds), ms(timed.exposed_communication_s)) == (12, 3)
-    assert ms(clock(gather(2), StreamWaitedForStream(0, NETWORK), product(3), contention=0.25).step_time().seconds) == 5
+    assert ms(clock(gather(2), *waited(0, NETWORK), product(3), contention=0.25).step_time().seconds) == 5
 
 
 def test_parts_of_a_step() -> None:
@@ -217,7 +221,7 @@ def test_steps_are_timed_separately() -> None:
     run = clock(product(10), gather(30))
     for _ in range(2):
         run.begin_step()
-        for entry in (StreamWaitedForStream(0, NETWORK), product(3), gather(1), StreamWaitedForStream(NETWORK, 0)):
+        for entry in (*waited(0, NETWORK), product(3), gather(1), *waited(NETWORK, 0)):
             run.take(entry)
         timed = run.step_time()
         assert (ms(timed.seconds), ms(timed.seconds_by_part["matmul"])) == (3, 3)

@@ -19,7 +19,6 @@ from meshrunner.runner.predict.record.trace_events import (
     HostWaited,
     Operator,
     StreamWaitedForEvent,
-    StreamWaitedForStream,
     TraceEvent,
     UsedByStream,
 )
@@ -194,7 +193,6 @@ def test_the_clock_takes_all_but_memory_in_order() -> None:
         EventRecorded(0, 0),
         Collective("all_gather", 1, FORWARD, (0, 1), 8),
         StreamWaitedForEvent(1, 0),
-        StreamWaitedForStream(0, 1),
         HostWaited(0),
     ]
     clock = Seconds()
