@@ -18,7 +18,7 @@ from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
 from meshrunner.runner.console import one_line
-from meshrunner.runner.predict import not_planned, trace_workload, why
+from meshrunner.runner.predict import trace_workload, why
 
 SPEED_OF_CPU = {
     "attention": 0.3,
@@ -139,7 +139,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
         raise ConfigError("its record does not say on what devices it ran")
     experiment = check(run.config | {"launch": run.config["launch"] | {"workers": workers}}).on(device_type)
     consistency.fit(experiment, workers)
-    if reason := not_planned(experiment):
+    if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     if device_type == "cpu":
         tflops, rate = summary.peak_tflops, summary.peak_rate

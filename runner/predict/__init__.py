@@ -33,9 +33,9 @@ from meshrunner.runner.predict.pool import NOT_IN_TIME, Predicted, predict_all
 from meshrunner.runner.predict.search import MOST, LargestThatFits, largest_that_fits, predict_config
 
 if TYPE_CHECKING:
-    from meshrunner.runner.predict.activations import KeptActivations, recomputed_blocks
+    from meshrunner.runner.predict.activations import recomputed_blocks
     from meshrunner.runner.predict.replay.page.render import write_page
-    from meshrunner.runner.predict.workload import Workload, not_planned, trace_workload
+    from meshrunner.runner.predict.workload import Workload, trace_workload
 
 __all__ = [
     "BORDERLINE",
@@ -45,7 +45,6 @@ __all__ = [
     "NOT_IN_TIME",
     "NOT_PLANNED",
     "Forecast",
-    "KeptActivations",
     "LargestThatFits",
     "MemoryForecast",
     "Predicted",
@@ -53,7 +52,6 @@ __all__ = [
     "Verdict",
     "Workload",
     "largest_that_fits",
-    "not_planned",
     "predict_all",
     "predict_config",
     "recomputed_blocks",
@@ -62,9 +60,7 @@ __all__ = [
     "write_page",
 ]
 _NEED_TORCH = {
-    "KeptActivations": "activations",
     "Workload": "workload",
-    "not_planned": "workload",
     "recomputed_blocks": "activations",
     "trace_workload": "workload",
     "write_page": "replay.page.render",

@@ -14,7 +14,6 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.ledger.allocations import UNKNOWN, Allocation
 from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
-from meshrunner.runner.predict.workload import not_planned
 
 MOST_BLOCKS = 64
 """Largest model traced at full depth, which takes some seconds."""
@@ -51,7 +50,7 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
     Raises:
         ConfigError: it cannot be known, with the reason.
     """
-    if reason := not_planned(experiment):
+    if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
     classes = {

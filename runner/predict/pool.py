@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -47,27 +47,40 @@ def predict_all(
     """
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
+    numbers = iter(range(len(configs)))
     children: dict[Connection, BaseProcess] = {}
     busy: dict[Connection, int] = {}
-    numbers = iter(range(len(configs)))
-    forkserver.warm_if_cold()
-    try:
-        for number in range(min(len(configs), cores(), MOST)):
+
+    def hand_over(connection: Connection | None = None) -> None:
+        """Send the next configuration, if there is one, to a process, by default to a new one."""
+        number = next(numbers, None)
+        if number is None:
+            return
+        if connection is None:
             connection, process = _start(number, active_only)
             children[connection] = process
-            _hand_over(connection, configs, numbers, busy)
+        busy[connection] = number
+        with suppress(OSError):  # if the process has exited, receiving its answer fails
+            connection.send(configs[number])
+
+    forkserver.warm_if_cold()
+    try:
+        for _ in range(min(cores(), MOST)):
+            hand_over()
         while busy:
             ready = wait(list(busy), None if deadline is None else max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
-            for connection in [each for each in list(busy) if each in ready]:
-                number = busy.pop(connection)
+            for connection in [each for each in busy if each in ready]:
+                number, process = busy.pop(connection), children[connection]
                 try:
                     found[number] = connection.recv()
+                    hand_over(connection)
                 except (EOFError, OSError):
-                    found[number] = _crashed(children[connection])
-                    connection, children[connection] = _start(number, active_only)
-                _hand_over(connection, configs, numbers, busy)
+                    process.join()
+                    fault = f"the predicting process ended with exit status {process.exitcode}"
+                    found[number] = Predicted(None, fault)
+                    hand_over()
     finally:
         for connection, process in children.items():
             process.kill()
@@ -84,22 +97,6 @@ def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
     process.start()
     theirs.close()  # otherwise the child's exit would go unnoticed
     return ours, process
-
-
-def _hand_over(
-    connection: Connection, configs: Sequence[dict[str, Any]], numbers: Iterator[int], busy: dict[Connection, int]
-) -> None:
-    """Send a process the next configuration, if there is one."""
-    number = next(numbers, None)
-    if number is not None:
-        busy[connection] = number
-        with suppress(OSError):  # if the process has exited, receiving its answer fails
-            connection.send(configs[number])
-
-
-def _crashed(process: BaseProcess) -> Predicted:
-    process.join()
-    return Predicted(None, f"the predicting process ended with exit status {process.exitcode}")
 
 
 def _answer(connection: Connection, active_only: bool, log: Path, environment: dict[str, str], path: list[str]) -> None:

@@ -33,7 +33,7 @@ from meshrunner.runner.predict.replay.allocations import InstantClock, Replayed,
 from meshrunner.runner.predict.replay.timeline import changes_without_allocator, timeline
 from meshrunner.runner.predict.trace.depth import extrapolate, start_peak, step_peak
 from meshrunner.runner.predict.trace.tracer import Trace
-from meshrunner.runner.predict.workload import Workload, not_planned, trace_run
+from meshrunner.runner.predict.workload import Workload, trace_run
 
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
@@ -55,7 +55,7 @@ def predict(
         Exception: raised by a class of the user's (see `own_code.fault`).
     """
     experiment = experiment.on(device.type)
-    if reason := not_planned(experiment):
+    if reason := experiment.parallelism.untraceable():
         return Forecast(Verdict(NOT_PLANNED, reason))
     own = experiment.launch.env
     expandable, remarks = allocator_settings(*that_counts(in_effect(own))) if device.type == "cuda" else (False, [])

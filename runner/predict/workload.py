@@ -99,7 +99,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
     """
-    Trace a run that can be planned (see `not_planned`), whatever constants the device has.
+    Trace a run that can be traced (see `Parallelism.untraceable`), whatever constants the device has.
 
     Allocations, which take no time, are dropped: so `step_time` is three times as fast.
     """
@@ -109,11 +109,6 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
         for events in workload.events
     ]
     return replace(workload, events=tuple(timed))
-
-
-def not_planned(experiment: Experiment) -> str | None:
-    """Return why a run cannot be traced, or None if it can."""
-    return experiment.parallelism.untraceable()
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:

@@ -34,13 +34,14 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 class _Autocast(TorchFunctionMode):
     """Like torch.autocast, it casts a parameter once and keeps the result until the context ends."""
 
-    def __init__(self, dtype: torch.dtype, active: list[_Autocast], *, on_cuda: bool) -> None:
+    def __init__(self, dtype: torch.dtype | None, active: list[_Autocast], *, on_cuda: bool) -> None:
         """
         Args:
+            dtype: the lower precision; None turns autocast off until the context ends.
             active: the modes entered so far, the innermost last; the mode is in it while it is entered.
         """
         super().__init__()
-        self.dtype, self.active, self.on_cuda, self.suspended = dtype, active, on_cuda, False
+        self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __enter__(self) -> _Autocast:
@@ -55,7 +56,11 @@ class _Autocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.suspended or (torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")):
+        if torch.compiler.is_compiling():
+            off = not torch.is_autocast_enabled("cpu")
+        else:
+            off = self.dtype is None or self.active[-1] is not self
+        if off:
             return func(*args, **kwargs)
         fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU  # as an attribute, dynamo could not guard on it
         dtype = self.dtype if func in LOWER else torch.float32 if func in fp32 else None
@@ -80,18 +85,6 @@ class _Autocast(TorchFunctionMode):
 
 
 @contextmanager
-def _suspended(active: list[_Autocast]) -> Iterator[None]:
-    states = [(each, each.suspended) for each in active]
-    for each in active:
-        each.suspended = True
-    try:
-        yield
-    finally:
-        for each, state in states:
-            each.suspended = state
-
-
-@contextmanager
 def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
     """Have `torch.autocast("meta", dtype)` do as on the device, and recomputation use the autocast of its forward."""
     device_autocast = torch.autocast
@@ -102,9 +95,7 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
             return device_autocast(device, dtype, enabled=enabled, **kwargs)
         if torch.compiler.is_compiling():  # code is traced on the CPU
             return device_autocast("cpu", dtype, enabled=enabled)
-        if not enabled:
-            return _suspended(active)
-        return _Autocast(dtype or torch.bfloat16, active, on_cuda=device_type == "cuda")
+        return _Autocast((dtype or torch.bfloat16) if enabled else None, active, on_cuda=device_type == "cuda")
 
     # Checkpointing stores the arguments of its forward's autocast, and recomputes under `torch.amp.autocast` with them.
     def autocast_of_forward(
@@ -119,7 +110,7 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
         return on_device, {**on_cpu, "dtype_on_meta": current_dtype()}
 
     def current_dtype() -> torch.dtype | None:
-        return active[-1].dtype if active and not active[-1].suspended else None
+        return active[-1].dtype if active else None
 
     def is_enabled(device: str | None = None) -> bool:
         if device == "meta" or (device is None and device_type == "cuda"):  # without a name torch means CUDA

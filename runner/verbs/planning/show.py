@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from meshrunner.recipes.parallelism.base import Degrees
     from meshrunner.recipes.parallelism.unit_sizes import UnitParameters
     from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
-    from meshrunner.runner.predict import KeptActivations
 
 WHOLE_GRADIENTS = "whole gradients between micro batches"
 
@@ -235,7 +234,7 @@ def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network
         return f"{title}; what each keeps for backward is not known: {why(error)}"
     if len(kinds) > 1:
         each = ", ".join(
-            f"{name} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_results(kept, ' ({})')}"
+            f"{name} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_results(kept.operators, ' ({})')}"
             for name, whole, kept in kinds
         )
         return (
@@ -244,13 +243,13 @@ def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network
     ((_, whole, kept),) = kinds
     return (
         f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
-        f"{_bytes(whole.nbytes)}{_results(kept, '; kept are the results of {}')}"
+        f"{_bytes(whole.nbytes)}{_results(kept.operators, '; kept are the results of {}')}"
     )
 
 
-def _results(kept: KeptActivations, sentence: str) -> str:
+def _results(kept: Mapping[str, tuple[int, int]], sentence: str) -> str:
     """Return a sentence about the operators whose results are kept, or an empty string."""
-    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.operators.items())
+    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.items())
     return sentence.format(operators) if operators else ""
 
 
