@@ -1,7 +1,7 @@
-"""Tensor-parallel styles of the parts of a block, by module name. `Network.tensor_plan` is assembled from them.
+"""Tensor-parallel styles. Heads and FFN width are split; the stream between is sharded over the sequence or replicated.
 
-Heads and FFN width are split. Activations between the split parts are sharded over the sequence or replicated. Without
-sequence parallelism the norms stay plain tensors: every rank computes the same gradient for them.
+A module that can be split has a method `styles(sequence_parallel)`, which returns the styles of its parts by their names in
+it, and its own under "". `Transformer.tensor_plan` collects them.
 """
 
 from __future__ import annotations
@@ -25,40 +25,22 @@ def stream_placement(sequence_parallel: bool) -> Placement:
     return Shard(1) if sequence_parallel else Replicate()
 
 
-def attention_plan(name: str, sequence_parallel: bool) -> TensorPlan:
-    """Split the heads of an `Attention`, whose inputs are the stream and the rotary table."""
-    return matmul_plan(name, ("wq", "wk", "wv"), "wo", sequence_parallel, other_inputs=1)
-
-
-def feed_forward_plan(name: str, sequence_parallel: bool, into: Iterable[str] = ("w1", "w3")) -> TensorPlan:
-    """Split the hidden width of a feed-forward network, whose linear layers `into` read the stream."""
-    return matmul_plan(name, into, "w2", sequence_parallel)
-
-
-def norm_plan(names: Iterable[str], sequence_parallel: bool) -> TensorPlan:
-    """Run norms of the stream on sequence shards, if the stream is sharded."""
-    from torch.distributed.tensor.parallel import SequenceParallel
-
-    return {name: SequenceParallel() for name in names if sequence_parallel}
-
-
-def matmul_plan(name: str, into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
+def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
     """
-    Split the linear layers `into` of a module by columns and its layer `out` by rows (Shoeybi et al. 2019, Megatron-LM).
+    Split a module's linear layers `into`, which read the stream, by columns and its layer `out` by rows.
 
-    Args:
-        other_inputs: number of inputs of the module besides the stream.
+    Megatron-LM does so (Shoeybi et al. 2019). `other_inputs` is the number of inputs of the module besides the stream.
     """
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
     stream = stream_placement(sequence_parallel)
-    plan: TensorPlan = {f"{name}.{layer}": ColwiseParallel() for layer in into}
-    plan[f"{name}.{out}"] = RowwiseParallel(output_layouts=stream)
+    plan: TensorPlan = {layer: ColwiseParallel() for layer in into}
+    plan[out] = RowwiseParallel(output_layouts=stream)
     if sequence_parallel:
         # All-gather the stream once per module, not once for each layer that reads it.
         others = (None,) * other_inputs
-        plan[name] = PrepareModuleInput(input_layouts=(stream, *others), desired_input_layouts=(Replicate(), *others))
+        plan[""] = PrepareModuleInput(input_layouts=(stream, *others), desired_input_layouts=(Replicate(), *others))
     return plan
 
 

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from meshrunner.recipes.model.distributions import ONES, Initial, TruncatedNormal
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan, stream_placement
+from meshrunner.recipes.model.tensor_plan import matmul_styles, stream_placement
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
-
     from meshrunner.recipes.model.decoder import Decoder, RopeScaling
+    from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
 class RMSNorm(nn.Module):
@@ -30,6 +29,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        """Run on sequence shards. On a whole stream the weight stays a plain tensor: every rank computes its gradient."""
+        from torch.distributed.tensor.parallel import SequenceParallel
+
+        return {"": SequenceParallel()} if sequence_parallel else {}
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
@@ -114,6 +119,9 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))  # [batch, seq, dim]
 
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        return matmul_styles(("wq", "wk", "wv"), "wo", sequence_parallel, other_inputs=1)
+
 
 class FeedForward(nn.Module):
     """SwiGLU (Shazeer 2020)."""
@@ -126,6 +134,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        return matmul_styles(("w1", "w3"), "w2", sequence_parallel)
 
 
 class Block(nn.Module):
@@ -174,13 +185,13 @@ class Transformer(Network):
         """Return the rows of the rotary table for these tokens, [seq, 2, head_dim]; None without position encoding."""
         return None if self.rope is None else self.rope[: tokens.shape[1]]
 
-    def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        """Split heads, FFN width and vocabulary: see `tensor_plan`."""
+    def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
+        """Split the vocabulary, and the modules that have `styles`."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
         stream = stream_placement(sequence_parallel)
-        plan: dict[str, ParallelStyle] = {
+        plan: TensorPlan = {
             "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
             "output": ColwiseParallel(
                 input_layouts=stream,
@@ -188,15 +199,10 @@ class Transformer(Network):
                 use_local_output=not loss_parallel,
             ),
         }
-        plan |= norm_plan(("norm",), sequence_parallel)
-        for layer, block in enumerate(self.block_names()):
-            plan |= {f"{block}.{name}": style for name, style in self.block_plan(layer, sequence_parallel).items()}
+        for name, module in self.named_modules():
+            if styles := getattr(module, "styles", None):
+                plan |= {f"{name}.{part}".strip("."): style for part, style in styles(sequence_parallel).items()}
         return plan
-
-    def block_plan(self, layer: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-        """Return the styles of one block, by the names of its modules."""
-        plan = attention_plan("attention", sequence_parallel) | feed_forward_plan("feed_forward", sequence_parallel)
-        return plan | norm_plan(("attention_norm", "ffn_norm"), sequence_parallel)
 
     def collective_outputs(self) -> list[str]:
         return ["tok_embeddings"]

@@ -35,7 +35,7 @@ def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> froz
         if isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
     )
     if layout.expert > 1:
-        from meshrunner.recipes.model.experts.split import split_over_experts
+        from meshrunner.recipes.model.experts.feed_forward import split_over_experts
 
         dims = expert_mesh_dims(replicas(mesh), mesh["shard"].size(), layout.expert)
         split_over_experts(network, named_mesh(mesh.device_type, dims))

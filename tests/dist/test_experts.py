@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes import pretrain
 from meshrunner.recipes.model.balance import Loads
-from meshrunner.recipes.model.experts import router
+from meshrunner.recipes.model.experts import feed_forward
 from meshrunner.recipes.model.network import network_of
 from tests.composed import SMALL, experiment
 from tests.dist import test_checkpoint as checkpoints
@@ -69,7 +69,7 @@ def observe_decisions(overrides: tuple[str, ...]) -> dict[str, Any]:
         gaps.append((best[..., k - 1] - best[..., -1]).min().item())
         return topk(scores, k, **how)
 
-    with patch.object(router.torch, "topk", measured):  # type: ignore[attr-defined]
+    with patch.object(feed_forward.torch, "topk", measured):  # type: ignore[attr-defined]
         return observe_experts(overrides) | {"gap": min(gaps, default=1.0)}
 
 

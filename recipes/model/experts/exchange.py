@@ -1,8 +1,4 @@
-"""Movement of token rows around experts.
-
-Rows are sorted by expert. With expert parallelism they are sent to the ranks that hold the experts, and back. With tensor
-parallelism, where every rank holds a part of each expert, inputs are gathered and outputs summed.
-"""
+"""Movement of token rows, sorted by expert, to the ranks that hold the experts, and back."""
 
 from __future__ import annotations
 
@@ -12,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
-from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _wait: Callable[[Tensor], Tensor] = collectives.wait_tensor
-# Renamed in torch 2.13.
-_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-_reduce_scatter = (
-    getattr(collectives, "reduce_scatter_single_autograd", None) or collectives.reduce_scatter_tensor_autograd
-)
 
 
 def inverse_of(order: Tensor) -> Tensor:
@@ -99,31 +89,6 @@ def _sizes(arriving: Tensor, load: Tensor, rows: int) -> tuple[list[int], list[i
     return received, sent
 
 
-def around_tensor_parallel(
-    route: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
-    x: Tensor,
-    bias: Tensor,
-    group: ProcessGroup,
-    *,
-    sequence_parallel: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """
-    Compute experts whose width is split over a group: gather the input, sum the output.
-
-    Args:
-        route: (x, bias) -> (this rank's part of the output, load, balance loss); x: [batch, seq, dim], whole sequences.
-        x, bias: see `ExpertFeedForward.forward`.
-        sequence_parallel: x and the output are sharded over the sequence.
-    """
-    x = x.to_local() if isinstance(x, DTensor) else x
-    x = _wait(_gather(x.contiguous(), 1, group)) if sequence_parallel else sum_gradient(x, group)
-    y, load, balance = route(x, bias)
-    y = _wait(_reduce_scatter(y.contiguous(), "sum", 1, group)) if sequence_parallel else _sum(y, group)
-    # Every rank computes the whole balance loss and the gradients of the ranks are summed, so each contributes its share.
-    whole = balance.detach()
-    return y, load, whole + (balance - whole) / group.size()
-
-
 class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -139,36 +104,3 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """Return `x` and multiply its gradient by a factor in backward."""
     same: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
     return same
-
-
-class _SumGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _wait(collectives.all_reduce(gradient.contiguous(), "sum", ctx.group)), None
-
-
-def sum_gradient(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return `x`, which is the same on every rank of a group, and sum its partial gradients over the group in backward."""
-    same: Tensor = _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
-    return same
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        return _wait(collectives.all_reduce(x.contiguous(), "sum", group))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def _sum(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the sum of `x` over a group. In backward every rank already has the gradient of the sum."""
-    total: Tensor = _Sum.apply(x, group)  # type: ignore[no-untyped-call]
-    return total

@@ -6,28 +6,82 @@ expert, and the caller adds them up. A counter inside the block would count them
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel
 
-from meshrunner.recipes.model.experts.exchange import (
-    around_tensor_parallel,
-    exchanged,
-    inverse_of,
-    permute,
-    scale_gradient,
-)
+from meshrunner.recipes.model.experts.exchange import exchanged, inverse_of, permute, scale_gradient
 from meshrunner.recipes.model.experts.grouped_mm import grouped_mm, leaves_empty_groups, zero_gradient
-from meshrunner.recipes.model.experts.router import Router
+from meshrunner.recipes.model.tensor_plan import matmul_styles, shard_parameter, stream_placement
 from meshrunner.recipes.model.transformer import FeedForward
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.model.decoder import Experts
+    from meshrunner.recipes.model.network import Network
+    from meshrunner.recipes.model.tensor_plan import TensorPlan
+
+
+class Routed(NamedTuple):
+    """The choice of K experts for each of T tokens."""
+
+    weights: Tensor
+    """[T, K], fp32."""
+    experts: Tensor
+    """Indices of the experts, [T, K], int64."""
+    balance: Tensor
+    """The balance loss before it is weighted, 0-d, fp32; 0 if it is not used."""
+
+
+class Router(nn.Module):
+    """Scores every expert for every token, in fp32 at any precision, and picks the best. FSDP shards its weight as usual."""
+
+    tensor_mesh: DeviceMesh | None = None
+    """Tensor-parallel ranks, all of which route all tokens and hold the whole weight; None: no tensor parallelism."""
+
+    def __init__(self, dim: int, config: Experts) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.number, dim))
+
+    def forward(self, x: Tensor, bias: Tensor) -> Routed:
+        """Choose and weigh experts. x: [batch, seq, dim]; bias: added to the scores that choose, not that weigh, [experts]."""
+        config, weight = self.config, self.weight.float()
+        if self.tensor_mesh is not None:
+            weight = on_all_ranks(weight, self.tensor_mesh, Replicate())
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.float(), weight)  # [batch, seq, experts]
+        scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
+        experts = torch.topk(scores.detach() + bias, config.per_token, dim=-1, sorted=False).indices  # [batch, seq, K]
+        weights = scores.gather(-1, experts)
+        if config.normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        balance = balance_loss(scores, experts) if config.balance == "sequence_loss" else scores.new_zeros(())
+        return Routed((weights * config.route_scale).flatten(0, 1), experts.flatten(0, 1), balance)
+
+
+def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
+    """
+    Return the sequence-wise balance loss, unweighted, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
+
+    It is the sum over experts of f x P. f is the expert's share of a sequence's choices times the number of experts, and has
+    no gradient. P is the mean over the sequence of its scores, normalised to sum to 1 for each token. Equal loads give 1.
+
+    Args:
+        scores: [batch, seq, number of experts].
+        experts: indices of the chosen ones, [batch, seq, K].
+    """
+    number, per_token = scores.shape[-1], experts.shape[-1]
+    chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
+    frequency = chosen.mean(1) * (number / per_token)  # f: [batch, experts]
+    probability = (scores / scores.sum(-1, keepdim=True)).mean(1)  # P: [batch, experts]
+    return (frequency * probability).sum(-1).mean()
 
 
 class GroupedExperts(nn.Module):
@@ -57,15 +111,24 @@ class GroupedExperts(nn.Module):
         return grouped_mm(F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends), w2, ends)
 
 
+class SharedExpert(FeedForward):
+    """The expert that every token passes through."""
+
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        """Split the width. Outputs are summed over the ranks together with those of the other experts."""
+        split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
+        return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
+
+
 class ExpertFeedForward(nn.Module):
     """A router, the experts it chooses from, and optionally a shared expert that every token passes through."""
 
     expert_group: ProcessGroup | None = None
     """Expert-parallel ranks, which hold different experts; None: this rank holds all."""
-    tensor_group: ProcessGroup | None = None
+    tensor_mesh: DeviceMesh | None = None
     """Tensor-parallel ranks, which hold parts of every expert's width; None: this rank holds all of it."""
-    sequence_parallel = False
-    """Whether tensor parallelism shards input and output over the sequence."""
+    stream: Placement = Replicate()
+    """Placement of input and output, [batch, seq, dim], on the tensor-parallel ranks."""
 
     def __init__(self, dim: int, config: Experts) -> None:
         super().__init__()
@@ -73,7 +136,7 @@ class ExpertFeedForward(nn.Module):
         self.number = config.number
         self.router = Router(dim, config)
         self.experts = GroupedExperts(config.number, dim, config.ffn_dim)
-        self.shared = FeedForward(dim, config.shared_ffn_dim) if config.shared_ffn_dim else None
+        self.shared = SharedExpert(dim, config.shared_ffn_dim) if config.shared_ffn_dim else None
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
@@ -86,9 +149,14 @@ class ExpertFeedForward(nn.Module):
         Returns:
             The output, [batch, seq, dim]; tokens of each expert on this rank, [experts], int64; the balance loss, 0-d.
         """
-        if self.tensor_group is None:
+        mesh = self.tensor_mesh
+        if mesh is None:
             return self._route(x, bias)
-        return around_tensor_parallel(self._route, x, bias, self.tensor_group, sequence_parallel=self.sequence_parallel)
+        y, load, balance = self._route(on_all_ranks(x, mesh, self.stream), bias)
+        y = DTensor.from_local(y, mesh, [Partial()]).redistribute(placements=[self.stream]).to_local()
+        # Every rank computes the whole balance loss and the gradients of the ranks are summed, so each contributes its share.
+        whole = balance.detach()
+        return y, load, whole + (balance - whole) / mesh.size()
 
     def _route(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         routed = self.router(x, bias)
@@ -99,22 +167,60 @@ class ExpertFeedForward(nn.Module):
         ends = torch.searchsorted(by_expert, torch.arange(self.number, device=x.device), right=True)
         load = ends.diff(prepend=ends.new_zeros(1))  # [experts]
         rows = permute(tokens, order, inverse, self.per_token)  # [T x K, dim], sorted by expert
-        results = permute(self._compute(rows, load), inverse, order)  # [T x K, dim], sorted by token
+        group = self.expert_group
+        rows = self.experts(rows, load) if group is None else exchanged(self.experts, rows, load, group)
+        results = permute(rows, inverse, order)  # [T x K, dim], sorted by token
         weighted = results.view(len(tokens), self.per_token, -1).float() * routed.weights.unsqueeze(-1)  # [T, K, dim]
         y = weighted.sum(1).to(x.dtype).view_as(x)
         if self.shared is not None:
-            y = y + self.shared(self._shared_input(x))
+            if self.tensor_mesh is not None:
+                # Under tensor parallelism the gradient of x is summed over ranks afterwards. The routed part contributes this
+                # rank's share, but the shared expert's first layers have summed theirs already.
+                x = scale_gradient(x, 1 / self.tensor_mesh.size())
+            y = y + self.shared(x)
         return y, load, routed.balance
 
-    def _shared_input(self, x: Tensor) -> Tensor:
-        if self.tensor_group is None:
-            return x
-        # Under tensor parallelism the gradient of x is summed over ranks afterwards. The routed part contributes this rank's
-        # share, but the shared expert's first layers have summed theirs already.
-        return scale_gradient(x, 1 / self.tensor_group.size())
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        return {"": SplitExperts(sequence_parallel)}
 
-    def _compute(self, rows: Tensor, load: Tensor) -> Tensor:
-        if self.expert_group is None:
-            out: Tensor = self.experts(rows, load)
-            return out
-        return exchanged(self.experts, rows, load, self.expert_group)
+
+def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
+    """Return the whole of `x`, of which a rank has what `placement` says. Its partial gradients are summed over the ranks."""
+    shard = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement])
+    return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+
+SPLIT_DIMS = {"w1": 2, "w3": 2, "w2": 1}
+"""Stack of experts -> the dimension that tensor parallelism splits: the hidden width of every expert."""
+
+
+def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
+    """Shard every block's experts over the `expert` dimension of the mesh, in place, on meta."""
+    network.expert_mesh = mesh
+    group = mesh.get_group("expert")
+    for module in network.modules():
+        if isinstance(module, ExpertFeedForward):
+            module.expert_group = group
+            module.experts.ranks = group.size()
+            for name in SPLIT_DIMS:
+                shard_parameter(module.experts, name, mesh["expert"], 0)
+
+
+class SplitExperts(ParallelStyle):
+    """Tensor parallelism of a block's experts: every rank routes all tokens and holds a part of every expert's width."""
+
+    def __init__(self, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.sequence_parallel = sequence_parallel
+
+    def split_dims(self, module: nn.Module) -> dict[str, int]:
+        """Return the dimension that is split of each parameter, by name."""
+        return {f"experts.{name}": dim for name, dim in SPLIT_DIMS.items()}
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, ExpertFeedForward)
+        module.tensor_mesh = module.router.tensor_mesh = device_mesh
+        module.stream = stream_placement(self.sequence_parallel)
+        for name, dim in SPLIT_DIMS.items():
+            shard_parameter(module.experts, name, device_mesh, dim)
+        return module

@@ -12,12 +12,10 @@ from torch.distributed.tensor import DTensor
 from meshrunner.recipes.model.balance import Loads
 from meshrunner.recipes.model.distributions import Initial, TruncatedNormal
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
-from meshrunner.recipes.model.tensor_plan import attention_plan, norm_plan
 from meshrunner.recipes.model.transformer import Block, Transformer
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.decoder import Decoder, Experts
-    from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
 class ExpertBlock(Block):
@@ -75,25 +73,6 @@ class MoETransformer(Transformer):
         if count:
             self.observe("experts/balance_loss", weighted)
         return x, weighted
-
-    def block_plan(self, layer: int, sequence_parallel: bool) -> TensorPlan:
-        if layer not in self.rows:
-            return super().block_plan(layer, sequence_parallel)
-        plan = attention_plan("attention", sequence_parallel) | self.experts_plan(sequence_parallel)
-        return plan | norm_plan(("attention_norm", "ffn_norm"), sequence_parallel)
-
-    def experts_plan(self, sequence_parallel: bool) -> TensorPlan:
-        """Split a block's `feed_forward` that has experts. The sum of its outputs is reduced around it, not inside."""
-        from torch.distributed.tensor import Partial
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-        from meshrunner.recipes.model.experts.split import SplitExperts
-
-        plan: TensorPlan = {"feed_forward": SplitExperts(sequence_parallel)}
-        if self.experts is not None and self.experts.shared_ffn_dim:
-            plan |= {f"feed_forward.shared.{layer}": ColwiseParallel() for layer in ("w1", "w3")}
-            plan["feed_forward.shared.w2"] = RowwiseParallel(output_layouts=Partial())
-        return plan
 
     def exchanged_elements(self, block: int) -> int:
         return self.experts.per_token * self.config.dim if self.experts is not None and block in self.rows else 0

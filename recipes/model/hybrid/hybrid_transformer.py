@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from meshrunner.recipes.model.distributions import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.experts.moe_transformer import MoETransformer, to_plain, with_gradient_of
-from meshrunner.recipes.model.hybrid.mamba import Mamba, mamba_plan
-from meshrunner.recipes.model.hybrid.multi_token import PredictionBlock, further, join_plan
-from meshrunner.recipes.model.tensor_plan import attention_plan, feed_forward_plan, norm_plan
-from meshrunner.recipes.model.transformer import Attention, FeedForward, RMSNorm
+from meshrunner.recipes.model.hybrid.mamba import Mamba
+from meshrunner.recipes.model.tensor_plan import matmul_styles, stream_placement
+from meshrunner.recipes.model.transformer import Attention, Block, FeedForward, RMSNorm
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.hybrid.hybrid import Hybrid
     from meshrunner.recipes.model.tensor_plan import TensorPlan
+
+
+IGNORED = -100
+"""The target that torch's cross entropy ignores."""
 
 
 class SquaredReLU(nn.Module):
@@ -31,6 +35,9 @@ class SquaredReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(F.relu(self.w1(x)).square())
+
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        return matmul_styles(("w1",), "w2", sequence_parallel)
 
 
 def feed_forward(config: Hybrid) -> nn.Module:
@@ -89,6 +96,37 @@ class ExpertsBlock(nn.Module):
         return x + y, load, balance
 
 
+class PredictionBlock(nn.Module):
+    """Predicts one token further than the module before it, from that module's stream and the embedding of the next token."""
+
+    def __init__(self, config: Hybrid) -> None:
+        super().__init__()
+        self.stream_norm = RMSNorm(config.dim, config.norm_eps)
+        self.token_norm = RMSNorm(config.dim, config.norm_eps)
+        self.join = nn.Linear(2 * config.dim, config.dim, bias=False)
+        self.block = Block(config, feed_forward(config))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
+        """
+        Join the stream with the next tokens and apply a block.
+
+        Args:
+            x: the stream after the last block or the previous module, [batch, seq, dim].
+            token: embeddings of the tokens that `x` predicts, [batch, seq, dim].
+
+        Returns:
+            The stream for the next module, and its norm for the output projection.
+        """
+        x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
+        x = self.block(x, rope)
+        return x, self.norm(x)
+
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        stream = stream_placement(sequence_parallel)
+        return {"join": ColwiseParallel(input_layouts=stream, output_layouts=stream)}
+
+
 BLOCKS: dict[str, type[nn.Module]] = {
     "M": MambaBlock,
     "*": AttentionBlock,
@@ -104,7 +142,7 @@ class HybridTransformer(MoETransformer):
 
     def __init__(self, config: Hybrid, seq_len: int) -> None:
         super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
-        self.mtp = nn.ModuleList(PredictionBlock(config, feed_forward(config)) for _ in range(config.mtp.depth))
+        self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return logits, or with targets the next token's cross entropy, whose gradient includes all other losses'."""
@@ -144,22 +182,6 @@ class HybridTransformer(MoETransformer):
         further_on = [each for module in self.mtp for each in (module, self.output)]
         return [self.layers, self.norm, self.output, *further_on]
 
-    def block_plan(self, layer: int, sequence_parallel: bool) -> TensorPlan:
-        into = ("w1", "w3") if self.config.ffn == "swiglu" else ("w1",)
-        if layer >= len(self.layers):
-            plan = join_plan(sequence_parallel) | attention_plan("block.attention", sequence_parallel)
-            plan |= feed_forward_plan("block.feed_forward", sequence_parallel, into)
-            return plan | norm_plan(("block.attention_norm", "block.ffn_norm"), sequence_parallel)
-        norm = norm_plan(("norm",), sequence_parallel)
-        match self.config.pattern[layer]:
-            case "M":
-                return norm | mamba_plan("mamba", sequence_parallel)
-            case "*":
-                return norm | attention_plan("attention", sequence_parallel)
-            case "-":
-                return norm | feed_forward_plan("feed_forward", sequence_parallel, into)
-        return norm | self.experts_plan(sequence_parallel)
-
     def reset_buffers(self) -> None:
         super().reset_buffers()
         if len(self.mtp):
@@ -189,3 +211,13 @@ class HybridTransformer(MoETransformer):
         if name.endswith("mamba.wo.weight"):
             return self.initial_into_stream()
         return super().initial(name)
+
+
+def further(targets: Tensor, ahead: int) -> Tensor:
+    """
+    Shift targets by `ahead` tokens. At the end of a sequence, where they are unknown, they are IGNORED.
+
+    The length stays the same, because under sequence parallelism a rank holds a shard of every sequence.
+    """
+    known = torch.arange(targets.shape[1], device=targets.device) < targets.shape[1] - ahead
+    return torch.where(known, targets.roll(-ahead, 1), IGNORED)

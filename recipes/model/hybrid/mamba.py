@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from meshrunner.recipes.model.tensor_plan import matmul_plan, shard_parameter
+from meshrunner.recipes.model.tensor_plan import matmul_styles, shard_parameter
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,6 +45,10 @@ class Mamba(nn.Module):
         """Mix the tokens of each sequence. x and the result: [batch, seq, dim]."""
         out: Tensor = self.wo(self.scan(self.wz(x), self.wx(x), self.wb(x), self.wc(x), self.wdt(x)))
         return out
+
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        split = matmul_styles(("wz", "wx", "wb", "wc", "wdt"), "wo", sequence_parallel)
+        return {**split, "scan": SplitHeads()}
 
 
 class CausalConvolution(nn.Module):
@@ -113,12 +117,6 @@ class SplitHeads(ParallelStyle):
             for name in [name for name, _ in part.named_parameters(recurse=False)]:
                 shard_parameter(part, name, device_mesh, 0)
         return module
-
-
-def mamba_plan(name: str, sequence_parallel: bool) -> TensorPlan:
-    """Split the heads and groups of a `Mamba`."""
-    into = ("wz", "wx", "wb", "wc", "wdt")
-    return matmul_plan(name, into, "wo", sequence_parallel) | {f"{name}.scan": SplitHeads()}
 
 
 def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:

@@ -16,9 +16,8 @@ from meshrunner.recipes.model.balance import Loads, balance
 from meshrunner.recipes.model.decoder import Experts
 from meshrunner.recipes.model.experts import feed_forward
 from meshrunner.recipes.model.experts.exchange import inverse_of, permute
-from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts
+from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts, balance_loss
 from meshrunner.recipes.model.experts.grouped_mm import grouped_mm
-from meshrunner.recipes.model.experts.router import balance_loss
 from meshrunner.recipes.model.init_weights import Initialiser, initial_value
 from meshrunner.recipes.model.llama import MoE
 from meshrunner.runner.config.consistency import fit, remarks

@@ -9,7 +9,7 @@ import torch
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.hybrid.hybrid import Hybrid
-from meshrunner.recipes.model.hybrid.multi_token import IGNORED, further
+from meshrunner.recipes.model.hybrid.hybrid_transformer import IGNORED, further
 from meshrunner.recipes.pretrain import cross_entropy
 from tests.composed import experiment
 
