@@ -19,9 +19,8 @@ from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.launch.data import prepare_data, refuse_other_data
 from meshrunner.runner.launch.environment import environment, resolved, worker_environment
-from meshrunner.runner.launch.failure import write_error
 from meshrunner.runner.launch.nodes import Peers, this_node
-from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.launch.outcome import Outcome, write_error
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.progress import Display, ProgressLine
 from meshrunner.runner.launch.workers import Attempt, launch

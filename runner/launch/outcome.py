@@ -1,8 +1,27 @@
-"""The outcome of a run, or of one node's part in it."""
+"""The outcome of a run, and after a failure the rank that failed first, found from exit codes, error files and logs."""
 
 from __future__ import annotations
 
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+from meshrunner.runner.measure.out_of_memory import ON_DEVICE
+from meshrunner.runner.rundir import Failure, RankError, last_exception, last_stack
+from meshrunner.runner.rundir.files import ERROR, rank_error, rank_log
+
+COLLATERAL = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection (refused|closed)|remote (worker|process)|timed out waiting|"
+    r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
+    re.IGNORECASE,
+)
+"""Messages of a rank that lost its connection to another rank."""
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+MACHINE = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True)
@@ -27,3 +46,109 @@ class Outcome:
         if isinstance(error, KeyboardInterrupt):
             return cls("interrupted", str(error))
         return cls("failed", str(error) or type(error).__name__)
+
+
+def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
+    """
+    Return the outcome of a hang and the rank that hangs. The stacks of the other ranks show that they wait in a collective.
+
+    Args:
+        first: rank of this node's first worker.
+        steps: last completed step of each of the node's workers.
+    """
+    key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
+    behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
+    alone = [rank for rank in behind if "torch/distributed" not in last_stack(rank_log(run_dir, rank))]
+    ranks = alone if len(alone) == 1 else behind
+    who = f"rank {ranks[0]} hangs" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} hang"
+    reason = f"no step was completed within launch.{key}({minutes:g}): {who} in step {min(steps) + 1}"
+    return Outcome("timeout", reason, ranks[0], collateral=not alone)
+
+
+def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
+    """
+    Return the outcome of a failure and the rank that failed first.
+
+    Signals come before errors, causes before collateral failures, then earlier errors before later ones.
+
+    Args:
+        codes: exit codes of the ranks that failed.
+        killed_by_kernel: whether the kernel killed a process for lack of memory during the run.
+    """
+    errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
+    errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
+
+    def order(rank: int) -> int:
+        code, error = codes[rank], errors[rank]
+        if code < 0 and code != -signal.SIGABRT:
+            return 0
+        if error:
+            return 3 if COLLATERAL.search(error.message) else 1
+        # A signal is a cause, except SIGABRT: communication libraries abort ranks that lost a peer.
+        return 2 if code < 0 else 1
+
+    rank = min(codes, key=lambda rank: (order(rank), errors[rank].time or float("inf")))
+    code, error = codes[rank], errors[rank]
+    if error:
+        state = "oom" if error.oom else "failed"
+        first_line = (error.message.strip().splitlines() or [""])[0][:300]
+        reason = first_line if error.plain else f"rank {rank}: {first_line}"
+    elif code == -signal.SIGKILL and killed_by_kernel:
+        state, reason = "oom", f"rank {rank} was killed by the kernel: out of host memory"
+    elif code < 0:
+        state, reason = "failed", f"rank {rank} was killed by signal {signal.Signals(-code).name}"
+    elif code == 255:
+        state, reason = "failed", "the process that starts the workers was killed"
+    else:
+        state, reason = "failed", f"rank {rank} ended with exit code {code}"
+    return Outcome(state, reason, rank, exit_code=code, collateral=order(rank) > 1)
+
+
+def _aborted(run_dir: Path, rank: int) -> RankError:
+    """
+    Return the error of a C++ exception that aborted a rank, which could not write it; an empty record if there was none.
+
+    NCCL's watchdog is often the first to notice a fault in a kernel on the device, such as an index out of range.
+    """
+    log = rank_log(run_dir, rank)
+    if not (message := last_exception(log)):
+        return RankError()
+    oom = ON_DEVICE.search(message) is not None
+    return RankError(time=log.stat().st_mtime, oom=oom, message=message, plain=False)
+
+
+def write_error(run_dir: Path, outcome: Outcome) -> None:
+    """Write error.json about the rank that failed first, if one did."""
+    if outcome.rank is None or outcome.state == "timeout":
+        return
+    error = RankError.read(rank_error(run_dir, outcome.rank))
+    found = Failure(rank=outcome.rank, exit_code=outcome.exit_code, state=outcome.state, reason=outcome.reason)
+    with suppress(OSError):  # on a full disk the reason is still printed
+        (found | error.as_json()).write(run_dir / ERROR)
+
+
+def oom_kills() -> int:
+    """
+    Return how many processes the kernel has killed for lack of memory; 0 if unknown.
+
+    The count of this process's cgroup excludes other jobs on the machine. Without one, it is the machine's count since boot.
+    """
+    for counters in (*_cgroup_files(), MACHINE):
+        with suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0
+
+
+def _cgroup_files() -> Iterator[Path]:
+    """Yield the files that may hold the count, nearest cgroup first. A container may see its own cgroup as the root."""
+    with suppress(OSError):
+        for line in MEMBERSHIP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            folder, name = CGROUPS, "memory.events"
+            if "memory" in controllers.split(","):  # cgroups of version 1
+                folder, name = CGROUPS / "memory", "memory.oom_control"
+            elif controllers:
+                continue
+            cgroup = Path(path.lstrip("/"))
+            yield from (folder / each / name for each in (cgroup, *cgroup.parents))

@@ -21,8 +21,8 @@ from typing import Any
 
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.console import warn
-from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.signals import STOP_REQUESTS, blocked, in_slurm_job, job_start_id
+from meshrunner.runner.process.worker_context import SharedIntegers
 from meshrunner.runner.rundir.files import STOP_REQUEST
 from meshrunner.runner.slurm.client import show_job
 

@@ -26,18 +26,15 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import warn
 from meshrunner.runner.launch import worker
 from meshrunner.runner.launch.environment import worker_environment
-from meshrunner.runner.launch.failure import first_failure, hang
 from meshrunner.runner.launch.nodes import Peers
-from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.launch.outcome import Outcome, first_failure, hang, oom_kills
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.worker import STOPPED_EARLY
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.network import gloo_interface
-from meshrunner.runner.process.oom_kills import oom_kills
-from meshrunner.runner.process.shared_integers import SharedIntegers
 from meshrunner.runner.process.signals import first_interrupt
 from meshrunner.runner.process.tree import started_at
-from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.process.worker_context import SharedIntegers, WorkerContext
 from meshrunner.runner.rundir.files import rank_error
 
 FAILURE_GRACE_S = 2.0

@@ -18,7 +18,6 @@ from meshrunner.runner.config.experiment import check
 from meshrunner.runner.console import one_line
 from meshrunner.runner.predict.forecast import Forecast, why
 from meshrunner.runner.process import forkserver
-from meshrunner.runner.process.temporary import temporary_folder
 
 MOST = 8
 """Most processes at a time: each takes some hundred MiB."""
@@ -91,7 +90,7 @@ def predict_all(
 
 def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
     ours, theirs = forkserver.context.Pipe()
-    log = Path(temporary_folder()) / f"plan{number}.log"
+    log = Path(forkserver.temporary_folder()) / f"plan{number}.log"
     arguments = (theirs, active_only, log, dict(os.environ), list(sys.path))
     process = forkserver.context.Process(target=_answer, args=arguments, name="plan", daemon=True)
     process.start()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from multiprocessing.process import current_process
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.process.signals import STOP_REQUESTS, blocked, in_slurm_job
-from meshrunner.runner.process.temporary import VARIABLE, remove, temporary_folder
 from meshrunner.runner.process.tree import die_with_parent
 
 PRELOAD = [
@@ -48,6 +51,10 @@ Not SIGTERM: SLURM sends SIGTERM to every process of a job to request a stop, an
 """
 
 
+LONGEST = 40
+"""Most bytes of the path in which `temporary_folder` is: the kernel limits the path of a socket to 107 bytes."""
+
+
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """
     Start the forkserver, which imports torch in the background. Return within milliseconds.
@@ -67,20 +74,22 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing reaps it and starts another
     _variables = variables
     multiprocessing.set_forkserver_preload(PRELOAD)
+    temporary, before = temporary_folder(), dict(os.environ)
+    own = {
+        "MESHRUNNER_TEMPORARY": temporary,
+        "TORCHINDUCTOR_CACHE_DIR": f"{temporary}/inductor",  # torch creates it on import; workers get their own
+        "PYTHONSAFEPATH": "1",  # no file of the current directory may shadow a preloaded module
+    }
     with ExitStack() as stack:
         # The forkserver inherits the blocked signal, so that only the launcher handles Ctrl-C.
         stack.enter_context(blocked({signal.SIGINT}))
         for name in STOP_REQUESTS if in_slurm_job() else ():  # inherited, too
             stack.callback(signal.signal, name, signal.signal(name, signal.SIG_IGN))
-        temporary = temporary_folder()
-        for variable, value in (
-            *variables.items(),
-            (VARIABLE, temporary),
-            ("TORCHINDUCTOR_CACHE_DIR", f"{temporary}/inductor"),  # torch creates it on import; workers get their own
-            ("PYTHONSAFEPATH", "1"),  # no file of the current directory may shadow a preloaded module
-        ):
-            stack.callback(_set_environment, variable, os.environ.get(variable))
-            os.environ[variable] = value
+        stack.callback(os.environ.update, before)
+        for name_of_variable in {*variables, *own} - before.keys():
+            stack.callback(os.environ.pop, name_of_variable)
+        os.environ.update(variables)
+        os.environ.update(own)
         resource_tracker.ensure_running()  # the forkserver would start it, and unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
@@ -92,11 +101,39 @@ def warm_if_cold() -> None:
         warm()
 
 
-def _set_environment(variable: str, value: str | None) -> None:
-    if value is None:
-        del os.environ[variable]
-    else:
-        os.environ[variable] = value
+def temporary_folder() -> str:
+    """
+    Return the folder for a command's temporary files: the forkserver's socket and the files of trackers.
+
+    The first call creates it. It is removed when the command ends, by the forkserver if the command is killed.
+
+    Raises:
+        ConfigError: no folder can be written.
+    """
+    # multiprocessing would choose a folder in TMPDIR, however long its path is.
+    settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
+    if settings.get("tempdir") is None:
+        settings["tempdir"] = _create_temporary_folder()
+        atexit.register(_remove_temporary_folder)
+    return str(settings["tempdir"])
+
+
+def _create_temporary_folder() -> str:
+    try:
+        usual = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(f"TMPDIR: {error.strerror}") from None
+    for parent in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if len(os.fsencode(parent)) <= LONGEST:
+            with suppress(OSError):
+                return tempfile.mkdtemp(prefix="meshrunner-", dir=parent)
+    raise ConfigError(f"TMPDIR: '{usual}' is too long a path for sockets, and /tmp and /var/tmp are not writable")
+
+
+def _remove_temporary_folder() -> None:
+    folder = current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill() -> int | None:
@@ -110,18 +147,15 @@ def _kill() -> int | None:
 def exit_now(code: int) -> NoReturn:
     """Kill the forkserver, remove the command's temporary files and exit immediately."""
     _kill()
-    remove()
+    _remove_temporary_folder()
     os._exit(code)
 
 
 def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     """
-    Initialise a child process: redirect its output, ignore Ctrl-C, die with its parent.
+    Initialise a child process: append its output to a log, ignore Ctrl-C, die with its parent.
 
-    Args:
-        log: file to which stdout and stderr are appended.
-        environment: replaces the environment, which the forkserver copied when it was started.
-        path: replaces sys.path, for the same reason.
+    The environment and sys.path are replaced: the forkserver copied them when it was started.
     """
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

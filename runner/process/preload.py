@@ -7,14 +7,16 @@ The first module that the forkserver imports, for its side effects.
 - The forkserver removes the temporary files of a command that is killed.
 """
 
+import atexit
 import gc
+import os
+import shutil
 from multiprocessing import spawn
 from pickle import UnpicklingError
 
-from meshrunner.runner.process.temporary import remove_with_forkserver
-
 gc.disable()
-remove_with_forkserver()
+if folder := os.environ.pop("MESHRUNNER_TEMPORARY", None):
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # children of the forkserver run no exit handlers
 _main = spawn._main
 
 

@@ -24,8 +24,6 @@ REDRAW_S = 1.0
 """Seconds between redraws. A redraw takes milliseconds of CPU time, perhaps from a core that is training."""
 FRAME_LINES = 3
 """Screen lines for the table's titles, the rule and an empty line."""
-STARTING = "starting"
-"""State shown from the start of a run's process until it claims the run."""
 
 
 class _Running:
@@ -40,7 +38,7 @@ class _Running:
 
     def cells(self) -> list[str]:
         self.rows = [*self.rows, *self.tail.read()][-RECENT:]
-        state = "running" if read_state(self.run_dir) == "running" else STARTING
+        state = "running" if read_state(self.run_dir) == "running" else "starting"  # until it claims the run
         return [state, *progress_cells(state, self.steps, self.rows)]
 
 
@@ -66,7 +64,8 @@ class LiveTable:
         )
         self._tally = Tally(run_dirs, todo)
         self._phase = ""
-        self._states = {run_dir: "pending" if run_dir in todo else read_state(run_dir) for run_dir in run_dirs}
+        due = set(todo)
+        self._states = {run_dir: "pending" if run_dir in due else read_state(run_dir) for run_dir in run_dirs}
         self._running: dict[Path, _Running] = {}
         self._ended: dict[Path, list[str]] = {}
         """Cells of ended runs, in the order in which the runs ended."""

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.console import warn
-from meshrunner.runner.process.forkserver import END_SIGNAL, context
-from meshrunner.runner.process.temporary import temporary_folder
+from meshrunner.runner.process.forkserver import END_SIGNAL, context, temporary_folder
 from meshrunner.runner.process.tree import descendants, kill
 from meshrunner.runner.rundir.files import LOGS, is_sweep, tracker_log
 from meshrunner.runner.trackers import follow

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshrunner.runner.launch.failure import first_failure
-from meshrunner.runner.process import oom_kills
+from meshrunner.runner.launch import outcome as launch_outcome
+from meshrunner.runner.launch.outcome import first_failure, oom_kills
 from meshrunner.runner.rundir.files import rank_error, rank_log, write_json
 
 WATCHDOG = """\
@@ -114,7 +114,7 @@ def test_whose_kills_count(membership: str, counted: int, tmp_path: Path, monkey
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(oom_kills, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(oom_kills, "MEMBERSHIP", tmp_path / "proc" / "cgroup")
-    monkeypatch.setattr(oom_kills, "MACHINE", tmp_path / "proc" / "vmstat")
-    assert oom_kills.oom_kills() == counted
+    monkeypatch.setattr(launch_outcome, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(launch_outcome, "MEMBERSHIP", tmp_path / "proc" / "cgroup")
+    monkeypatch.setattr(launch_outcome, "MACHINE", tmp_path / "proc" / "vmstat")
+    assert oom_kills() == counted

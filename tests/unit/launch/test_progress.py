@@ -18,8 +18,7 @@ from meshrunner.runner.launch.progress import ProgressLine, run_table
 from meshrunner.runner.measure import meter as meter_module
 from meshrunner.runner.measure.device import HostClock
 from meshrunner.runner.measure.meter import RunMeter
-from meshrunner.runner.process.shared_integers import SharedIntegers
-from meshrunner.runner.process.worker_context import Node, WorkerContext
+from meshrunner.runner.process.worker_context import Node, SharedIntegers, WorkerContext
 from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.sweep.tally import RunLines, Tally
 from tests.composed import experiment

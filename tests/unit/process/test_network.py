@@ -14,8 +14,7 @@ from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.launch import workers
 from meshrunner.runner.process import network
 from meshrunner.runner.process.network import allows, gloo_interface, interfaces, sources
-from meshrunner.runner.process.shared_integers import SharedIntegers
-from meshrunner.runner.process.worker_context import Node
+from meshrunner.runner.process.worker_context import Node, SharedIntegers
 from tests.composed import experiment
 
 ADDRESSES = {
