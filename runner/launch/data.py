@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY
 
 POLL_S = 0.05
 PRODUCER_GRACE_S = 2.0
+"""Seconds in which a producer ends that has written an error to its record."""
 
 
 @contextmanager
@@ -40,7 +40,8 @@ def prepare_data(
     Raises:
         ConfigError: the data is missing, unusable, or does not fit the model.
     """
-    data, spec = experiment.data, _spec(experiment)
+    data = experiment.data
+    spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
     doing("preparing the data: tokenizer and packed tokens")
     if not data.prepare(spec):
         yield
@@ -53,13 +54,16 @@ def prepare_data(
         _wait_until_started(data, spec, producer, log, doing)
         yield
     finally:
-        _terminate(producer)
+        producer.kill()
+        producer.join()
+        producer.close()
 
 
 def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
     """Raise ConfigError if the data of a run to resume differs from the data it was trained on so far."""
     before = Summary.read(run_dir / SUMMARY).data
-    now = experiment.data.open(_spec(experiment)).describe()
+    spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
+    now = experiment.data.open(spec).describe()
     if before is not None and (what := different_data(before, now)):
         raise ConfigError(
             f"data: the {what} differs from the data that the run was trained on so far. The configuration is the same, so the "
@@ -67,15 +71,8 @@ def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
         )
 
 
-def _spec(experiment: Experiment) -> DataSpec:
-    return DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
-
-
 def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str], path: list[str]) -> None:
     forkserver.enter(log, environment, path)
-    signal.signal(
-        forkserver.END_SIGNAL, signal.SIG_DFL
-    )  # a producer is ended by this signal; its stack is not of interest
     status = 1
     try:
         data.produce(spec)
@@ -84,10 +81,9 @@ def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str],
         print(error, file=sys.stderr)
     except Exception:
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # threads of pyarrow and fsspec can hang or crash at interpreter shutdown
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads of pyarrow and fsspec can hang or crash at interpreter shutdown
 
 
 def _wait_until_started(
@@ -107,13 +103,3 @@ def _wait_until_started(
             tail = "\n  ".join([f"The end of {log}:", *lines]) if (lines := last_lines(log)) else f"{log} is empty"
             raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {tail}")
         producer.join(max(POLL_S, 5 * (time.monotonic() - checked_at)))  # the check may list thousands of files
-
-
-def _terminate(producer: BaseProcess) -> None:
-    if producer.exitcode is None and producer.pid is not None:
-        os.kill(producer.pid, forkserver.END_SIGNAL)
-        producer.join(PRODUCER_GRACE_S)
-    if producer.exitcode is None:
-        producer.kill()
-        producer.join()
-    producer.close()

@@ -53,10 +53,9 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 def apply_allocator_settings() -> None:
     """
-    Apply the allocator's settings in this process's environment: torch may have read the environment before they were set.
+    Apply the allocator's settings in this process's environment; raise ConfigError if torch rejects them.
 
-    Raises:
-        ConfigError: torch rejects them.
+    torch may have read the environment before they were set.
     """
     import torch
 
@@ -71,13 +70,7 @@ def apply_allocator_settings() -> None:
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
-    """
-    Return the content of environment.json, without what `resolved` and the workers add.
-
-    Args:
-        launch_env: the configuration's `launch.env`.
-        variables: the environment of the workers.
-    """
+    """Return the content of environment.json, without the entries that `resolved` and the workers add."""
     recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}
     return Environment(
         host=socket.gethostname(),
@@ -94,12 +87,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
-    """
-    Return the values of keys that are `auto` or null in the configuration and depend on the devices.
-
-    Args:
-        experiment: the experiment on these devices, as `Recipe.on` returns it.
-    """
+    """Return the values of keys that are `auto` or null in the configuration. The experiment is the one that `on` returns."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
     return {

@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from meshrunner.recipes.checkpoint.on_disk import FOLDER, StoredCheckpoint, candidates
+from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
 from meshrunner.runner.config.consistency import remarks
-from meshrunner.runner.config.devices import NodeDevices, node_devices
+from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.console import say, shown, warn
@@ -78,7 +78,9 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     experiment = experiment.on(devices.type)
     continued, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
     same_data = stored is not None and stored.path.parent == run_dir / FOLDER and not force
-    _print_remarks(experiment, devices, stored)
+    done = stored.record.step if stored is not None else 0
+    for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment.profiled, devices.type, done)]:
+        warn(remark)
     status: Status | None = None
     tracking: Trackers | None = None
     shows = display or ProgressLine(experiment.steps, run_dir)
@@ -89,13 +91,15 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
             nonlocal status, tracking
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
-            _print_start(shows.whose(run_dir), stored, status.attempt)
+            if stored is not None:
+                say(f"{shows.whose(run_dir)}continues after step {stored.record.step}, from {stored.path}")
+            elif status.attempt > 1:
+                say(f"{shows.whose(run_dir)}starts again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
             with heartbeat(run_dir), shows if isinstance(shows, ProgressLine) else nullcontext():
-                _write_environment(attempt, continued)
-                return _prepare_and_launch(attempt, shows, same_data=same_data)
+                return _prepare_and_launch(attempt, continued, shows, same_data=same_data)
 
         outcome, error = _outcome(run)
         if status is None and error is not None:
@@ -113,21 +117,6 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     if error is not None:
         raise error
     return Executed(run_dir, outcome, summary)
-
-
-def _print_start(prefix: str, stored: StoredCheckpoint | None, attempt: int) -> None:
-    """Print where a run continues, or that a later attempt starts again."""
-    if stored is not None:
-        say(f"{prefix}continues after step {stored.record.step}, from {stored.path}")
-    elif attempt > 1:
-        say(f"{prefix}starts again at step 1: there is no checkpoint")
-
-
-def _write_environment(attempt: Attempt, continued: Experiment) -> None:
-    """Write environment.json; `continued` is the experiment as it continues from a checkpoint."""
-    experiment, devices = attempt.experiment, attempt.devices
-    record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
-    (record | {"resolved": resolved(continued, devices)}).write(attempt.run_dir / ENVIRONMENT)
 
 
 def _found(location: Location, outcome: Outcome) -> tuple[Path, Outcome]:
@@ -181,22 +170,25 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
         return Outcome.from_error(error), error
 
 
-def _prepare_and_launch(attempt: Attempt, display: Display, *, same_data: bool) -> Outcome:
+def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Display, *, same_data: bool) -> Outcome:
     """
-    Prepare the data, launch the workers and return the outcome.
+    Write environment.json, prepare the data, launch the workers and return the outcome.
 
     Args:
+        continued: the experiment as it continues from a checkpoint.
         same_data: refuse data that differs from the data that the run was trained on so far.
     """
-    run_dir = attempt.run_dir
+    run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
+    record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
+    (record | {"resolved": resolved(continued, devices)}).write(run_dir / ENVIRONMENT)
 
     def started(workers: list[dict[str, int]]) -> None:
         update_status(run_dir, workers=workers)
         attempt.peers.publish(workers=workers)
 
-    with prepare_data(attempt.experiment, run_dir, display.refresh):
+    with prepare_data(experiment, run_dir, display.refresh):
         if same_data:
-            refuse_other_data(attempt.experiment, run_dir)
+            refuse_other_data(experiment, run_dir)
         return launch(attempt, started=started, poll=display.refresh)
 
 
@@ -205,12 +197,6 @@ def _configuration(run_dir: Path) -> Experiment:
         return check(read_config(run_dir))
     except ConfigError as error:
         raise ConfigError(f"{run_dir / CONFIG}:\n{error}") from None
-
-
-def _print_remarks(experiment: Experiment, devices: NodeDevices, stored: StoredCheckpoint | None) -> None:
-    done = stored.record.step if stored is not None else 0
-    for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment.profiled, devices.type, done)]:
-        warn(remark)
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:

@@ -94,17 +94,15 @@ class Preemption:
         self._checked_at = now
         if os.getppid() != self._parent:
             self.reason = f"the parent process of the run on {socket.gethostname()} was killed"
-        elif self._signal or self._request_written():
+        elif self._signal or self._is_requested_by_shell():
             self.reason = _reason()
         if self.reason:
             self.shared[0] = 1
 
-    def _request_written(self) -> bool:
-        """Return whether the batch shell of this job start has written a stop request."""
-        try:
-            return self.request.read_text().strip() == self.job_start
-        except FileNotFoundError:
-            return False
+    def _is_requested_by_shell(self) -> bool:
+        with suppress(FileNotFoundError):
+            return self.request.read_text().strip() == self.job_start  # not of an earlier start of the job
+        return False
 
 
 def _reason() -> str:

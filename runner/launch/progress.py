@@ -44,12 +44,7 @@ class Display(Protocol):
         """Return the prefix of remarks about the run; empty if only one run is executed."""
 
     def refresh(self, phase: str) -> None:
-        """
-        Show the progress of the run. Called a few times a second, and before work that may take long.
-
-        Args:
-            phase: the current work outside of steps (`recipes.meter.Phase`, or the launcher's); empty during steps.
-        """
+        """Show the progress and the current phase (empty during steps), a few times a second and before slow work."""
 
 
 class ProgressLine:
@@ -73,7 +68,8 @@ class ProgressLine:
         self.shown = ""
         """The line on the terminal."""
         self.waiting: str | None = None
-        self.recent: list[float] = []
+        """The newest line if it is not printed yet."""
+        self.rows: list[StepRow] = []
         self.stack = ExitStack()
 
     def __enter__(self) -> ProgressLine:
@@ -94,8 +90,8 @@ class ProgressLine:
     def show(self, rows: list[StepRow], phase: str = "") -> None:
         """Show rows that are new since the last call, and the phase."""
         if rows:
-            self.recent = [*self.recent, *(row.get("perf/step_time_s") or 0.0 for row in rows)][-RECENT:]
-            self.parts = self._parts(rows[-1])
+            self.rows = [*self.rows, *rows][-RECENT:]
+            self.parts = self._parts()
         if self.live:
             self._update(self.live, phase)
             return
@@ -122,16 +118,21 @@ class ProgressLine:
             live.update(Spinner("line", Text(line)) if phase else Text(line))
             self.shown = line
 
-    def _parts(self, row: StepRow) -> dict[str, str]:
-        left = sum(self.recent) / len(self.recent) * (self.steps - row.step)
+    def _parts(self) -> dict[str, str]:
+        row = self.rows[-1]
+        step, speed, memory, left = progress_cells("running", self.steps, self.rows)
+
+        def titled(key: str) -> str:
+            return f"{figure_of(key).title} {figure_of(key).text(row[key], 'unknown')}"
+
         return {
-            "step": f"step {row.step}/{self.steps}",
-            "loss": _titled("train/loss", row),
-            "norm": _titled("train/grad_norm", row),
-            "wps": f"{SPEED.text(row['perf/wps'])} WPS",
-            "mfu": _titled("perf/mfu", row),
-            "memory": memory_text(row),
-            "left": f"{duration(left)} left" if row.step < self.steps else "done",
+            "step": f"step {step}",
+            "loss": titled("train/loss"),
+            "norm": titled("train/grad_norm"),
+            "wps": f"{speed} WPS",
+            "mfu": titled("perf/mfu"),
+            "memory": memory,
+            "left": f"{left} left" if row.step < self.steps else "done",
         }
 
 
@@ -140,11 +141,6 @@ def memory_text(row: Mapping[str, float | None]) -> str:
     reserved = figure_of("memory/peak_reserved_gib").cell([row])
     resident = figure_of("memory/peak_rss_gib").cell([row])
     return reserved or (f"{resident} host" if resident else UNKNOWN)
-
-
-def _titled(key: str, row: StepRow) -> str:
-    figure = figure_of(key)
-    return f"{figure.title} {figure.text(row[key], 'unknown')}"
 
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
@@ -164,7 +160,10 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
         return width - sum(max(map(len, column)) + BETWEEN for column in columns[1:])
 
     if room() < wanted:
-        columns = [tuple(map(_brief, column)) if column[0] in YIELDING else column for column in columns]
+        # `32.14 GiB` for `32.14 GiB (33.82%)`
+        columns = [
+            tuple(c.partition(" (")[0] for c in column) if column[0] in YIELDING else column for column in columns
+        ]
     for title in reversed(YIELDING):
         if room() < wanted:
             columns = [column for column in columns if column[0] != title]
@@ -179,18 +178,12 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
     return table
 
 
-def _brief(cell: str) -> str:
-    """Drop the part in parentheses: `32.14 GiB` for `32.14 GiB (33.82%)`."""
-    return cell.partition(" (")[0]
-
-
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
     """
-    Return the cells of PROGRESS after the state, from the newest steps.
+    Return the cells of PROGRESS after the state, from the newest steps, RECENT of them or more.
 
     Args:
         steps: the configured number of steps; any other type if it is unknown.
-        rows: the newest steps, RECENT of them or more.
     """
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
