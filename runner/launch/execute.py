@@ -60,11 +60,10 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
 
     Args:
         force: continue from a checkpoint even if keys changed that affect the result.
-        display: shows the run as one of several; None for a single run, whose directory is printed first.
+        display: shows the run as one of several; None for a single run.
 
     Raises:
-        ConfigError: the configuration does not fit this node or its data; nothing was started.
-        AlreadyRunning: another process executes the directory.
+        ConfigError, AlreadyRunning: nothing was started.
         Interrupted: by the user; the workers have ended and the state is recorded.
         Moved: the directory was moved before the workers started.
     """
@@ -79,7 +78,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     continued, stored = fit_continuing(experiment, run_dir, devices.workers, force=force)
     same_data = stored is not None and stored.path.parent == run_dir / FOLDER and not force
     done = stored.record.step if stored is not None else 0
-    for remark in [*remarks(experiment), *experiment.profiler.remarks(experiment.profiled, devices.type, done)]:
+    for remark in (*remarks(experiment), *experiment.profiler.remarks(experiment.profiled, devices.type, done)):
         warn(remark)
     status: Status | None = None
     tracking: Trackers | None = None
@@ -91,10 +90,8 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
             nonlocal status, tracking
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
-            if stored is not None:
-                say(f"{shows.whose(run_dir)}continues after step {stored.record.step}, from {stored.path}")
-            elif status.attempt > 1:
-                say(f"{shows.whose(run_dir)}starts again at step 1: there is no checkpoint")
+            if stored is not None or status.attempt > 1:
+                say(f"{shows.whose(run_dir)}{_beginning(stored)}")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
@@ -117,6 +114,12 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     if error is not None:
         raise error
     return Executed(run_dir, outcome, summary)
+
+
+def _beginning(stored: StoredCheckpoint | None) -> str:
+    if stored is None:
+        return "starts again at step 1: there is no checkpoint"
+    return f"continues after step {stored.record.step}, from {stored.path}"
 
 
 def _found(location: Location, outcome: Outcome) -> tuple[Path, Outcome]:

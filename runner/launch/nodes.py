@@ -30,9 +30,7 @@ def this_node(nodes: int) -> Node:
     """
     Return this process's node among `launch.nodes` nodes: the only one, or a task of the srun in slurm/run.sbatch.
 
-    Raises:
-        Incompatible: SLURM started another number of nodes or tasks.
-        ConfigError: the address of the rendezvous is missing.
+    Raises Incompatible if SLURM started another number of nodes or tasks, ConfigError without the address of the rendezvous.
     """
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
@@ -70,9 +68,9 @@ def only_this_node(nodes: int) -> None:
 
 class Peers:
     """
-    The other nodes of a run. `logs/node<N>.json` holds a node's heartbeat and the outcome of its workers.
+    The other nodes of a run, as a context manager inside which this node sends heartbeats.
 
-    A context manager, inside which this node sends heartbeats. A run on a single node writes nothing.
+    `logs/node<N>.json` holds a node's heartbeat and the outcome of its workers. A run on a single node writes nothing.
     """
 
     def __init__(self, run_dir: Path, node: Node) -> None:
@@ -115,9 +113,7 @@ class Peers:
             return own
         # A collateral failure waits for its cause, longest for a lost node, which publishes nothing.
         deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
-        while any(not self._has_ended(rank) for rank in self.others if rank not in self._lost_nodes()):
-            if time.monotonic() > deadline:
-                break
+        while len(self._outcomes()) + len(self._lost_nodes()) < len(self.others) and time.monotonic() < deadline:
             time.sleep(POLL_S)
             self._read_peers()
         causes = [each for each in (mine, *self._outcomes()) if each.state != "completed" and not each.collateral]
@@ -155,9 +151,6 @@ class Peers:
             known = self.seen.get(rank)
             if found.rendezvous == self.node.rendezvous and (known is None or known[0] != found):
                 self.seen[rank] = found, now
-
-    def _has_ended(self, rank: int) -> bool:
-        return rank in self.seen and self.seen[rank][0].outcome is not None
 
     def _outcomes(self) -> list[NodeOutcome]:
         """Return the outcomes that other nodes have published."""

@@ -67,14 +67,11 @@ def launch(
     attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object], poll: Callable[[str], object]
 ) -> Outcome:
     """
-    Start this node's workers and wait until they end or another node fails.
+    Start this node's workers, wait until they end or another node fails, and return the outcome as far as this node knows it.
 
     Args:
         started: called once with the workers, each {"rank", "pid"}.
         poll: called a few times a second with the first worker's phase (`recipes.meter.Phase`), to show progress.
-
-    Returns:
-        The outcome of the run, as far as this node knows it.
 
     Raises:
         Interrupted: by the user; the workers have ended.
@@ -146,13 +143,10 @@ def _watch(
     attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
 ) -> float | None:
     """
-    Wait for the end of the run on this node.
+    Wait for the end of the run on this node. Return the minutes without a completed step if they exceeded the limit, else None.
 
-    It ends when all workers have ended, when a worker here or on another node failed and a grace period passed, when no step was
-    completed within the time limit, or when a stop is requested before the first step.
-
-    Returns:
-        The minutes without a completed step if they exceeded the limit, else None.
+    The run ends when all workers have ended, when a worker here or on another node failed and a grace period passed, when no
+    step was completed within the time limit, or when a stop is requested before the first step.
     """
     settings, preemption = attempt.experiment.launch, attempt.preemption
     seen, since, saved_bytes = list(steps), time.monotonic(), 0
@@ -184,8 +178,8 @@ def _watch(
 def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
     """Return the bytes written so far of the checkpoint that is being saved."""
     size = 0
-    for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
-        with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):  # the checkpoint was completed meanwhile
+        for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
             size += path.stat().st_size
     return size
 
