@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates
+from meshrunner.recipes.checkpoint.on_disk import FOLDER, StoredCheckpoint, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
 from meshrunner.runner.config.consistency import remarks
 from meshrunner.runner.config.devices import node_devices
