@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -94,7 +94,8 @@ def ls(arguments: list[str]) -> int:
     directories = given.directories or usual or [Path()]
     paths = dict.fromkeys(path for directory in map(existing, directories) for path in _found(directory, DEPTH))
     entries = sorted(map(_read, paths), key=lambda entry: entry.began, reverse=True)
-    chosen = meeting(entries, given.where, _fields(entries, given.where)) if entries else []
+    fields = _fields(entries, given.where)
+    chosen = [entries[i] for i in meeting(given.where, fields, len(entries))] if entries else []
     listed = chosen[: given.limit or None]
     if given.json:
         found = json.dumps([_record(entry) for entry in listed], indent=2, default=str)
@@ -140,21 +141,19 @@ def _read(path: Path) -> Entry:
     return Entry(path, min(starts, default=written), states, max(speeds, default=None))
 
 
-def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field[Entry]]:
+def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
     """Return what conditions can name. Settings are read only if a condition names one."""
-    found: dict[str, Field[Entry]] = {
-        "state": Field(lambda entry: list(entry.states), open=True),
-        "wps": Field(lambda entry: [entry.wps], open=True),
-        "runs": Field(lambda entry: [entry.states.total()], open=True),
+    found = {
+        "state": Field([list(entry.states) for entry in entries], open=True),
+        "wps": Field([[entry.wps] for entry in entries], open=True),
+        "runs": Field([[entry.states.total()] for entry in entries], open=True),
     }
     if {parsed(each).key for each in where} <= found.keys():
         return found
-    names = dict.fromkeys(name for entry in entries for name in entry.settings)
-    return found | {name: Field(_setting(name), constant="." in name) for name in names if name not in found}
-
-
-def _setting(name: str) -> Callable[[Entry], Sequence[Any]]:
-    return lambda entry: entry.settings.get(name, [])
+    for name in dict.fromkeys(name for entry in entries for name in entry.settings):
+        values = [entry.settings.get(name, []) for entry in entries]
+        found.setdefault(name, Field(values, constant="." in name))
+    return found
 
 
 def _record(entry: Entry) -> dict[str, Any]:
