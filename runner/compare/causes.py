@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from meshrunner.runner.compare.keys import text
+from meshrunner.runner.figures import number
 
 MAX_VALUES = 3
 """Largest number of values that a pattern lists."""
@@ -52,22 +53,18 @@ def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]
 def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> str:
     """Return a short conjunction of patterns that matches all rows and none of the others; "" if there is none."""
     patterns = [found for key in keys if (found := _pattern(key, rows, others)) is not None]
-    chosen: list[_Pattern] = []
-    left = list(others)
-    while left and patterns:
-        best = min(patterns, key=lambda pattern: sum(pattern.holds(row) for row in left))
-        patterns.remove(best)
-        if all(best.holds(row) for row in left):
-            break
-        left = [row for row in left if best.holds(row)]
-        chosen.append(best)
-    if left or not chosen:
+
+    def excludes_others(chosen: Sequence[_Pattern]) -> bool:
+        return bool(chosen) and not any(all(each.holds(row) for each in chosen) for row in others)
+
+    if not excludes_others(patterns):
         return ""
-    for pattern in list(chosen):  # later choices may have made an early one redundant
-        rest = [each for each in chosen if each is not pattern]
-        if rest and not any(all(each.holds(row) for each in rest) for row in others):
-            chosen = rest
-    first, *more = (pattern.words for pattern in sorted(chosen, key=lambda each: keys.index(each.key)))
+    # Leave out what is redundant, beginning with the pattern that matches most of the others.
+    for pattern in sorted(patterns, key=lambda each: -sum(map(each.holds, others))):
+        rest = [each for each in patterns if each is not pattern]
+        if excludes_others(rest):
+            patterns = rest
+    first, *more = (pattern.words for pattern in patterns)
     return f"{first} with {', '.join(more)}" if more else first
 
 
@@ -78,13 +75,10 @@ def _pattern(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Pat
     if not all(key in row for row in rows) or len(mine) == len(everywhere):
         return None
     values = frozenset(mine)
-    if len(mine) > 1 and all(
-        isinstance(value, int | float) and type(value) is not bool for value in everywhere.values()
-    ):
-        lowest, highest = min(mine.values()), max(mine.values())
-        between = [name for name, value in everywhere.items() if lowest <= value <= highest]
-        if len(between) == len(mine) and lowest > min(everywhere.values()) and highest == max(everywhere.values()):
-            return _Pattern(key, values, f"{key} >= {text(lowest)}")
-        if len(between) == len(mine) and lowest == min(everywhere.values()):
-            return _Pattern(key, values, f"{key} <= {text(highest)}")
+    if len(mine) > 1 and all(number(value) is not None for value in everywhere.values()):
+        ascending = sorted(everywhere, key=lambda name: everywhere[name])
+        if values == {*ascending[-len(mine) :]}:
+            return _Pattern(key, values, f"{key} >= {ascending[-len(mine)]}")
+        if values == {*ascending[: len(mine)]}:
+            return _Pattern(key, values, f"{key} <= {ascending[len(mine) - 1]}")
     return _Pattern(key, values, f"{key}={' or '.join(mine)}") if len(mine) <= MAX_VALUES else None

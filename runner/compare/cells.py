@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -32,29 +32,26 @@ LONGEST_VALUE = 500
 def columns(comparison: Comparison) -> list[Column]:
     """Return the columns that name a row, then the figures. A column of figures is omitted if all its cells are empty."""
     rows = comparison.rows
-    found = [Column(key, [_value(row, key) for row in rows]) for key in comparison.keys]
-    if not found:
-        found.append(Column("run", [row.runs[0].path.name for row in rows]))
+    named = [Column(key, [_value(row, key) for row in rows]) for key in comparison.keys]
+    named = named or [Column("run", [row.runs[0].path.name for row in rows])]
+    found = []
     if any(row.state != "completed" for row in rows):
         found.append(Column("state", [row.state for row in rows]))
     found.append(Column("parameters", _parameters(rows)))
-    figures = table_figures()
-    measured = [Column(figure.heading, [figure.cell(row.summaries) for row in rows]) for figure in figures]
+    for figure in table_figures():
+        found.append(Column(figure.heading, [figure.cell(row.summaries) for row in rows]))
+        if comparison.baseline and figure == comparison.speed:
+            found.append(Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against]))
+        if figure == WPS:
+            scaling = ["" if each is None else f"{each:.1f}%" for each in comparison.scaling]
+            found.append(Column("scaling", scaling))
     if comparison.baseline:
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
-        deltas = Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against])
-        measured.insert(figures.index(comparison.speed) + 1, deltas)
-        measured.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
-    after_speed = figures.index(WPS) + 1 + (comparison.baseline is not None and comparison.speed == WPS)
-    measured.insert(
-        after_speed, Column("scaling", ["" if each is None else f"{each:.1f}%" for each in comparison.scaling])
-    )
-    found += measured
+        found.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
     found.append(Column("measured", [_measured_from(row) for row in rows]))
-    names = max(len(comparison.keys), 1)
-    return [column for i, column in enumerate(found) if i < names or any(column.cells)]
+    return [*named, *(column for column in found if any(column.cells))]
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
@@ -77,24 +74,20 @@ def _delta(against: Against | None) -> str:
     return f"{against.speed_pct:+.1f}%{marks[against.within_noise]}"
 
 
-def legend(comparison: Comparison) -> list[str]:
+def legend(comparison: Comparison) -> Iterator[str]:
     """Explain the marks and words that occur in the cells, a line each."""
     against = [each for each in comparison.against if each is not None]
     tested = [each.within_noise for each in against if each.speed_pct is not None]
-    lines = []
     test = f"Welch's t-test over the runs' {comparison.speed.title}, p >= {ALPHA:g}"
     if True in tested:
-        lines.append(f"~ within noise ({test})")
+        yield f"~ within noise ({test})"
     if None in tested:
-        lines.append(
-            f"not tested: telling a difference from noise takes {REPEATS} completed runs on each side ({test})"
-        )
+        yield f"not tested: telling a difference from noise takes {REPEATS} completed runs on each side ({test})"
     if tested and comparison.speed.key != WPS.key:
-        lines.append(
-            f"on CPUs, speeds are compared by {comparison.speed.title}: wall-clock time includes what other processes use"
-        )
+        title = comparison.speed.title
+        yield f"on CPUs, speeds are compared by {title}: wall-clock time includes what other processes use"
     if any(each is not None for each in comparison.scaling):
-        lines.append(
+        yield (
             f"scaling: {WPS.title} by wall-clock time, as a percentage of the row with the fewest devices and otherwise equal "
             "settings; 100% is ideal"
         )
@@ -104,36 +97,28 @@ def legend(comparison: Comparison) -> list[str]:
             ", ".join(f"{short(f'{limit[curve]:.0e}')} in {name}" for name, limit in TOLERANCE.items())
             for curve in (LOSS, NORM)
         )
-        lines.append(
-            f"agrees: in every step, losses differ by at most {losses} (relative), gradient norms by at most {norms}"
-        )
+        yield f"agrees: in every step, losses differ by at most {losses} (relative), gradient norms by at most {norms}"
     if "within seeds" in kinds:
-        lines.append(
-            "within seeds: in every step, mean losses differ by at most the standard deviation of the baseline's seeds"
-        )
+        yield "within seeds: in every step, mean losses differ by at most the standard deviation of the baseline's seeds"
     if any(each.verdict.why == "different model" for each in against):
-        lines.append(
+        yield (
             "losses are checked for agreement only between runs of the same model; losses of different models are results to "
             "compare in the table"
         )
     if any(len(row.runs) > 1 for row in comparison.rows):
-        lines.append(
-            "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
-        )
-    return [*lines, *_few_steps(comparison)]
-
-
-def _few_steps(comparison: Comparison) -> Iterator[str]:
-    """Yield a line for each number of measured steps below FEWEST_STEPS."""
+        yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
     completed = [run for row in comparison.rows for run in row.completed]
-    few: dict[int, Run] = {}
-    for run in completed:
-        left = run.summary.measured_steps
-        if left is not None and left < FEWEST_STEPS:
-            few.setdefault(left, run)
-    for left, run in few.items():
-        after, steps = (text(run.config.get(key)) for key in ("measure_after", "steps"))
-        yield f"measure_after({after}) leaves {left or 'none'} of steps({steps}): too few for a reliable speed; raise steps"
+    yield from dict.fromkeys(filter(None, map(_few_steps, completed)))
+
+
+def _few_steps(run: Run) -> str:
+    left = run.summary.measured_steps
+    if left is None or left >= FEWEST_STEPS:
+        return ""
+    after, steps = (text(run.config.get(key)) for key in ("measure_after", "steps"))
+    return (
+        f"measure_after({after}) leaves {left or 'none'} of steps({steps}): too few for a reliable speed; raise steps"
+    )
 
 
 def reasons(comparison: Comparison) -> list[str]:
@@ -169,56 +154,32 @@ def _measured_from(row: Row) -> str:
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
 
 
-def _model(run: Run) -> str | None:
-    section = run.config.get("model")
-    kind = section.get("kind") if isinstance(section, dict) else None
-    return run.choices.get("model") or (str(kind) if kind else None)
-
-
-def _devices(run: Run) -> str | None:
-    device, count = run.summary.device, run.summary.world_size
-    return f"{count} x {device}" if device and count else None
-
-
-def _sequence(run: Run) -> str | None:
-    length, batch = run.config.get("seq_len"), run.config.get("micro_batch")
-    return f"{length} tokens, {batch} per device" if length and batch else None
-
-
-def _precision(run: Run) -> str | None:
-    return run.precision if "precision" in run.config and run.precision != "auto" else None
-
-
-def _versions(run: Run) -> str | None:
-    packages, commit = run.environment.packages, run.environment.git_commit
-    named = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := packages.get(name))]
-    return ", ".join([*named, *([f"commit {commit[:8]}"] if commit else [])]) or None
-
-
-def _command(run: Run) -> str | None:
-    """Return the command of a run's sweep, or else of the run. The command of a job in a sweep may be just `resume`."""
-    return shlex.join(_sweep_command(run.path.parent) or run.environment.command) or None
-
-
 @cache
 def _sweep_command(folder: Path) -> list[str]:
     return PlacedSweep.peek(folder / SWEEP).command
 
 
-FACTS: dict[str, Callable[[Run], str | None]] = {
-    "model": _model,
-    "devices": _devices,
-    "precision": _precision,
-    "sequences": _sequence,
-    "versions": _versions,
-    "command": _command,
-}
+def _facts(run: Run) -> dict[str, str]:
+    """Return the facts about a run by title; "" for one that is not known."""
+    config, summary, environment = run.config, run.summary, run.environment
+    model = config.get("model")
+    kind = str(model.get("kind") or "") if isinstance(model, dict) else ""
+    length, batch = config.get("seq_len"), config.get("micro_batch")
+    packages = environment.packages
+    versions = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := packages.get(name))]
+    versions += [f"commit {environment.git_commit[:8]}"] if environment.git_commit else []
+    return {
+        "model": run.choices.get("model") or kind,
+        "devices": f"{summary.world_size} x {summary.device}" if summary.device and summary.world_size else "",
+        "precision": run.precision if "precision" in config and run.precision != "auto" else "",
+        "sequences": f"{length} tokens, {batch} per device" if length and batch else "",
+        "versions": ", ".join(versions),
+        "command": shlex.join(_sweep_command(run.path.parent) or environment.command),  # a job's may be just `resume`
+    }
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
     """Return the known facts by title; several values if the runs differ."""
-    found = {
-        title: list(dict.fromkeys(value for run in comparison.runs if (value := of(run))))
-        for title, of in FACTS.items()
-    }
+    known = [_facts(run) for run in comparison.runs]
+    found = {title: list(dict.fromkeys(each[title] for each in known if each[title])) for title in known[0]}
     return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from typing import Any
 
-from meshrunner.runner.compare.comparison import WPS, Comparison, Row, percent_more
+from meshrunner.runner.compare.comparison import WPS, Comparison, percent_more
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
@@ -19,12 +18,9 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` is there if the number of devices differs: WPS per device as a percentage of that on the fewest devices, null
-    if no row is otherwise equal. `plan/verdict` is there if any run was predicted.
-
-    With a baseline, `wps_vs_baseline_pct` compares WPS. `speed_vs_baseline_pct`, `p_value` and `within_noise` (null: not
-    tested) compare the figure that `speed` names. `loss_verdict` (null if there is none, for the reason in `loss_why`),
-    `loss_max_relative_difference` and `loss_differs_from_step` compare the losses. `runs` lists the repeats.
+    `scaling_pct` is there if the number of devices differs, and `plan/verdict` if any run was predicted. With a baseline,
+    `speed_vs_baseline_pct`, `p_value` and `within_noise` (null: not tested) compare the figure that `speed` names.
+    `loss_verdict` is null for the reason in `loss_why`. `runs` lists the repeats.
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
@@ -34,8 +30,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
         record |= {"state": row.state, "reason": row.reason, **row.figures}
         record |= {"scaling_pct": scaling} if scales else {}
         record |= {VERDICT: row.counted[0].summary.verdict} if planned else {}
-        verdict = against.verdict if against else None
         if comparison.baseline:
+            key, value = comparison.baseline
+            verdict = against.verdict if against else None
+            is_baseline = text(row.values.get(key)) == value
+            alone = "it is a baseline" if is_baseline else "no row is equal in all other varying keys"
             record |= {
                 "baseline": "=".join(comparison.baseline) if against else None,
                 "wps_vs_baseline_pct": percent_more(row.measured(WPS), against.row.measured(WPS)) if against else None,
@@ -46,16 +45,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "loss_verdict": verdict.kind or None if verdict else None,
                 "loss_max_relative_difference": verdict.difference if verdict else None,
                 "loss_differs_from_step": verdict.step if verdict else None,
-                "loss_why": verdict.why or None if verdict else _alone(row, *comparison.baseline),
+                "loss_why": verdict.why or None if verdict else alone,
             }
         record["runs"] = [_run(run) for run in row.runs]
         found.append(record)
     return found
-
-
-def _alone(row: Row, key: str, value: str) -> str:
-    """Return why a row is not compared with a baseline."""
-    return "it is a baseline" if text(row.values.get(key)) == value else "no row is equal in all other varying keys"
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -72,17 +66,10 @@ def _run(run: Run) -> dict[str, Any]:
 
 def as_json(comparison: Comparison) -> str:
     """Return the rows as a JSON list."""
-    found = json.dumps(_finite(records(comparison)), indent=2, allow_nan=False, default=str)
-    return found.replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON cannot hold with text: a setting may be infinite."""
-    if isinstance(value, dict):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return text(value) if isinstance(value, float) and not math.isfinite(value) else value
+    # A setting may be infinite or not a number, which JSON cannot hold: it becomes text.
+    finite = json.loads(json.dumps(records(comparison), default=str), parse_constant=str)
+    # DEL is the only control character that JSON does not escape.
+    return json.dumps(finite, indent=2).replace("\x7f", "\\u007f")
 
 
 def as_csv(comparison: Comparison) -> str:

@@ -36,13 +36,6 @@ class Owner(JsonFile):
     """Number of times that SLURM had requeued the job."""
 
 
-class Worker(JsonFile):
-    """A process that trains, one of the run's ranks."""
-
-    rank: Count | None = None
-    pid: Count | None = None
-
-
 class Status(JsonFile):
     """The content of `status.json`. Times are unix times."""
 
@@ -55,7 +48,8 @@ class Status(JsonFile):
     ended: Number | None = None
     heartbeat: Number | None = None
     owner: Owner | None = None
-    workers: Annotated[list[Worker], null_as([])] = []
+    workers: Annotated[list[dict[str, int]], null_as([])] = []
+    """The `rank` and `pid` of each process that trains."""
 
 
 def is_count(value: Any) -> TypeGuard[int]:

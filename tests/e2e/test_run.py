@@ -150,7 +150,7 @@ def test_the_run_directory_holds_what_the_contract_says(tmp_path: Path) -> None:
     for name in ("config.yaml", "overrides.yaml", "status.json", "events.jsonl", "summary.json", "environment.json"):
         assert (folder / name).stat().st_size > 0
     status = read_status(folder)
-    assert status.attempt == 1 and [worker.rank for worker in status.workers] == [0, 1]
+    assert status.attempt == 1 and [worker["rank"] for worker in status.workers] == [0, 1]
     assert {"host", "pid", "boot_id", "slurm_job_id"} <= set(read_json(folder / "status.json")["owner"])
     assert status.started is not None and status.ended is not None and status.started < status.ended
     assert read_json(folder / "environment.json")["packages"]["torch"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -82,7 +83,10 @@ def _row(
         "state": one_line(row.state),
         "completed": bool(row.completed),
         "tested": len(row.measured(comparison.speed)) >= REPEATS,
-        "values": {one_line(key): _plain(value) for key, value in row.values.items()},
+        "values": {
+            one_line(key): value if number(value) is not None else one_line(text(value))
+            for key, value in row.values.items()
+        },
         "figures": {each.key: each.values(row.summaries) for each in figures if _known(row, each)},
         "devices": row.counted[0].summary.world_size,
         "limit": min((gib for run in row.runs if (gib := run.summary.device_memory_gib) is not None), default=None),
@@ -104,11 +108,6 @@ def _figure(figure: Figure) -> dict[str, Any]:
 def _known(row: Row, figure: Figure) -> bool:
     """Return whether a row has a figure to draw. Only completed rows: the speed of a crashed run is not comparable."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as a number or as text."""
-    return value if number(value) is not None else one_line(text(value))
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
@@ -133,10 +132,9 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     Args:
         axes: list of steps -> its number. A curve refers to its steps by number, and new lists are added.
     """
-    runs = row.completed or row.runs
-    losses = _medians((run.events for run in runs), "train/loss")
-    counted = [_counted(run) for run in runs]
-    times = _medians(counted, STEP_TIME)
+    losses = _medians((run.events for run in row.counted), "train/loss")
+    measured = [measured_rows(run.events, run.measure_after) for run in row.counted]
+    times = _medians(measured, STEP_TIME)
     found: dict[str, Any] = {}
     for name, values, digits in (("losses", losses, 7), ("times", times, 4)):
         steps = sorted(values)
@@ -144,16 +142,9 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
         kept += steps[-1:] if steps and kept[-1] != steps[-1] else []
         place = axes.setdefault(tuple(kept), len(axes)) if kept else None
         found[name] = [place, [float(f"{values[step]:.{digits}g}") for step in kept]] if kept else None
-    return found | {"histogram": _histogram([value for rows in counted for value in _values(rows)])}
-
-
-def _counted(run: Run) -> list[StepRow]:
-    after = run.config.get("measure_after")
-    return measured_rows(run.events, after if isinstance(after, int) else 0)
-
-
-def _values(rows: Iterable[StepRow]) -> list[float]:
-    return [value for row in rows if (value := number(row.get(STEP_TIME))) is not None]
+    return found | {
+        "histogram": _histogram([each for row in chain(*measured) if (each := number(row.get(STEP_TIME))) is not None])
+    }
 
 
 def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
