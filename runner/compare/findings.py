@@ -10,7 +10,7 @@ from meshrunner.runner.compare.comparison import Against, Comparison, Row
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, p_value
 from meshrunner.runner.compare.parity import short
-from meshrunner.runner.figures import Figure, figure_of
+from meshrunner.runner.figures import figure_of
 
 LISTED = 3
 """Rows, or reasons, that a sentence names."""
@@ -29,15 +29,10 @@ def findings(comparison: Comparison) -> list[str]:
     return [f"{sentence}." for sentence in found if sentence]
 
 
-def _tested(row: Row, figure: Figure) -> bool:
-    """Return whether a row has enough completed runs for a test."""
-    return len(row.measured(figure)) >= REPEATS
-
-
 def _best(comparison: Comparison) -> str:
     """Name the fastest row, the rows that are as fast within noise, and the row with the least memory."""
     speed = comparison.speed
-    rows = [row for row in comparison.rows if _tested(row, speed)]
+    rows = [row for row in comparison.rows if len(row.measured(speed)) >= REPEATS]
     if sum(bool(row.completed) for row in comparison.rows) < 2:
         return ""
     if not rows:
@@ -107,19 +102,18 @@ def _losses(comparison: Comparison) -> str:
     pairs = sum(map(len, kinds.values()))
     if not pairs:
         return ""
-    bad = [(kind, kinds[kind]) for kind in ("differs", "different data") if kind in kinds]
-    if not bad:
-        largest = max(each.verdict.difference or 0.0 for same in kinds.values() for _, each in same)
-        how = (
-            "are identical" if set(kinds) == {"identical"} else f"agree (largest difference {short(f'{largest:.1e}')})"
-        )
-        return f"Losses {how} in {'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
-    parts = []
-    for kind, same in bad:
-        names = first_of([comparison.name(row) for row, _ in same], LISTED)
-        what = "Losses differ" if kind == "differs" else "The data is not the same"
-        parts.append(f"{what} in {len(same)} of {_count(pairs, 'pair')}: {names}")
-    return "; ".join(parts)
+    bad = {"differs": "Losses differ", "different data": "The data is not the same"}
+    parts = [
+        f"{words} in {len(kinds[kind])} of {_count(pairs, 'pair')}: "
+        + first_of([comparison.name(row) for row, _ in kinds[kind]], LISTED)
+        for kind, words in bad.items()
+        if kind in kinds
+    ]
+    if parts:
+        return "; ".join(parts)
+    largest = max(each.verdict.difference or 0.0 for same in kinds.values() for _, each in same)
+    how = "are identical" if set(kinds) == {"identical"} else f"agree (largest difference {short(f'{largest:.1e}')})"
+    return f"Losses {how} in {'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
 
 
 def _without_result(comparison: Comparison) -> str:

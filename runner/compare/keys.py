@@ -77,7 +77,8 @@ class Keys:
         differing = _differing([self._flat[run.path] for run in known])
         self._settings = {path: json.dumps(flat, sort_keys=True, default=str) for path, flat in self._flat.items()}
         self._facts: dict[str, Callable[[Run], Any]] = {}
-        groups = [group for group in _groups(known) if _differ(_option(run, group) for run in known)]
+        chosen = dict.fromkeys(group for run in known for group in run.config if group in run.choices)
+        groups = [group for group in chosen if _differ((None, _option(run, group)) for run in known)]
         self._groups = frozenset(groups)
         typed = set[str]().union(*(run.typed for run in known))
         shown = []
@@ -90,13 +91,13 @@ class Keys:
             if group not in shown:
                 shown.append(group)
             values = [(_option(run, group), self._flat[run.path].get(name, ...)) for run in known]
-            if name in typed or _differ_within(values):
+            if name in typed or _differ(values):
                 shown.append(name)
         self.remarks: list[str] = []
         for fact, of in FACTS.items():
             stated = [(self._settings[run.path], value) for run in known if (value := of(run)) is not None]
             different = sorted({text(value) for _, value in stated})
-            if _differ_within(stated):
+            if _differ(stated):
                 self._facts[fact] = of
             elif len(different) > 1 and fact != "world_size":  # it usually follows from the layout
                 self.remarks.append(f"the runs differ in {fact}: {', '.join(different)}")
@@ -123,25 +124,13 @@ def _option(run: Run, group: str) -> str | None:
     return run.choices.get(group, kind if isinstance(kind, str) else None)
 
 
-def _groups(runs: Sequence[Run]) -> list[str]:
-    """Return the sections of the configurations that are config groups."""
-    names = dict.fromkeys(name for run in runs for name, value in run.config.items() if isinstance(value, dict))
-    return [name for name in names if any(name in run.choices for run in runs)]
-
-
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys whose values differ, or that some configurations lack, in the order of the configurations."""
     names = dict.fromkeys(key for config in configs for key in config)
-    return [name for name in names if _differ(config.get(name, ...) for config in configs)]
+    return [name for name in names if _differ((None, config.get(name, ...)) for config in configs)]
 
 
-def _differ(values: Iterable[Any]) -> bool:
-    return len({"..." if value is ... else text(value) for value in values}) > 1
-
-
-def _differ_within(pairs: Iterable[tuple[str | None, Any]]) -> bool:
+def _differ(pairs: Iterable[tuple[str | None, Any]]) -> bool:
     """Return whether the values of any group differ, given pairs of group and value."""
-    found: dict[str | None, list[Any]] = {}
-    for group, value in pairs:
-        found.setdefault(group, []).append(value)
-    return any(map(_differ, found.values()))
+    found = {(group, text(value)) for group, value in pairs}
+    return len(found) > len({group for group, _ in found})

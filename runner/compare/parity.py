@@ -63,7 +63,9 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
         return Parity("", why="no completed run")
     if not seeds:
         return Parity("", why="different seeds")
-    pairs = [pair for seed in seeds for pair in _pairs(mine[seed], theirs[seed])]
+    # Pair every repeat of a seed with the first repeat of the other side.
+    pairs = [(run, theirs[seed][0]) for seed in seeds for run in mine[seed]]
+    pairs += [(mine[seed][0], run) for seed in seeds for run in theirs[seed][1:]]
     for pair in pairs:
         if why := _incomparable(*pair):
             return Parity("", why=why)
@@ -83,11 +85,6 @@ def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
         if run.state == "completed":
             found.setdefault(run.seed, []).append(run)
     return found
-
-
-def _pairs(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Pair every repeat of a seed with the first repeat of the other side."""
-    return [*((run, theirs[0]) for run in mine), *((mine[0], run) for run in theirs[1:])]
 
 
 def _incomparable(a: Run, b: Run) -> str:

@@ -18,17 +18,14 @@ if TYPE_CHECKING:
 
 def markdown(comparison: Comparison) -> str:
     """Return the findings, the aligned table and the lines below it as Markdown."""
-    below = [*legend(comparison), *comparison.remarks, *reasons(comparison), *_facts(comparison)]
+    below = [*legend(comparison), *comparison.remarks, *reasons(comparison)]
+    below += [f"{title}: {value}" for title, value in facts(comparison).items()]
     blocks = [
         [*map(one_line, findings(comparison))],
         lines_of(columns(comparison)),
         [f"- {one_line(line)}" for line in below],  # without bullets, Markdown joins them into one paragraph
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
-
-
-def _facts(comparison: Comparison) -> list[str]:
-    return [f"{title}: {value}" for title, value in facts(comparison).items()]
 
 
 def print_table(comparison: Comparison) -> None:
@@ -48,17 +45,15 @@ def print_table(comparison: Comparison) -> None:
     for table in tables:
         screen.print(_drawn(table, screen.width))
     sentences([*legend(comparison), *comparison.remarks, *reasons(comparison)])
-    for line in _facts(comparison):
-        screen.print(one_line(line))  # not folded: commands are there to be copied
+    for title, value in facts(comparison).items():
+        screen.print(one_line(f"{title}: {value}"))  # not folded: commands are there to be copied
     if comparison.baseline is None and comparison.keys:
         sentences(["--baseline KEY=VALUE compares each row with another"])
     if len(tables) * len(comparison.rows) > screen.height:
-        count = len(comparison.rows)
         hint = (
-            f"{count} rows: `meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE chooses some, "
-            "--sort KEY sorts them"
+            "`meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE chooses some, --sort KEY sorts them"
         )
-        sentences(["", *found, hint])  # repeated: the first lines have scrolled off the screen
+        sentences(["", *found, f"{len(comparison.rows)} rows: {hint}"])  # the first lines have scrolled off the screen
 
 
 def _drawn(columns: Sequence[Column], width: int) -> Table:
@@ -83,13 +78,13 @@ def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> 
         label: short names of the rows, used if the columns that name a row take most of the width.
         keys: number of columns that name a row, which are repeated.
     """
-    if sum(narrowest(column) + BETWEEN for column in table) <= width:
-        return [list(table)]
-    numbers = Column("#", [str(i + 1) for i in range(len(table[0].cells))])
 
     def needed(columns: Sequence[Column]) -> int:
         return sum(narrowest(column) + BETWEEN for column in columns)
 
+    if needed(table) <= width:
+        return [list(table)]
+    numbers = Column("#", [str(i + 1) for i in range(len(table[0].cells))])
     names = [numbers, *table[:keys]]
     if needed(names) > width * 3 // 5:
         names = [numbers, label]

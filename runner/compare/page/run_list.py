@@ -6,7 +6,6 @@ import os
 import shlex
 from html import escape as escape_markup
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from meshrunner.recipes.secrets import is_secret
@@ -38,7 +37,9 @@ def runs_section(comparison: Comparison, folder: Path) -> str:
 
 
 def _run(run: Run, folder: Path) -> str:
+    """Return a run; the end of the log is that of the rank that failed, or else of rank 0."""
     environment = run.environment
+    variables = {**environment.launch_env, **environment.environment}
     facts = {
         "state": run.state,
         "reason": run.reason,
@@ -52,10 +53,12 @@ def _run(run: Run, folder: Path) -> str:
         "commit": environment.git_commit,
         "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items() if version),
         "python": environment.python,
-        "environment": _assignments(environment.launch_env) + _assignments(environment.environment),
+        "environment": " ".join(f"{name}={value}" for name, value in variables.items() if not is_secret(name)),
     }
     lines = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items() if v not in (None, ""))
-    log, end = _log(run)
+    log = rank_log(run.path, run.record(Failure).rank or 0)
+    tail = escape("\n".join(last_lines(log)[-LOG_LINES:]))
+    end = f"<p>the end of {escape(log.name)}:</p><pre>{tail}</pre>" if tail else ""
     return (
         f"<details><summary><b>{escape(run.path.name)}</b> {escape(run.state)}</summary>"
         f"<p>{_links(run, log, folder)}</p><dl>{lines}</dl>{end}</details>"
@@ -70,14 +73,3 @@ def _links(run: Run, log: Path, folder: Path) -> str:
         for name, file in files
         if os.path.lexists(file)
     )
-
-
-def _assignments(variables: dict[str, Any]) -> str:
-    return "".join(f"{name}={value} " for name, value in variables.items() if not is_secret(name))
-
-
-def _log(run: Run) -> tuple[Path, str]:
-    """Return the log of the rank that failed, or else of rank 0, and the end of the log as HTML."""
-    log = rank_log(run.path, run.record(Failure).rank or 0)
-    text = "\n".join(last_lines(log)[-LOG_LINES:])
-    return log, f"<p>the end of {escape(log.name)}:</p><pre>{escape(text)}</pre>" if text else ""

@@ -30,11 +30,10 @@ VALUES = 12
 """Maximum values of a key to list above the table."""
 REASONS = 6
 """Maximum reasons to list below the table. A longer list is folded."""
-UNTESTED_CLASS = ' class="untested"'
 
 
 def write_page(comparison: Comparison, file: Path) -> None:
-    """Write the page, as `put` does."""
+    """Write the page of a comparison, as `put` does."""
     put(_page(comparison, file.absolute().parent), file)
 
 
@@ -89,17 +88,12 @@ def _reasons(comparison: Comparison) -> str:
     """Return the list of reasons, folded if it is long."""
     lines = reasons(comparison)
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    if len(lines) <= REASONS:
-        return f'<ul id="reasons">{listed}</ul>'
-    return f'<details id="reasons"><summary>{len(lines)} reasons</summary><ul>{listed}</ul></details>'
+    shown = " hidden" if not lines else " open" if len(lines) <= REASONS else ""
+    return f'<details id="reasons"{shown}><summary>{len(lines)} reasons</summary><ul>{listed}</ul></details>'
 
 
 def _table(comparison: Comparison) -> str:
-    """
-    Return the table. Each row begins with its number, and with its name for screens too narrow for the keys.
-
-    The attribute `data-by` holds a cell's sort key.
-    """
+    """Return the table. Each row begins with its number, and with its name for screens too narrow for the keys."""
     table = columns(comparison)
     keys = len(comparison.keys) or 1
     head = "".join(
@@ -116,11 +110,8 @@ def _table(comparison: Comparison) -> str:
 
 
 def _cell(cell: str, *, key: bool) -> str:
-    kind = ' class="key"' if key else UNTESTED_CLASS * (UNTESTED in cell)
-    return f'<td data-by="{escape(_sorted_by(cell))}"{kind}>{escape(cell)}</td>'
-
-
-def _sorted_by(cell: str) -> str:
-    """Return the sort key of a cell: the number that it begins with, or else its text."""
-    found = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
-    return found[2].replace(",", "") if found else cell
+    """Return a cell, whose `data-by` is its sort key: the number that it begins with, or else its text."""
+    number = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
+    by = number[2].replace(",", "") if number else cell
+    kind = " class=key" if key else " class=untested" if UNTESTED in cell else ""
+    return f'<td data-by="{escape(by)}"{kind}>{escape(cell)}</td>'
