@@ -176,13 +176,10 @@ class AsyncSaver(BlockingSaver):
 
 
 def staging_options(model: nn.Module) -> StagingOptions:
-    """
-    Return how to copy a model's state to host memory. On CUDA all copies into pinned memory are issued before one wait.
-
-    FSDP1 creates new tensors for every state dict. The stager keeps pinned memory per tensor, so it is not pinned for FSDP1.
-    """
+    """Return how to copy a model's state to host memory. On CUDA all copies into pinned memory are issued before one wait."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
+        # Pinned memory is kept per tensor, and FSDP1 creates new tensors for every state dict.
         use_pinned_memory=on_gpu and not FullyShardedDataParallel.fsdp_modules(model),
         use_shared_memory=False,
         use_async_staging=False,  # the next step would overwrite tensors that are still being copied

@@ -62,10 +62,8 @@ class Parallelism(Option):
     """Whether `check_units` can refuse a plan, so that checking a configuration needs the built model."""
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters; otherwise `apply` sets the compute dtype."""
-    regathers_embeddings: ClassVar[bool] = True
-    """Whether backward all-gathers an embedding's table again, although it does not need it."""
-    reshards_every_call: ClassVar[bool] = False
-    """Whether a unit that forward calls several times is resharded and gathered again in backward for every call."""
+    gathers_per_call: ClassVar[bool] = False
+    """Whether backward gathers a unit again for each of its calls, and an embedding, which it does not need, for none."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over; auto: what the other degrees leave."""
@@ -205,12 +203,12 @@ class Parallelism(Option):
             return Traffic(0, reduced if degrees.replicate > 1 else 0)
         resharded = bool(unit.reshard_after_forward)
         in_forward = unit.calls if resharded else 1
-        in_backward = (unit.calls if self.reshards_every_call else 1) - (not resharded)
-        if unit.lookup and not self.regathers_embeddings:
+        in_backward = (unit.calls if self.gathers_per_call else 1) - (not resharded)
+        if unit.lookup and self.gathers_per_call:
             in_backward = 0
         reductions = micro_batches
         if self.accumulate == "hold":  # a unit that is called again first reduces its accumulated gradients
-            reductions = 2 if self.reshards_every_call and unit.calls > 1 < micro_batches else 1
+            reductions = 2 if self.gathers_per_call and unit.calls > 1 < micro_batches else 1
         gathers = micro_batches * (in_forward + in_backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 

@@ -78,23 +78,18 @@ class FSDP1(Parallelism):
         return (mesh.get_group("shard"), *tensor)
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        from torch.distributed.fsdp import FullyShardedDataParallel
-
-        assert isinstance(model, FullyShardedDataParallel)
-        return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
+        wrapped: Any = model
+        return wrapped.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """
-        Return the shard of a unit's flat parameter, padded to equal shards. Its gradient is whole if any parameter is trained.
-
-        The optimizer's share is an upper bound if a unit mixes trained and frozen parameters.
-        """
+        """Return the shard of a unit's flat parameter, padded to equal shards. Its gradient is whole if any part is trained."""
         aligned = ALIGNMENT // precision.param_bytes
         total = 0
         for parameter in unit.parameters:
             total += -total % aligned + parameter.numel
         shard = -(-total // degrees.shard)
-        return Stored(shard, shard if unit.trained else 0, min(shard, unit.trained))
+        trained = min(shard, unit.trained)  # an upper bound if the unit mixes trained and frozen parameters
+        return Stored(shard, shard if unit.trained else 0, trained)
 
     def unsharded_gradient_bytes(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
         return precision.param_bytes * unit.trained if degrees.shard > 1 else 0

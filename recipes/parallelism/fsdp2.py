@@ -30,8 +30,7 @@ class FSDP2(Parallelism):
     """Sharding over `shard` devices. With `replicate` above 1, that many sharded replicas (HSDP)."""
 
     wraps_units: ClassVar[bool] = True
-    regathers_embeddings: ClassVar[bool] = False
-    reshards_every_call: ClassVar[bool] = True
+    gathers_per_call: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
     """Units that are all-gathered ahead of the current one. 0: torch's default, which is one."""
@@ -155,13 +154,11 @@ class FSDP2(Parallelism):
         return {"perf/comm_allocations": sum(pool.step_done() for pool in pools_of[model])}
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        from torch.distributed.fsdp import FSDPModule
-
-        assert isinstance(model, FSDPModule)
+        wrapped: Any = model
         if self.accumulate == "hold":
-            model.set_requires_gradient_sync(last)
+            wrapped.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            model.set_requires_all_reduce(last)  # replicas accumulate their sharded gradients until then
+            wrapped.set_requires_all_reduce(last)  # replicas accumulate their sharded gradients until then
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:

@@ -23,12 +23,7 @@ Users = list[tuple[nn.Module, str]]
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """
-    Return the classes of a plan's units. megatron-fsdp makes every module of these classes a unit.
-
-    Raises:
-        ConfigError: megatron-fsdp cannot wrap exactly these units.
-    """
+    """Return the classes of a plan's units. Raises ConfigError if megatron-fsdp, which wraps whole classes, cannot follow it."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -67,12 +62,10 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
     """
-    Let the code inside materialise a network on meta without initialising it.
+    Let the code inside materialise a network on meta without initialising it. `zero` 0 needs everything allocated first.
 
-    Args:
-        unit_by_unit: megatron-fsdp materialises one module at a time and keeps only its shards, so a device never holds more than
-            one whole unit. It then calls the module's `reset_parameters`, which here only ties parameters again.
-            Otherwise, as `zero` 0 needs, everything is allocated first.
+    With `unit_by_unit`, megatron-fsdp keeps only the shards of each module, so a device never holds more than one whole unit. It
+    then calls the module's `reset_parameters`, which here only ties parameters again.
     """
     if not unit_by_unit:
         network.to_empty(device=device)
@@ -103,11 +96,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 
 
 def initialise(wrapped: nn.Module, initialiser: Initialiser) -> None:
-    """
-    Initialise the fp32 parameters that the optimizer updates, then copy them to the compute parameters in their dtype.
-
-    If `reset_parameters` initialised them, the master weights would be copies of weights rounded to bf16.
-    """
+    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round them to bf16."""
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             assert isinstance(parameter, DTensor)
