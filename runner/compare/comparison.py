@@ -122,11 +122,8 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     """
     Merge repeats into rows, sort them, and compare each with the row equal in every varying key but the baseline's.
 
-    Args:
-        baseline: `key=value` of the rows to compare with; None for no comparison.
-
-    Raises:
-        ConfigError: the baseline's key does not vary, or no row has its value.
+    `baseline` is the `key=value` of the rows to compare with. Raises ConfigError if its key does not vary, or no row has its
+    value.
     """
     keys = Keys(runs)
     merged: dict[str, list[Run]] = {}
@@ -147,13 +144,9 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
     """
-    Compare the runs of a sweep, with those of `sweep.baseline` if it is set.
+    Compare the runs of a sweep with those of `sweep.baseline`; raise ConfigError if there are no runs.
 
-    Returns:
-        The comparison, and why it is without that baseline; None if it is not.
-
-    Raises:
-        ConfigError: the directory holds no runs.
+    Also returns why the comparison is without that baseline, or None if it is not.
     """
     runs = read_runs([sweep_dir])
     sections = [section for run in runs if isinstance(section := run.config.get("sweep"), dict)]

@@ -52,10 +52,7 @@ class Run:
 
     path: Path
     state: str
-    """
-    The state in status.json, or `damaged` if a file is, `missing` if the directory of a sweep's run is, `stale` if the process is
-    gone.
-    """
+    """The state in status.json; `damaged`, `missing`, or `stale` if it is recorded as running but its process is gone."""
     reason: str = ""
     records: Mapping[type[JsonFile], JsonFile] = field(default_factory=dict, repr=False)
     """The content of its JSON files."""
@@ -133,11 +130,7 @@ def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None
     """
     Return the runs in run and sweep directories, each once, in the order given and then by name. Warn about damaged sweep.json.
 
-    Args:
-        read: `read_run` (the default) or `glance`.
-
-    Raises:
-        ConfigError: a directory does not exist, or is not a run and holds none.
+    `read` is `read_run` or `glance`. Raises ConfigError if a directory does not exist, or is not a run and holds none.
     """
     found: dict[str, Path] = {}
     for folder in folders:
@@ -181,11 +174,7 @@ def read_run(path: Path) -> Run:
 
 
 def glance(path: Path) -> Run:
-    """
-    Read a run like `read_run`, but only `steps` and `measure_after` of its configuration, and no chosen options.
-
-    Parsing YAML takes most of the time.
-    """
+    """Read a run like `read_run`, but of its YAML only `steps` and `measure_after`: parsing it takes most of the time."""
     run = _read_records(path)
     if run.state in ("damaged", "missing"):
         return run

@@ -97,13 +97,8 @@ def named(name: str, fields: Mapping[str, Field], option: str) -> str:
     """
     Return the full name of a field, given its full name or its last part.
 
-    A short name means a key that varies rather than a constant, and the measured figure rather than the predicted one.
-
-    Args:
-        option: beginning of error messages.
-
-    Raises:
-        ConfigError: no field has that name, or several fields do.
+    A short name means a key that varies rather than a constant, and the measured figure rather than the predicted one. Raises
+    ConfigError, which begins with `option`, if no field or several fields have that name.
     """
     if name in fields:
         return name
@@ -130,12 +125,7 @@ def last_part(name: str) -> str:
 
 
 def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> list[int]:
-    """
-    Return the numbers of the rows that meet all conditions, counted from 0.
-
-    Raises:
-        ConfigError: a condition cannot be parsed, or names an unknown field or a value that no row has.
-    """
+    """Return the numbers of the rows that meet all conditions, counted from 0; raise ConfigError for a wrong condition."""
     found = list(range(rows))
     for wanted in map(parsed, where):
         field = fields[named(wanted.key, fields, "--where")]
@@ -169,11 +159,7 @@ def select(
     """
     Return a comparison of the chosen rows in the chosen order. Their comparisons with baselines do not change.
 
-    Args:
-        top: number of rows to keep: the first by `sort`, or the fastest.
-
-    Raises:
-        ConfigError: a condition, key or number is wrong, or no row meets the conditions.
+    `top` rows are kept: the first by `sort`, or the fastest. Raises ConfigError if no row meets the conditions.
     """
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:

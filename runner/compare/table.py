@@ -74,9 +74,8 @@ def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> 
     """
     Split a table into tables no wider than the terminal. If there are several, each begins with the rows' numbers and names.
 
-    Args:
-        label: short names of the rows, used if the columns that name a row take most of the width.
-        keys: number of columns that name a row, which are repeated.
+    The first `keys` columns name a row and are repeated. `label`, short names of the rows, replaces them if they take most of
+    the width.
     """
 
     def needed(columns: Sequence[Column]) -> int:

@@ -37,10 +37,9 @@ RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
     """
-    Read the named files of a run directory, by default all but its YAML. A missing file is no damage.
+    Return why the first damaged file of a run directory cannot be read ("" if none is damaged), and the records by class.
 
-    Returns:
-        Why the first damaged file cannot be read ("" if none is damaged), and the records by class.
+    Only the named files are read, by default all but the YAML. A missing file is no damage.
     """
     found: dict[type[Any], Any] = {}
     damage = ""

@@ -93,8 +93,7 @@ def read_events(run_dir: Path) -> list[StepRow]:
     """
     Return one row per step, in order.
 
-    A resumed run repeats the steps after its checkpoint. The first row of the new attempt makes all rows from that step on
-    out of date, also those of steps that it never reached again.
+    A resumed run repeats the steps after its checkpoint: its first row makes all earlier rows from that step on out of date.
     """
     rows: list[StepRow] = []
     for row in Tail(run_dir / EVENTS).read():

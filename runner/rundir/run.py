@@ -17,15 +17,9 @@ def place_run(
     config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
     """
-    Write a new run directory in state `pending`.
+    Write a new run directory in state `pending`; raise ConfigError if it already holds a run or cannot be written.
 
-    Args:
-        config: the resolved configuration; `auto` values stay `auto`.
-        overrides: the content of overrides.yaml.
-        plan: the content of plan.json; empty or None if nothing was predicted.
-
-    Raises:
-        ConfigError: the directory already holds a run, or cannot be written.
+    The arguments are the contents of config.yaml, in which `auto` values stay `auto`, of overrides.yaml and of plan.json.
     """
     from omegaconf import OmegaConf  # imported here because workers import this module and start faster without it
 

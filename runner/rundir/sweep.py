@@ -46,11 +46,7 @@ class PlacedSweep(JsonFile):
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """
-    Return the names of a sweep's run directories, each once, in the order of sweep.json and runs.txt.
-
-    If sweep.json is damaged, return the run directories in the folder by name. [] if there is no sweep.json.
-    """
+    """Return the names of a sweep's run directories, each once, in the order of sweep.json; sorted if that is damaged."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -70,10 +66,9 @@ def sweep_damage(sweep_dir: Path) -> str:
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """
-    Record placed runs of a sweep. Adaptive sweepers place them in batches; a restarted sweep adds none that are listed.
+    Record placed runs of a sweep: (name of the run directory, its overrides), in order of execution.
 
-    Args:
-        added: (name of the run directory, its overrides), in order of execution.
+    Adaptive sweepers place them in batches; a restarted sweep adds none that are listed.
     """
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]

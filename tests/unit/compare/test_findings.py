@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.compare.causes import common
 from meshrunner.runner.compare.comparison import compare_runs
-from meshrunner.runner.compare.findings import findings
+from meshrunner.runner.compare.findings import common, findings
 from meshrunner.runner.compare.noise import p_value
 from meshrunner.runner.compare.runs import read_runs
 from tests.run_dirs import make_run
