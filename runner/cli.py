@@ -25,22 +25,18 @@ def main() -> NoReturn:
     """Run the command line and exit with one of the statuses that `meshrunner --help` lists."""
     signal.signal(signal.SIGINT, _interrupted)  # imports sometimes swallow a KeyboardInterrupt
     secure_streams()
-    here = _current_directory()
+    try:
+        here = os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        print("the current directory was removed: change into one that exists", file=sys.stderr, flush=True)
+        _exit(2)
     # A user's own classes may live here. Last: no module here may shadow an installed one.
-    sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), *([here] if here else [])]
+    sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
     code = _dispatch(sys.argv[1:])
     command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None
     if output_is_lost() and not (command and command.executes):
         code = code or 1
     _exit(code)
-
-
-def _current_directory() -> str | None:
-    """Return the current directory; None if it was removed."""
-    try:
-        return os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:
-        return None
 
 
 def _interrupted(_: int, __: FrameType | None) -> NoReturn:
@@ -64,7 +60,12 @@ def _dispatch(arguments: list[str]) -> int:
 
         return answer(arguments)
     if "--version" in arguments:
-        print(_versions())
+        from importlib.metadata import version
+        from platform import python_version
+
+        from meshrunner import __version__
+
+        print(f"meshrunner {__version__}, torch {version('torch')}, Python {python_version()}")
         return 0
     topic = _help_topic(arguments)
     if topic is not None:
@@ -81,16 +82,6 @@ def _dispatch(arguments: list[str]) -> int:
         say(f"meshrunner: unknown verb '{arguments[0]}'.{hint}\n\n{overview()}", to_stderr=True)
         return 2
     return _run_verb(*arguments)
-
-
-def _versions() -> str:
-    """Return the versions of meshrunner and of what its figures depend on, without importing torch."""
-    import platform
-    from importlib.metadata import version
-
-    from meshrunner import __version__
-
-    return f"meshrunner {__version__}, torch {version('torch')}, Python {platform.python_version()}"
 
 
 def _help_topic(arguments: list[str]) -> str | None:
@@ -135,13 +126,11 @@ def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, s
         return 130, f"interrupted {error}"
     if isinstance(error, AlreadyRunning | Moved):
         return 1, str(error)
-    if isinstance(error, FileNotFoundError) and _current_directory() is None:
-        return 2, "the current directory was removed: change into one that exists"
     if isinstance(error, ConfigError):
         return 2, str(error)
     if isinstance(error, Exception) and (own := fault(error)):
         return 2, own
-    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return 2, f"{str(error.filename)[:200]}: {error.strerror}"
     wrong_input = HydraException | OmegaConfBaseException | YAMLError
     if isinstance(error, wrong_input) or type(error) in (ValueError, UnicodeDecodeError, RecursionError):

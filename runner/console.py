@@ -2,6 +2,7 @@
 Prints text, warnings, the names of slow work and tables, which are as wide as the terminal and uncut when piped.
 
 Text is never interpreted as markup, and its control characters are escaped: it may come from files or the environment.
+This module imports little, to keep `meshrunner --help` fast.
 """
 
 from __future__ import annotations
@@ -9,15 +10,22 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import textwrap
+from contextlib import contextmanager, suppress
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from threading import Timer
+    from typing import Any
+
     from rich.console import Console
 
+WIDEST, NARROWEST = 120, 40
+"""Maximum columns of running text, also used without a terminal, and minimum columns."""
+WIDEST_TERM = 36
+"""Most columns for terms in front of their explanations."""
 PIPED_WIDTH = 400
 """Columns without a terminal, so that nothing is folded or cut."""
 SILENT_S = 2.0
@@ -49,7 +57,10 @@ def one_line(text: object) -> str:
 
 def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
     """Print the text of an object with unprintable characters escaped."""
-    _wipe()
+    global _to_wipe
+    if _to_wipe:
+        _to_wipe = False
+        print(WIPE, end="", file=sys.stderr, flush=True)
     print(printable(str(text)), end=end, file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
@@ -66,21 +77,12 @@ def naming(what: str) -> Iterator[None]:
             slow.doing(what)
             yield
         return
-    sys.stderr.write(f"{what} ...")
-    sys.stderr.flush()
+    say(f"{what} ...", end="", to_stderr=True)
     _to_wipe = True
     try:
         yield
     finally:
-        _wipe()
-
-
-def _wipe() -> None:
-    global _to_wipe
-    if _to_wipe:
-        _to_wipe = False
-        sys.stderr.write(WIPE)
-        sys.stderr.flush()
+        say("", end="", to_stderr=True)
 
 
 class Slow:
@@ -88,10 +90,9 @@ class Slow:
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
         """`whose`: the prefix of every line."""
-        self.whose = whose
-        self._to_stderr = to_stderr
+        self.whose, self._to_stderr = whose, to_stderr
         self._what = ""
-        self._timer: threading.Timer | None = None
+        self._timer: Timer | None = None
 
     def doing(self, what: str) -> None:
         """Set the name of the work that begins now; an empty text ends the work."""
@@ -102,8 +103,9 @@ class Slow:
             self._timer.cancel()
             self._timer = None
         if what:
-            line = f"{self.whose}{what} ..."
-            self._timer = threading.Timer(SILENT_S, say, [line], {"to_stderr": self._to_stderr})
+            from threading import Timer
+
+            self._timer = Timer(SILENT_S, say, [f"{self.whose}{what} ..."], {"to_stderr": self._to_stderr})
             self._timer.daemon = True
             self._timer.start()
 
@@ -140,11 +142,9 @@ def warn(text: str) -> None:
 
 def shown(path: Path) -> Path:
     """Return a path below the current directory as a relative path, any other path unchanged."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # the current directory was removed
-        return path
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    with suppress(FileNotFoundError, ValueError):  # the current directory was removed, or the path is not below it
+        return path.relative_to(path.cwd())
+    return path
 
 
 def duration(seconds: float) -> str:
@@ -152,3 +152,36 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def columns() -> int:
+    """Return the columns for running text. With a pager on stdout, the width is that of stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
+    return WIDEST
+
+
+def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
+    """Return terms and their explanations in two columns, as argparse does."""
+    rows, width = list(rows), columns()
+    left = min(WIDEST_TERM, max((len(term) for term, _ in rows), default=0) + 2, width // 2) + indent
+    lines = []
+    for term, text in rows:
+        wrapped = textwrap.wrap(text, max(width - left, 20), break_long_words=False, break_on_hyphens=False)
+        start = " " * indent + term.rstrip()
+        if len(start) + 2 > left or not wrapped:
+            lines.append(start)
+        else:
+            lines.append(start.ljust(left) + wrapped.pop(0))
+        lines += [" " * left + line for line in wrapped]
+    return "\n".join(lines)
+
+
+def paragraph(text: str, indent: int = 2) -> str:
+    """Return text with each of its lines wrapped."""
+    margin = " " * indent
+    return "\n".join(
+        textwrap.fill(line, columns(), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+        for line in text.splitlines()
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from meshrunner.runner.commands.command_table import COMMANDS
 from meshrunner.runner.commands.declaration import Command, Flag
-from meshrunner.runner.running_text import in_two_columns, paragraph
+from meshrunner.runner.console import in_two_columns, paragraph
 
 OVERRIDES = "key=value or group=option; +key=value adds a key, ~key removes one; with -m, key=a,b tries both values"
 ENDED = "every run ended as asked; in a sweep, runs that are out of memory or skipped are results, too"

@@ -88,7 +88,7 @@ class Composer:
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)
 
     def answer_query(self) -> bool:
-        """Answer --help, --cfg, --info or tab completion as Hydra does; return False if none of them was given."""
+        """Answer --help, --cfg or --info as Hydra does; return False if none of them was given."""
         args, hydra = self.args, self.hydra
         with faults_of_hydra():
             if args.help or args.hydra_help:
@@ -99,8 +99,6 @@ class Composer:
                     hydra.show_cfg(**self.given, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
                 except SystemExit:
                     raise ConfigError(f"--package: no such key: {args.package}") from None
-            elif args.shell_completion:
-                hydra.shell_completion(**self.given)
             elif args.info:
                 logging.raiseExceptions = False  # `--info | head`
                 hydra.show_info(args.info, **self.given)

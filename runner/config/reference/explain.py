@@ -9,7 +9,7 @@ from meshrunner.runner import shipped
 from meshrunner.runner.config.reference.catalog import Key, plain, value_at
 from meshrunner.runner.config.reference.docstrings import summary
 from meshrunner.runner.config.reference.expected import in_yaml
-from meshrunner.runner.running_text import in_two_columns, paragraph
+from meshrunner.runner.console import in_two_columns, paragraph
 
 MANY = 4
 """Most keys that are explained one by one."""

@@ -10,7 +10,7 @@ from meshrunner.runner.console import naming
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import hold_stop_requests
 
-HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
 
 def run(arguments: list[str]) -> int:

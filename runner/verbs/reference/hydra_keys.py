@@ -6,7 +6,7 @@ from meshrunner.runner import shipped
 from meshrunner.runner.config.hydra.no_effect import REFUSED, SET_BY_HYDRA, SILENT
 from meshrunner.runner.config.reference import explain
 from meshrunner.runner.config.reference.catalog import value_at
-from meshrunner.runner.running_text import in_two_columns, paragraph
+from meshrunner.runner.console import in_two_columns, paragraph
 
 DEFAULTS = (
     "Options and files that a YAML file builds on (Hydra's defaults list). _self_ is the place of the file's own keys."

@@ -30,7 +30,7 @@ def _configuration(config: dict[str, Any], hydra: dict[str, Any]) -> Iterator[st
     from meshrunner.runner import shipped
     from meshrunner.runner.config.reference import catalog, explain
     from meshrunner.runner.config.reference.expected import in_yaml
-    from meshrunner.runner.running_text import in_two_columns
+    from meshrunner.runner.console import in_two_columns
     from meshrunner.runner.verbs.reference import hydra_keys, terms
 
     chosen = hydra["runtime"]["choices"]

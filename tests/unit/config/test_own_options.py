@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshrunner.runner import cli
-from meshrunner.runner.completion import Line, candidates
+from meshrunner.runner.completion import candidates
 from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.shipped import also_in, options
 from tests.e2e.command import SLOW_WORK, TINY
@@ -160,9 +160,9 @@ def test_options_of_ones_own_count_only_inside() -> None:
     with also_in("mine"):
         assert options("model")["mine"] == "Mine, with a twist"
     assert "mine" not in options("model")
-    assert candidates(Line(["help", "--config-dir", "mine"], "model=min")) == ["model=mine"]
-    assert candidates(Line(["help", "--config-dir"], "mi")) == ["mine/"]
-    assert candidates(Line(["help"], "model=min")) == []
+    assert candidates(["help", "--config-dir", "mine"], "model=min") == ["model=mine"]
+    assert candidates(["help", "--config-dir"], "mi") == ["mine/"]
+    assert candidates(["help"], "model=min") == []
 
 
 def test_the_help_of_a_verb_lists_options_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:

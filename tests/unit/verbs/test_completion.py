@@ -12,7 +12,7 @@ from meshrunner.runner.cli import _dispatch
 from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.commands.parser import Parser
 from meshrunner.runner.commands.usage import describe
-from meshrunner.runner.completion import Line, candidates
+from meshrunner.runner.completion import candidates
 
 DIRECTORIES = {
     verb: argument.number in ("any", "several")
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def after(line: str) -> list[str]:
     *before, word = line.split(" ")
-    return candidates(Line(before, word))
+    return candidates(before, word)
 
 
 def folders_of(found: list[str]) -> list[str]:
@@ -182,3 +182,5 @@ def test_installing(capfd: pytest.CaptureFixture[str]) -> None:
         assert capfd.readouterr() == (completion.INSTALL, "")
     assert _dispatch(["-sc", "uninstall=bash"]) == 0
     assert "complete -r meshrunner" in capfd.readouterr().out
+    assert _dispatch(["-sc", "install=fish"]) == 2
+    assert "install=bash" in capfd.readouterr().err

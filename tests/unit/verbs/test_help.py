@@ -156,9 +156,9 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_help_text_fits_into_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("meshrunner.runner.running_text.columns", lambda: 120)
+    monkeypatch.setattr("meshrunner.runner.console.columns", lambda: 120)
     wide = {verb: describe(command) for verb, command in COMMANDS.items()} | {"": overview()}
-    monkeypatch.setattr("meshrunner.runner.running_text.columns", lambda: 80)
+    monkeypatch.setattr("meshrunner.runner.console.columns", lambda: 80)
     for verb, text in wide.items():
         assert cli._dispatch(["help", verb] if verb else ["--help"]) == 0
         said = capsys.readouterr().out
