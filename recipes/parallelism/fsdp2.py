@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.option import whole
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
-from meshrunner.recipes.parallelism.buffers.placement import PLANS, Schedule
+from meshrunner.recipes.parallelism.buffers.placement import PLANS, Schedule, predicted
 from meshrunner.recipes.parallelism.mesh import fsdp_mesh, replicas
 from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters, stack_shard_dim
 
@@ -189,8 +189,6 @@ class FSDP2(Parallelism):
     ) -> tuple[Schedule, Schedule] | None:
         if self.expert > 1 or precision.gathers_float8:
             return None
-        from meshrunner.recipes.parallelism.buffers.requests import predicted
-
         return predicted(units, precision, degrees.shard, self.prefetch)
 
 

@@ -1,1 +1,1 @@
-"""Communication buffers at planned addresses: the requests of units, their placement, and the pools that serve them."""
+"""Communication buffers at planned addresses: the placement of the units' requests, and the pools that serve them."""

@@ -23,10 +23,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.init_weights import clean_name
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.parallelism.buffers.placement import ALIGNMENT, PLANS, Bucket, Plan, Schedule, aligned
-from meshrunner.recipes.parallelism.buffers.requests import (
+from meshrunner.recipes.parallelism.buffers.placement import (
+    ALIGNMENT,
+    PLANS,
     REDUCE_SCATTER_INPUTS,
+    Bucket,
     InFlight,
+    Plan,
+    Schedule,
+    aligned,
     all_gather_outputs,
     schedule,
 )

@@ -12,8 +12,7 @@ from torch import Tensor
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.buffers import buffer_pool
 from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool
-from meshrunner.recipes.parallelism.buffers.placement import PLANS
-from meshrunner.recipes.parallelism.buffers.requests import REDUCE_SCATTER_INPUTS, all_gather_outputs
+from meshrunner.recipes.parallelism.buffers.placement import PLANS, REDUCE_SCATTER_INPUTS, all_gather_outputs
 
 CPU = torch.device("cpu")
 SIZES = {"a": 1000, "b": 300, "c": 700}
