@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch._ops import OpOverload, OpOverloadPacket
 
-
 KNOWN_OPERATORS = (
     "_c10d_functional.all_to_all_single",
     "_c10d_functional.reduce_scatter_tensor",
@@ -64,7 +63,10 @@ class SelectiveOp(Recompute):
             try:
                 _packet(saved.op)
             except AttributeError:
-                hint = did_you_mean(saved.op, _operators())
+                import torch
+
+                schemas = torch._C._jit_get_all_schemas()
+                hint = did_you_mean(saved.op, {schema.name.replace("::", ".") for schema in schemas})
                 found.append(f"activation_checkpoint.save[{number}]: torch has no operator '{saved.op}'.{hint}")
         return found
 
@@ -106,9 +108,3 @@ def _packet(name: str) -> OpOverloadPacket[..., Any]:
         raise AttributeError(name)
     found: OpOverloadPacket[..., Any] = getattr(getattr(torch.ops, namespace), op)
     return found
-
-
-def _operators() -> set[str]:
-    import torch
-
-    return {schema.name.replace("::", ".") for schema in torch._C._jit_get_all_schemas()}

@@ -39,9 +39,7 @@ class Loss(Option):
         """
         Return the loss function for a network that is not wrapped yet, except perhaps by tensor parallelism.
 
-        Args:
-            output: the network's module `output`, which may be changed in place; None if it has none.
-            summed: the cross entropy of logits, possibly compiled.
+        `output` is the network's module of that name, if it has one. It may be changed in place.
         """
         return self.function(summed)
 

@@ -30,13 +30,9 @@ def takes_chunks(output: nn.Module) -> bool:
 
 def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
     """
-    Make `output(hidden, targets=targets)` return the sum of the token losses. Without targets it still returns logits.
+    Make `output(hidden, targets=targets)` return the sum of the token losses, computed from `tokens` tokens at a time.
 
-    Call it before anything but tensor parallelism wraps the module.
-
-    Args:
-        output: a projection for which `takes_chunks` is true.
-        tokens: tokens per chunk.
+    Without targets it still returns logits. Call it before anything but tensor parallelism wraps the module.
     """
     assert isinstance(output, nn.Linear)
     # Tensor parallelism redistributes logits in forward hooks. They are applied to the logits of each chunk instead.
@@ -80,10 +76,7 @@ def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets
 
     The weight's gradient is accumulated over the chunks in fp32 whatever its dtype, because bf16 would round every addition.
 
-    Args:
-        weight: [vocab, dim], or this rank's rows of it.
-        hidden: [batch, seq, dim].
-        targets: [batch, seq].
+    weight: [vocab, dim], or this rank's rows of it; hidden: [batch, seq, dim]; targets: [batch, seq].
     """
     positions = max(1, tokens // hidden.shape[0])
     chunks = zip(torch.split(hidden, positions, 1), torch.split(targets, positions, 1), strict=True)

@@ -11,19 +11,13 @@ class Loads:
     """
     Tokens per expert on this rank since the last optimizer step.
 
-    A network with experts has one and adds to it in every training forward, outside the recomputed code, so that each token
-    is counted once. It is not a module and its tensors are not buffers, because DDP overwrites buffers with those of rank 0.
+    A network with experts adds to it in every training forward, outside the recomputed code, so that each token is counted
+    once. It is not a module and its tensors are not buffers, because DDP overwrites buffers with those of rank 0.
     """
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
-        """
-        Start counting at 0.
-
-        Args:
-            bias: the network's buffer that is added to the scores that choose experts, [blocks with experts, experts], fp32.
-            bias_rate: step size of the bias; 0 leaves it unchanged.
-        """
         self.bias, self.bias_rate = bias, bias_rate
+        """The buffer added to the scores that choose experts, [blocks with experts, experts], and its step size, or 0."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
         self.groups: tuple[dist.ProcessGroup, ...] = ()
         """Process groups over which tokens are added up: the ranks with other data, one group per mesh dimension."""
@@ -41,13 +35,9 @@ def balance(loads: Loads, finite: Tensor) -> dict[str, Tensor]:
     """
     Sum the loads over ranks, update the biases and restart the count. Call once per optimizer step; causes no sync.
 
-    bias += rate x sign(mean load - load), per block (Wang et al. 2024, arXiv 2408.15664, algorithm 1).
-
-    Args:
-        finite: whether the gradient is finite; if not, the biases stay as they are, like the parameters. 0-d, bool.
-
-    Returns:
-        Figures of the step, 0-d, fp32, the same on all ranks. A block's violation is its largest load / the mean load - 1.
+    bias += rate x sign(mean load - load), per block (Wang et al. 2024, arXiv 2408.15664, algorithm 1). Like the parameters, it
+    stays as it is if the gradient is not `finite`, 0-d, bool. Return figures of the step, 0-d, fp32, the same on all ranks. A
+    block's violation is its largest load / the mean load - 1.
     """
     for group in loads.groups:
         dist.all_reduce(loads.tokens, group=group)

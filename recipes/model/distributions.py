@@ -20,12 +20,7 @@ class Initial(ABC):
 
     @abstractmethod
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
-        """
-        Draw the values of a parameter, fp32, on the device. The same seed gives the same bits.
-
-        Args:
-            generator: on the device; on the CPU for meta, where nothing is drawn.
-        """
+        """Draw the values of a parameter, fp32, on the device. The generator is there, too, or on the CPU for meta."""
 
 
 @dataclass(frozen=True)

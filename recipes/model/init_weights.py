@@ -30,7 +30,7 @@ def clean_name(name: str) -> str:
 
 
 def parameter_seed(seed: int, name: str) -> int:
-    """Derive a 63-bit seed from the run's seed and the parameter's fully qualified name."""
+    """Derive a 63-bit seed from the run's seed and the parameter's name."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -51,11 +51,9 @@ class Initialiser:
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
         """
-        Allocate and initialise a network on meta, sharded or not. Values are drawn on the device.
+        Allocate and initialise the network, or its wrapper, on meta, sharded or not.
 
-        Args:
-            model: the network or its wrapper.
-            offload: keep parameters in host memory. Buffers stay on the device.
+        `offload` keeps parameters in host memory. Values are drawn on the device, and buffers stay there.
         """
         model.to_empty(device="cpu" if offload else self.device)
         if offload:

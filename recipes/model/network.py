@@ -32,29 +32,17 @@ class Network(nn.Module):
     """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32. Not buffers: see `Loads`."""
     loss: LossFunction
     """
-    `loss(output, hidden, targets)`, set before training by the option in group `loss`. `forward` calls it, when it has
-    targets, instead of its output projection:
+    Set before training by the option in group `loss`. `forward` calls it, when it has targets, instead of its output projection:
 
-        output: the module of the output projection. It is passed, not called, so that logits can be computed in chunks.
-            A linear layer named `output` is called once for all chunks, any other module once for each.
-        hidden: the last hidden state, after the final norm, [batch, seq, dim].
-        targets: the next tokens, [batch, seq], int64.
+        loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    It returns the mean loss of the tokens, 0-d, fp32.
+    `output` is the module of the projection, so that logits can be computed in chunks. A linear layer named `output` is called
+    once for all chunks, any other module once for each.
     """
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """
-        Compute logits or the loss.
-
-        Args:
-            tokens: [batch, seq].
-            targets: the next tokens, [batch, seq].
-
-        Returns:
-            The logits, [batch, seq, vocab]; with targets the mean loss, 0-d, fp32.
-        """
+        """Return the logits of tokens, [batch, seq, vocab], or with targets, [batch, seq], the mean loss, 0-d, fp32."""
 
     @abstractmethod
     def block_names(self) -> list[str]:
@@ -81,11 +69,7 @@ class Network(nn.Module):
         return 1
 
     def multiplied_modules(self) -> list[nn.Module]:
-        """
-        Return the modules whose weights multiply tokens, in the order in which a forward with targets calls them.
-
-        FLOPs are counted from this list, so a module that is called twice is in it twice. Embedding tables are looked up.
-        """
+        """Return the modules whose weights multiply tokens, once for each call, in the order of a forward with targets."""
         return [module for module in self.children() if not isinstance(module, nn.Embedding)]
 
     def active_elements(self, name: str) -> int:

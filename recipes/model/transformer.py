@@ -71,11 +71,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     Rotate each pair (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
     transformers pairs the same elements. Llama's original code pairs neighbours, which is the same function with the rows of
-    the query and key weights in another order.
-
-    Args:
-        x: [batch, seq, heads, head_dim].
-        rope: [seq, 2, head_dim], from `rope_table`.
+    the query and key weights in another order. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
     """
     cos, sin = rope.unsqueeze(1).unbind(2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)

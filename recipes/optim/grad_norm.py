@@ -24,17 +24,10 @@ class Trainable(NamedTuple):
     """Process groups whose ranks hold different shards. Over every other mesh dimension the parameter is replicated."""
 
 
-def _to_local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _device(trained: Sequence[Trainable]) -> torch.device:
-    return _to_local(trained[0].parameter).device
-
-
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
     """Return this rank's gradient shards. A rank whose shard of a parameter is empty may have no gradient for it."""
-    return [_to_local(t.parameter.grad) for t in trained if t.parameter.grad is not None]
+    gradients = (each.parameter.grad for each in trained)
+    return [g.to_local() if isinstance(g, DTensor) else g for g in gradients if g is not None]
 
 
 @torch.no_grad()
@@ -45,15 +38,13 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     It is accumulated in fp64, because the rounding error of fp32 on a CPU depends on how a layout shards the parameters. FSDP1
     and FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
 
-    This is a collective: every rank calls it with the same parameters in the same order.
-
-    Args:
-        device: the device to communicate on and return the result on; None: the parameters' device, which may be the host.
+    This is a collective: every rank calls it with the same parameters in the same order. It communicates on `device`, by default
+    the parameters' own, which may be the host.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
         by_groups.setdefault(each.shard_groups, []).append(each)
-    total = torch.zeros((), device=device or _device(trained), dtype=torch.float64)
+    total = torch.zeros((), device=device or trained[0].parameter.device, dtype=torch.float64)
     for shard_groups, members in by_groups.items():
         parts = local_gradients(members)
         norms = torch._foreach_norm(parts, 2.0, dtype=torch.float64) if parts else (torch.zeros_like(total),)
@@ -68,4 +59,4 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
     """Scale all gradients in place to a global norm of at most `max_norm`. Syncs only if they are in host memory."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(local_gradients(trained), factor.to(_device(trained)))
+    torch._foreach_mul_(local_gradients(trained), factor.to(trained[0].parameter.device))

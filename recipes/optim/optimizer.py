@@ -65,15 +65,9 @@ class AdamW(Optimizer):
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-    """
-    Take one optimizer step, unless the global gradient norm is not finite.
-
-    A fused kernel reads the flag on the device. The other implementations need the host to read it, which is a sync on an
-    accelerator.
-    """
-    finite = grad_norm.isfinite().to(
-        optimizer.param_groups[0]["params"][0].device
-    )  # the host, if parameters are offloaded
+    """Take one optimizer step, unless the global gradient norm is not finite. Syncs only if the optimizer is not fused."""
+    device = optimizer.param_groups[0]["params"][0].device  # the host, if parameters are offloaded
+    finite = grad_norm.isfinite().to(device)
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = (~finite).to(grad_norm.dtype)  # type: ignore[attr-defined]
         optimizer.step()

@@ -33,7 +33,6 @@ class Float8(BF16):
 
     @property
     def compute(self) -> str:  # type: ignore[override]
-        """dtype of the matmuls; MFU is relative to its peak FLOP/s."""
         return "bf16" if self.emulate else "fp8"
 
     @property
@@ -58,22 +57,24 @@ class Float8(BF16):
         import torch
 
         needed = (9, 0) if self.scaling == "rowwise" else (8, 9)
-        if torch.version.hip is None and torch.cuda.get_device_capability() < needed:
-            have = ".".join(map(str, torch.cuda.get_device_capability()))
-            return (
-                f"precision: float8 with scaling={self.scaling} needs compute capability {needed[0]}.{needed[1]}, "
-                f"this GPU has {have}; use precision=bf16"
-            )
-        return None
+        if torch.version.hip is not None or (has := torch.cuda.get_device_capability()) >= needed:
+            return None
+        return (
+            f"precision: float8 with scaling={self.scaling} needs compute capability {needed[0]}.{needed[1]}, "
+            f"this GPU has {has[0]}.{has[1]}; use precision=bf16"
+        )
 
     def convert(self, network: Network) -> None:
         from torch import nn
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        modules = network.named_modules(remove_duplicate=False)
-        linears = [(name, module.weight) for name, module in modules if isinstance(module, nn.Linear)]
-        aligned = [name for name, weight in linears if not any(n % ALIGNMENT for n in weight.shape)]
-        chosen = {name for name in aligned if not any(fnmatchcase(name, pattern) for pattern in self.skip)}
+        chosen = {
+            name
+            for name, module in network.named_modules(remove_duplicate=False)
+            if isinstance(module, nn.Linear)
+            and not any(size % ALIGNMENT for size in module.weight.shape)
+            and not any(fnmatchcase(name, pattern) for pattern in self.skip)
+        }
         if not chosen:
             raise ConfigError(
                 f"precision: no linear layer can use float8: both dimensions must be multiples of {ALIGNMENT}, and the "

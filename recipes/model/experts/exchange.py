@@ -40,8 +40,7 @@ def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tenso
     """
     Return `copies` of each row of `x`, reordered: [rows x copies, dim].
 
-    Backward applies the inverse permutation. Autograd's own backward of indexing would accumulate gradients row by row, which
-    is slow on a GPU and not deterministic.
+    Backward applies the inverse. Autograd's own would add up gradients row by row: slow on a GPU, and not deterministic.
     """
     permuted: Tensor = _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
     return permuted
@@ -49,12 +48,9 @@ def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tenso
 
 def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: Tensor, group: ProcessGroup) -> Tensor:
     """
-    Send rows to the ranks that hold their experts, compute there, and bring the results back.
+    Send rows, [rows, dim], to the ranks that hold their experts, compute there, and bring the results back.
 
-    Args:
-        experts: `GroupedExperts` of this rank.
-        rows: sorted by expert, [rows, dim].
-        load: rows for each expert of all ranks, [experts].
+    `experts` is this rank's `GroupedExperts`. `load` counts the rows for each expert of all ranks, [experts].
     """
     ranks = group.size()
     with torch.no_grad():
@@ -75,11 +71,7 @@ def _sizes(arriving: Tensor, load: Tensor, rows: int) -> tuple[list[int], list[i
     Return the rows received from each rank, and the rows sent to each.
 
     Only here does the host wait for the device, because it issues the all-to-all and must know its sizes. On meta, where
-    they are unknown, every rank is assumed to get the same load.
-
-    Args:
-        arriving: rows from each rank for each expert of this one, [ranks, own experts].
-        load: rows for each expert, [experts].
+    they are unknown, every rank is assumed to get the same load. `arriving` and `load`: see `exchanged`.
     """
     ranks = arriving.shape[0]
     if load.is_meta:

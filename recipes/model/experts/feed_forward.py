@@ -72,10 +72,7 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
 
     It is the sum over experts of f x P. f is the expert's share of a sequence's choices times the number of experts, and has
     no gradient. P is the mean over the sequence of its scores, normalised to sum to 1 for each token. Equal loads give 1.
-
-    Args:
-        scores: [batch, seq, number of experts].
-        experts: indices of the chosen ones, [batch, seq, K].
+    scores: [batch, seq, number of experts]; experts: indices of the chosen ones, [batch, seq, K].
     """
     number, per_token = scores.shape[-1], experts.shape[-1]
     chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
@@ -140,14 +137,9 @@ class ExpertFeedForward(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Route tokens to experts and sum their weighted outputs.
+        Return the sum of the experts' weighted outputs, the tokens of each expert on this rank, and the balance loss, 0-d.
 
-        Args:
-            x: [batch, seq, dim].
-            bias: added to the scores that choose experts, [experts].
-
-        Returns:
-            The output, [batch, seq, dim]; tokens of each expert on this rank, [experts], int64; the balance loss, 0-d.
+        x and the output: [batch, seq, dim]; bias: added to the scores that choose experts, [experts]; tokens: [experts], int64.
         """
         mesh = self.tensor_mesh
         if mesh is None:

@@ -8,17 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
-
 
 def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
     Multiply each row by the weights of its group: [rows, out].
 
-    Args:
-        x: [rows, in], with the rows of a group next to each other. May have no rows.
-        weights: [groups, in, out], in the dtype of x; in and out are multiples of 16 bytes.
-        ends: the row after the last of each group, [groups], int32; the last one is the number of rows.
+    x: [rows, in], with the rows of a group next to each other, or none; weights: [groups, in, out], in the dtype of x, where in
+    and out are multiples of 16 bytes; ends: the row after the last of each group, [groups], int32.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
@@ -57,7 +53,7 @@ def zero_gradient(weights: Tensor, empty: Tensor) -> Tensor:
 
 
 # Except for bf16 on the newest GPUs, torch loops over the groups and reads their ends on the host, which a CUDA graph cannot.
-@torch.library.custom_op("meshrunner::grouped_mm", mutates_args=(), tags=TAGS)
+@torch.library.custom_op("meshrunner::grouped_mm", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(x, weights, offs=ends)
 
@@ -67,7 +63,7 @@ def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weights.shape[-1])
 
 
-@torch.library.custom_op("meshrunner::grouped_mm_weights", mutates_args=(), tags=TAGS)
+@torch.library.custom_op("meshrunner::grouped_mm_weights", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _gradient_of_weights(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
     # The transpose must not be made contiguous: the rows of a contiguous one would be `rows` long, which is seldom a multiple
     # of 16 bytes.

@@ -41,7 +41,6 @@ class SquaredReLU(nn.Module):
 
 
 def feed_forward(config: Hybrid) -> nn.Module:
-    """Build the feed-forward network that the key `ffn` names."""
     return (FeedForward if config.ffn == "swiglu" else SquaredReLU)(config.dim, config.ffn_dim)
 
 
@@ -109,14 +108,9 @@ class PredictionBlock(nn.Module):
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
         """
-        Join the stream with the next tokens and apply a block.
+        Join the stream `x` with the embeddings of the tokens it predicts, each [batch, seq, dim], and apply a block.
 
-        Args:
-            x: the stream after the last block or the previous module, [batch, seq, dim].
-            token: embeddings of the tokens that `x` predicts, [batch, seq, dim].
-
-        Returns:
-            The stream for the next module, and its norm for the output projection.
+        Return the stream for the next module, and its norm for the output projection.
         """
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)

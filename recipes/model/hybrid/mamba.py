@@ -91,16 +91,15 @@ class Scan(nn.Module):
         dt = F.softplus(_at_least_fp32(dt) + _at_least_fp32(_local(self.dt_bias)))
         a, d = -_at_least_fp32(_local(self.a_log)).exp(), _local(self.d)
         if config.kernel == "fused":
-            y = fused_scan(x, dt, a, b, c, d, config.chunk)
+            from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+            y = mamba_chunk_scan_combined(x, dt, a, b, c, config.chunk, D=d)
         else:
             with torch.autocast(x.device.type, enabled=False):
                 y = scan((x * dt.unsqueeze(-1)).to(x.dtype), dt * a, b, c, config.chunk)
                 y = y + x * d.unsqueeze(-1).to(x.dtype)
-        return self._gated_norm(y.flatten(2), z)
-
-    def _gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
-        """Gate y by z and apply RMSNorm to each group by itself: tensor parallelism does not split groups."""
-        width = self.norm.shape[0] // self.config.groups
+        # A gated RMSNorm, of each group by itself, because tensor parallelism does not split groups.
+        y, width = y.flatten(2), self.norm.shape[0] // config.groups
         groups = (y * F.silu(z)).view(*y.shape[:-1], -1, width)
         return F.rms_norm(groups, (width,), eps=self.norm_eps).flatten(2) * _local(self.norm).to(y.dtype)
 
@@ -123,14 +122,8 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     """
     Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
 
-    Args:
-        x: [batch, seq, heads, head_dim].
-        decay: not positive, [batch, seq, heads]. Sums of it are at least fp32.
-        b, c: [batch, seq, groups, state].
-        chunk: tokens that are multiplied with each other. It need not divide the length of a sequence.
-
-    Returns:
-        y: [batch, seq, heads, head_dim].
+    x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]. Sums of
+    decays are at least fp32. The tokens of a `chunk`, which need not divide the sequence, are multiplied with each other.
     """
     batch, seq, heads, head_dim = x.shape
     groups = b.shape[2]
@@ -151,32 +144,11 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     added = torch.einsum("bnjgs,bnjgrp->bngrps", b, x * (last - total).exp().unsqueeze(-1).to(x.dtype))
     ends = last.squeeze(2).cumsum(1).unsqueeze(1)  # since the sequence began, [b 1 n g r]
     begins = F.pad(ends, (0, 0, 0, 0, 1, -1))
-    between = _decays(begins, ends, strictly=True).squeeze(
-        1
-    )  # from the end of chunk m to the beginning of n, [b g r n m]
+    # From the end of chunk m to the beginning of chunk n, [b g r n m].
+    between = _decays(begins, ends, strictly=True).squeeze(1)
     states = torch.einsum("bgrnm,bmgrps->bngrps", between, added.to(between.dtype)).to(x.dtype)
     y = y + torch.einsum("bnigs,bngrps->bnigrp", c, states) * total.exp().unsqueeze(-1).to(x.dtype)
     return y.reshape(batch, -1, heads, head_dim)[:, :seq]
-
-
-def fused_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, chunk: int) -> Tensor:
-    """
-    Compute S_t = exp(dt_t a) S_{t-1} + dt_t x_t b_t^T, y_t = S_t c_t + d x_t with the kernel of mamba_ssm, on CUDA.
-
-    Args:
-        x: [batch, seq, heads, head_dim].
-        dt: after softplus, [batch, seq, heads].
-        a: negative, [heads].
-        b, c: [batch, seq, groups, state].
-        d: [heads].
-
-    Returns:
-        y: [batch, seq, heads, head_dim].
-    """
-    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-
-    y: Tensor = mamba_chunk_scan_combined(x, dt, a, b, c, chunk, D=d)
-    return y
 
 
 def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:
