@@ -41,14 +41,10 @@ class BlockKind(NamedTuple):
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
     """
-    Return the kinds of recomputed blocks and what each kind keeps.
-
-    Args:
-        experiment: fits its devices (see `fit`); `auto` is resolved for them.
-        network: the experiment's, on meta.
+    Return the kinds of recomputed blocks of an experiment that fits its devices (see `fit`).
 
     Raises:
-        ConfigError: it cannot be known, with the reason.
+        ConfigError: it cannot be known what blocks keep, with the reason.
     """
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
@@ -105,9 +101,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """
-    Return block -> its allocations in the forward of the last step's first micro batch, and those alive when backward begins.
-    """
+    """Return block -> its allocations in the last step's first forward, and those of them alive when backward begins."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)

@@ -97,24 +97,18 @@ class Forecast:
             "verdict": self.verdict.answer,
             "reason": self.verdict.reason,
             "rank": 0,
-            **_keyed("memory/", MemoryForecast, self.memory),
-            **_keyed("perf/", SpeedForecast, self.speed),
+            **{f"memory/{field.name}": getattr(self.memory, field.name, None) for field in fields(MemoryForecast)},
+            **{f"perf/{field.name}": getattr(self.speed, field.name, None) for field in fields(SpeedForecast)},
             "remarks": list(self.remarks),
         }
 
 
-def _keyed(prefix: str, kind: type[Any], figures: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by their key, all None if there are no figures."""
-    return {prefix + field.name: None if figures is None else getattr(figures, field.name) for field in fields(kind)}
-
-
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
     """
-    Return the answer for a run that takes `needed` bytes when memory is unlimited.
+    Return the answer for a run that takes `needed` bytes when memory is unlimited, and can have `capacity` bytes.
 
     Args:
-        capacity: bytes of the device that the run can have.
-        error: of the prediction, as a fraction.
+        error: relative error of the prediction.
         runs_in: whether the run completes in the given bytes, if need be after allocator cache flushes.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
@@ -129,9 +123,9 @@ def explain(
     Return the arithmetic behind an answer as a sentence.
 
     Args:
-        kind: of memory: `reserved` or `active`.
+        kind: the kind of memory, `reserved` or `active`.
         by_category: bytes at the peak; empty if unknown.
-        flushes: of the allocator's cache, after which the run completes within `capacity`; None if it does not complete.
+        flushes: cache flushes after which the run completes within `capacity`; None if it does not complete.
     """
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"

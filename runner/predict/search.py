@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
@@ -13,7 +12,6 @@ from meshrunner.runner.config.devices import check_on_devices
 from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
 
-A_WHOLE_NUMBER = "a key whose value is a whole number, such as --max micro_batch"
 MOST = 2**16
 """Largest value that is tried."""
 SCANNED = 2**12
@@ -95,12 +93,12 @@ def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda
     """
     below, end = 0, 1
     for least in (2**power for power in range(MOST.bit_length())):
-        value = _first(range(least, min(2 * least, MOST + 1)), allowed)
-        if value is None:
-            continue
-        if not fits(value):
-            break
-        below, end = value, min(2 * least, MOST + 1)
+        above = min(2 * least, MOST + 1)
+        value = _first(range(least, above), allowed)
+        if value is not None:
+            if not fits(value):
+                break
+            below, end = value, above
     # Bisect between powers of two.
     while below:
         middle = (below + end + 1) // 2
@@ -114,8 +112,8 @@ def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda
     return None
 
 
-def _first(values: Iterable[int], allowed: Callable[[int], bool]) -> int | None:
-    return next(filter(allowed, islice(values, SCANNED)), None)
+def _first(values: range, allowed: Callable[[int], bool]) -> int | None:
+    return next(filter(allowed, values[:SCANNED]), None)
 
 
 def _composed(overrides: Sequence[str]) -> dict[str, Any]:
@@ -130,7 +128,8 @@ def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
     for name in key.split("."):
         value = value.get(name, "not set") if isinstance(value, dict) else "not set"
     if isinstance(value, bool) or not (value is None or value == "auto" or isinstance(value, int)):
-        raise ConfigError(f"plan: --max needs {A_WHOLE_NUMBER}; {key} is {value}")
+        wanted = "a key whose value is a whole number, such as --max micro_batch"
+        raise ConfigError(f"plan: --max needs {wanted}; {key} is {value}")
 
 
 def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:

@@ -100,12 +100,9 @@ class _Backend:
     """A backend of torch.compile. dynamo compares backends: with one for all blocks it compiles equal blocks once."""
 
     def __init__(self, recorder: Recorder, *, partitions: bool, fuses: bool) -> None:
-        """
-        Args:
-            partitions: whether to use inductor's decompositions and its partitioner, which chooses the saved tensors.
-            fuses: whether kernels are fused.
-        """
-        self.recorder, self.partitions, self.fuses = recorder, partitions, fuses
+        self.recorder = recorder
+        self.partitions, self.fuses = partitions, fuses
+        """Whether inductor's decompositions and partitioner are used, which chooses saved tensors; whether kernels are fused."""
         self.__name__ = "traced"
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:

@@ -21,13 +21,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
-    """
-    Have attention and RMSNorm run on meta as on the device.
-
-    Args:
-        device_type: `cpu` or `cuda`.
-        compiles: code is compiled as well. It is traced on the CPU, where the compiler decomposes RMSNorm.
-    """
+    """Have attention and RMSNorm run on meta as on a `cpu` or `cuda` device."""
     with ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -39,7 +33,7 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
         if device_type == "cuda":
             library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")  # type: ignore[no-untyped-call]
-            if compiles:
+            if compiles:  # code is traced on the CPU, where the compiler decomposes RMSNorm
                 library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
         yield
 

@@ -113,13 +113,7 @@ STAND_INS = (
 
 @contextmanager
 def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False) -> Iterator[None]:
-    """
-    Let meta stand in for a device.
-
-    Args:
-        device_type: `cpu` or `cuda`.
-        compiles: whether any part of the recipe is compiled.
-    """
+    """Let meta stand in for a `cpu` or `cuda` device. `compiles`: whether any part of the recipe is compiled."""
     if compiles:
         # The import takes seconds. It comes first because it collects functions of torch, some of which are replaced below.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code

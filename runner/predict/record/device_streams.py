@@ -60,9 +60,6 @@ class TracedEvent:
     def wait(self, stream: TracedStream | None = None) -> None:
         (stream or self.device.current_stream()).wait_event(self)
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self) -> None:
         if self.number is not None:
             self.device.write(HostWaited(self.number))

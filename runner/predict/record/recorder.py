@@ -147,20 +147,17 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
 
     def _track_results(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         if func._schema.name in RETURN_THEIR_ARGUMENT:
-            self._alias(result, inputs[0])
+            self._follow_without_memory(result, keeps=inputs[0].untyped_storage())
         elif self.fusion is Fusion.INSIDE:
             for each in tensors_in((result,)):
-                storage = each.untyped_storage()
-                if storage._cdata not in self._by_storage:
-                    self._follow(storage, 0)
+                self._follow_without_memory(each)
         else:
             super()._track_results(func, inputs, result)
 
-    def _alias(self, result: Tensor, argument: Tensor) -> None:
-        """Follow a result that has no memory of its own, and keeps its argument's memory alive."""
-        storage, held = result.untyped_storage(), argument.untyped_storage()
-        if storage._cdata not in self._by_storage and storage._cdata != held._cdata:
-            self._follow(storage, 0, keeps=held)
+    def _follow_without_memory(self, result: Tensor, keeps: UntypedStorage | None = None) -> None:
+        storage = result.untyped_storage()
+        if storage._cdata not in self._by_storage and (keeps is None or storage._cdata != keeps._cdata):
+            self._follow(storage, 0, keeps=keeps)
 
     def _track_tensor(self, value: Tensor, category: str, *, created_here: bool) -> None:
         if created_here and not isinstance(value, FakeTensor):  # DTensor's sharding propagation makes fake tensors

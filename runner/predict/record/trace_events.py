@@ -78,7 +78,7 @@ class HostWaited(NamedTuple):
     event: int | None
 
 
-MemoryEvent = Allocated | Freed | UsedByStream
-Synchronisation = EventRecorded | StreamWaitedForEvent | HostWaited
-TraceEvent = MemoryEvent | Operator | Collective | Synchronisation
+TraceEvent = (
+    Allocated | Freed | UsedByStream | Operator | Collective | EventRecorded | StreamWaitedForEvent | HostWaited
+)
 EventLog = list[TraceEvent]

@@ -33,9 +33,6 @@ class InstantClock:
     def take(self, event: TraceEvent) -> None:
         pass
 
-    def step_time(self, skipped_micro_batches: int) -> None:
-        """Return None: the time of a step is unknown."""
-
 
 class MemoryChange(NamedTuple):
     """An allocation gets its memory or returns it, or another part of the step begins."""

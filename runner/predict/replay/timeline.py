@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from meshrunner.runner.ledger.allocations import CATEGORIES, START, Phase
@@ -27,7 +28,6 @@ class Point(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of all categories."""
         return sum(self.by_category)
 
 
@@ -59,8 +59,6 @@ def timeline(changes: Iterable[MemoryChange], step: int, capacity: int, memory: 
 
     Args:
         changes: from the first allocation of the run to the end of the step.
-        step: number of the step.
-        capacity, memory: see `Timeline`.
         most: points to keep, among them the highest of each phase and of the whole step.
     """
     found: list[Point] = []
@@ -103,20 +101,14 @@ def _thinned(points: list[Point], most: int) -> list[Point]:
     """Return about `most` points: the highest of each phase, and the highest and lowest of intervals of equal length."""
     if len(points) <= most:
         return points
-    totals = [point.total for point in points]
-    kept = {0, len(points) - 1, _highest(range(len(points)), [point.reserved or 0 for point in points])}
-    phases: dict[Phase, list[int]] = {}
+    total, phases = attrgetter("total"), dict[Phase, list[Point]]()
     for point in points:
-        phases.setdefault(point.phase, []).append(point.at)
-    kept.update(_highest(places, totals) for places in phases.values())
+        phases.setdefault(point.phase, []).append(point)
+    kept = {points[0], points[-1], max(points, key=lambda point: point.reserved or 0)}
+    kept.update(max(each, key=total) for each in phases.values())
     intervals = max(1, (most - len(kept)) // 2)
     length = -(-len(points) // intervals)
     for begin in range(0, len(points), length):
-        interval = range(begin, min(begin + length, len(points)))
-        kept.update((_highest(interval, totals), min(interval, key=totals.__getitem__)))
-    return [points[index] for index in sorted(kept)]
-
-
-def _highest(indices: Iterable[int], values: Sequence[int]) -> int:
-    """Return the first index of the highest value."""
-    return max(indices, key=values.__getitem__)
+        interval = points[begin : begin + length]
+        kept.update((max(interval, key=total), min(interval, key=total)))
+    return sorted(kept)

@@ -12,7 +12,6 @@ from meshrunner.runner.predict.timing import collectives
 
 Fp32Rate = Literal["fp32", "tf32"]
 """Field of `hardware.peak` that holds the rate of fp32 matmuls."""
-_STANDARD_NORMAL = NormalDist()
 
 
 class GPURates:
@@ -30,12 +29,7 @@ class GPURates:
         """See `hardware.Efficiency`."""
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
-        """
-        Return the FLOP/s that operators of a kind reach: matmul, attention or attention_backward.
-
-        Raises:
-            ConfigError: the rate is unknown.
-        """
+        """Return the FLOP/s that operators of an `Operator.kind` reach; raises ConfigError if the rate is unknown."""
         hardware = self._hardware
         rate, share = _peak_rate(dtype, self._fp32_rate)
         peak = hardware.peak_tflops(rate)
@@ -95,7 +89,7 @@ class CPURates:
         """
         if ranks < 2:
             return 0.0
-        return self._speed.jitter * math.sqrt(work_s) * _STANDARD_NORMAL.inv_cdf((ranks - 0.375) / (ranks + 0.25))
+        return self._speed.jitter * math.sqrt(work_s) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 Rates = GPURates | CPURates

@@ -79,17 +79,8 @@ def at_depth(recipe: Recipe, blocks: int) -> Recipe:
     return recipe.model_copy(update={"model": model})
 
 
-class DeepMemory(NamedTuple):
-    """Memory at full depth."""
-
-    start: int
-    """Most bytes before the first step."""
-    peak: PeakMemory
-    """Peak of a step."""
-
-
-def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> DeepMemory:
-    """Return the memory at full depth, exact to the byte."""
+def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, PeakMemory]:
+    """Return the most bytes before the first step and the peak of a step at full depth, exact to the byte."""
     in_shallow, in_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
     totals = {
         position: depths.at_full_depth(in_shallow[position][1], total)
@@ -97,15 +88,14 @@ def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> DeepMemory:
         if position in in_shallow
     }
     highest = max(totals, key=totals.__getitem__)
-    first = _by_category(shallow, in_shallow[highest][0])
-    second = _by_category(deeper, in_deeper[highest][0])
+    phases = in_shallow[highest][0], in_deeper[highest][0]
+    first = shallow.ledger.peak_of(lambda phase: phase == phases[0]).by_category
+    second = deeper.ledger.peak_of(lambda phase: phase == phases[1]).by_category
     by_category = {name: depths.at_full_depth(first[name], second[name]) for name in first}
     part, block = highest
     number = None if block is None else block % depths.full
-    return DeepMemory(
-        depths.at_full_depth(start_peak(shallow), start_peak(deeper)),
-        PeakMemory(totals[highest], by_category, Phase(deeper.last_step, part, number)),
-    )
+    start = depths.at_full_depth(start_peak(shallow), start_peak(deeper))
+    return start, PeakMemory(totals[highest], by_category, Phase(deeper.last_step, part, number))
 
 
 def start_peak(trace: Trace) -> int:
@@ -118,21 +108,15 @@ def step_peak(trace: Trace) -> PeakMemory:
     return trace.ledger.peak_of(lambda phase: phase.step == trace.last_step)
 
 
-def _by_category(trace: Trace, phase: Phase) -> dict[str, int]:
-    return trace.ledger.peak_of(lambda each: each == phase).by_category
-
-
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
     """Return (part of the last step, block counted from the nearer end, -1 being the last) -> that phase and its peak."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
-        if phase.step != trace.last_step:
+        step, part, block = phase
+        if step != trace.last_step:
             continue
-        if phase.block is None:
-            found[phase.part, None] = phase, total
-            continue
-        if phase.block < depths.front:
-            found[phase.part, phase.block] = phase, total
-        if depth - phase.block <= depths.reach:
-            found[phase.part, phase.block - depth] = phase, total
+        if block is None or block < depths.front:
+            found[part, block] = phase, total
+        if block is not None and depth - block <= depths.reach:
+            found[part, block - depth] = phase, total
     return found

@@ -63,12 +63,8 @@ def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) 
     Assemble a recipe as rank 0 and take two optimizer steps.
 
     Args:
-        recipe: with every `auto` resolved for the device type.
+        recipe: with every `auto` resolved for the device type, which is `cpu` or `cuda`.
         workers: processes per node.
-        device_type: `cpu` or `cuda`.
-
-    Raises:
-        ConfigError: the recipe does not fit the devices.
     """
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()

@@ -41,11 +41,11 @@ def test_shallow_models_predict_the_memory_of_a_deep_one(case: str) -> None:
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
     shallow, deeper = (trace_one(at_depth(recipe, each)) for each in (depths.shallow, depths.deeper))
-    deep, full = extrapolate(depths, shallow, deeper), trace_one(recipe)
+    (start, peak), full = extrapolate(depths, shallow, deeper), trace_one(recipe)
     expected = step_peak(full)
-    assert deep.peak.total == expected.total and deep.peak.by_category == expected.by_category
-    assert str(deep.peak.phase) == str(expected.phase)
-    assert deep.start == start_peak(full)
+    assert peak.total == expected.total and peak.by_category == expected.by_category
+    assert str(peak.phase) == str(expected.phase)
+    assert start == start_peak(full)
     if case == "end of backward":  # extrapolating whole phases would miss it
         assert expected.phase is not None and expected.phase.part == "backward" and expected.phase.block in (0, 1)
 

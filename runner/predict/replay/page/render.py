@@ -34,27 +34,26 @@ def write_page(
     timeline: Timeline | None,
 ) -> None:
     """
-    Write the page, replacing an older one atomically.
+    Write the page as `put` does. Findings are shown below the verdict, remarks below the figures.
 
     Args:
         command: the command line that made the forecast.
-        findings: sentences below the verdict.
         figures: (name, value) rows, as in the terminal's table.
-        remarks: sentences below the figures.
         timeline: memory over a step; None draws no chart.
-
-    Raises:
-        ConfigError: the file cannot be written.
     """
+
+    def paragraphs(lines: Sequence[str]) -> str:
+        return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
     now = datetime.now().astimezone()
     page = Template((PAGE / "page.html").read_text()).substitute(
         verdict=escape(verdict),
-        findings=_paragraphs(findings),
+        findings=paragraphs(findings),
         command=escape(command),
         moment=now.isoformat(timespec="seconds"),
         written=f"{now:%Y-%m-%d %H:%M %Z}",
         figures="".join(f"<dt>{escape(title)}</dt><dd>{escape(value)}</dd>" for title, value in figures),
-        remarks=_paragraphs(remarks),
+        remarks=paragraphs(remarks),
         style=(SHARED / "page.css").read_text() + (PAGE / "page.css").read_text(),
         data=json.dumps(_chart(timeline), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=(SHARED / "svg.js").read_text() + (PAGE / "memory.js").read_text(),
@@ -62,12 +61,12 @@ def write_page(
     put(page, file)
 
 
-def _paragraphs(lines: Sequence[str]) -> str:
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
 def _chart(timeline: Timeline | None) -> dict[str, Any] | None:
     """Return the data of the chart in GiB, without categories that hold nothing."""
+
+    def gib(nbytes: int) -> float:
+        return float(f"{nbytes / GIB:.6g}")
+
     if timeline is None or not timeline.points:
         return None
     points = timeline.points
@@ -79,12 +78,8 @@ def _chart(timeline: Timeline | None) -> dict[str, Any] | None:
         "phase": [phases[point.phase] for point in points],
         "phases": list(map(str, phases)),
         "parts": timeline.parts,
-        "categories": {name: list(map(_gib, values)) for name, values in held.items() if any(values)},
-        "reserved": list(map(_gib, reserved)) or None,
-        "capacity": _gib(timeline.capacity),
-        "memory": _gib(timeline.memory),
+        "categories": {name: list(map(gib, values)) for name, values in held.items() if any(values)},
+        "reserved": list(map(gib, reserved)) or None,
+        "capacity": gib(timeline.capacity),
+        "memory": gib(timeline.memory),
     }
-
-
-def _gib(nbytes: int) -> float:
-    return float(f"{nbytes / GIB:.6g}")
