@@ -7,7 +7,7 @@ merged, table columns and cells, the progress line, chart titles and the table i
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -36,12 +36,10 @@ class Figure(NamedTuple):
     format: Callable[[float], str]
     over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "saves", "once", ""]
     """
-    The statistic over the steps that summary.json holds.
-
-    `median` of the measured steps as `<key>_median`, with `p10` and `p90` as its range. `last`: the last step's value as `<key>`;
-    `final`: the same as `<group>/final_<name>`. `sum` over all steps of the last attempt. `saves`: the median over checkpoints,
-    which the meter adds, since no step follows the last one. `once`: added by the meter, the profiler or the end of the run.
-    Empty: not in summary.json.
+    The statistic over steps in summary.json: `median` of the measured steps as `<key>_median`, with `p10` and `p90` as its
+    range; `last`: the last step's value as `<key>`; `final`: the same as `<group>/final_<name>`; `sum` over all steps of the
+    last attempt; `saves`: the median over checkpoints, which the meter adds, since no step follows the last one; `once`:
+    added by the meter, the profiler or the end of the run. Empty: not in summary.json.
     """
     over_repeats: Literal["median", "min", "max", "median min max", ""]
     """The statistic over repeats in `compare`, with its range if there are three; empty if `compare` leaves the figure out."""
@@ -102,7 +100,8 @@ class Figure(NamedTuple):
         elif len(self.summary_keys) == 1 and ends[:1] == ends[1:]:  # all repeats agree
             ends = []
         if self.predicts:
-            ends = [_error(self.values(runs)[0], figure_of(self.predicts).values(runs)[0])]
+            predicted, measured = self.values(runs)[0], figure_of(self.predicts).values(runs)[0]
+            ends = [f"{100 * (predicted / measured - 1):+.1f}%"] if predicted is not None and measured else []
         if self.but and all(run.get(self.but) for run in runs):
             ends = [self.but]
         return f"{value} ({'-'.join(ends)})" if value and ends and all(ends) else value
@@ -193,14 +192,13 @@ FIGURES: tuple[Figure, ...] = (
 # fmt: on
 """The figures, in the order of table columns and of docs/figures.md."""
 
-HIGHER_IS_BETTER = frozenset(key for each in FIGURES if each.higher_is_better for key in (each.key, *each.summary_keys))
 PREDICTION = "plan/"
 """Prefix of the keys of figures that were predicted before a run started."""
 
 
 def higher_is_better(key: str) -> bool:
     """Return whether higher values of a key in summary.json are better."""
-    return key in HIGHER_IS_BETTER
+    return any(key in (each.key, *each.summary_keys) for each in FIGURES if each.higher_is_better)
 
 
 def summary_keys() -> list[str]:
@@ -221,11 +219,7 @@ def table_figures() -> list[Figure]:
 
 
 def speed_figure(summaries: Sequence[Mapping[str, Any]]) -> Figure:
-    """
-    Return the figure by which to compare speeds: WPS, or tokens per CPU-second if all runs were on CPUs.
-
-    Other programs on the machine affect wall-clock time more than CPU time.
-    """
+    """Return the figure to compare speeds by: tokens per CPU-second if all runs were on CPUs, where WPS is noisier, else WPS."""
     on_cpus = figure_of("perf/tokens_per_cpu_s")
     return on_cpus if summaries and all(on_cpus.values([each])[0] for each in summaries) else figure_of("perf/wps")
 
@@ -246,19 +240,10 @@ def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     return {key: value for each in figures for key, value in zip(each.summary_keys, each.values(runs), strict=False)}
 
 
-def _error(predicted: float | None, measured: float | None) -> str:
-    """Return the relative error of a prediction, `+3.1%`; empty if either value is unknown."""
-    return f"{100 * (predicted / measured - 1):+.1f}%" if predicted is not None and measured else ""
-
-
 def number(value: Any) -> float | None:
-    """Return a finite number unchanged, and None for anything else."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond the range of a float
-        return None
+    """Return a finite number unchanged, and None for anything else, such as an integer beyond the range of a float."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return value if known else None
 
 
 def documentation() -> Iterator[str]:

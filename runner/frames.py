@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.comparison import Comparison, compare_runs
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.export import records
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import text
@@ -46,28 +46,19 @@ def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -
     """Read and compare runs; implements `meshrunner.load`."""
     if not folders:
         raise ConfigError("load: pass at least one run or sweep directory")
-    comparison = compare_runs(read_runs([Path(folder) for folder in folders]), baseline)
-    frame = _pandas().DataFrame
-    rows = [record | _hashable(comparison.keys, record) for record in records(comparison)]
-    return Loaded(frame(rows), frame(_events(comparison)), comparison.keys, findings(comparison))
-
-
-def _pandas() -> Any:
     try:
-        import pandas
+        from pandas import DataFrame
     except ImportError as error:
         raise ImportError("meshrunner.load needs pandas: pip install pandas") from error
-    return pandas
-
-
-def _events(comparison: Comparison) -> list[dict[str, Any]]:
-    found = []
-    for row in comparison.rows:
-        values = _hashable(comparison.keys, row.values)
-        for run in row.runs:
-            about = {"run": str(run.path), "state": run.state, **values}
-            found += [about | {"seed": run.seed} | event for event in run.events]
-    return found
+    comparison = compare_runs(read_runs([Path(folder) for folder in folders]), baseline)
+    rows = [record | _hashable(comparison.keys, record) for record in records(comparison)]
+    events = [
+        {"run": str(run.path), "state": run.state, **_hashable(comparison.keys, row.values), "seed": run.seed} | event
+        for row in comparison.rows
+        for run in row.runs
+        for event in run.events
+    ]
+    return Loaded(DataFrame(rows), DataFrame(events), comparison.keys, findings(comparison))
 
 
 def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:

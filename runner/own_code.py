@@ -24,31 +24,26 @@ def fault(error: BaseException) -> str:
 
     The result is empty if the traceback contains no method of the user's classes.
     """
-    own = list(_own_frames(error))
+    own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:
         return ""
     what = f"{method.f_globals.get('__name__')}:{method.f_code.co_qualname} raised {type(error).__name__}"
     message = one_line(error)
     lines = [f"{what}: {message}" if message else what]
-    lines += [f"  {_line(frame, number)}" for frame, number in own[-MAX_LINES:]]
+    lines += [f"  {line}" for _, line in own[-MAX_LINES:]]
     return "\n".join(line[:MAX_WIDTH] for line in lines)
 
 
 def innermost(error: BaseException) -> str:
     """Return the innermost line of the user's files in a traceback as `FILE, line 3: x = f(y)`, or an empty string."""
-    own = list(_own_frames(error))
-    return _line(*own[-1])[:MAX_WIDTH] if own else ""
+    lines = [line for _, line in _own_lines(error)]
+    return lines[-1][:MAX_WIDTH] if lines else ""
 
 
-def _line(frame: FrameType, number: int) -> str:
-    file = frame.f_code.co_filename
-    return f"{file}, line {number}: {linecache.getline(file, number).strip()}"
-
-
-def _own_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames and line numbers of code that is neither meshrunner's nor installed, outermost first."""
-    for frame, line in walk_tb(error.__traceback__):
+def _own_lines(error: BaseException) -> Iterator[tuple[FrameType, str]]:
+    """Yield the frames of code that is neither meshrunner's nor installed, outermost first, and the lines they are in."""
+    for frame, number in walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] not in OURS and not file.startswith(INSTALLED) and Path(file).is_file():
-            yield frame, line
+            yield frame, f"{file}, line {number}: {linecache.getline(file, number).strip()}"

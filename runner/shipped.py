@@ -22,8 +22,8 @@ LAUNCHERS = {"local": "Runs on this machine"}
 EXPERIMENT, LAUNCHER = "experiment", "hydra/launcher"
 """Groups whose options have no `kind`."""
 PACKAGE = "@package"
-_own: list[Path] = []
-"""Directories of the user's own groups and options."""
+own: list[Path] = []
+"""Directories of the user's own groups and options, which `also_in` adds."""
 
 
 @contextmanager
@@ -32,28 +32,23 @@ def also_in(config_dir: str | None) -> Iterator[None]:
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
         raise ConfigError(f"--config-dir: no such directory: {folder}")
-    before = list(_own)
-    _set([*before, folder] if config_dir else before)
+    before = list(own)
+    _search([*before, folder] if config_dir else before)
     try:
         yield
     finally:
-        _set(before)
+        _search(before)
 
 
-def _set(folders: list[Path]) -> None:
-    _own[:] = folders
+def _search(folders: list[Path]) -> None:
+    own[:] = folders
     values.cache_clear()
     _files.cache_clear()
 
 
-def has_own() -> bool:
-    """Return whether a directory of the user's is added."""
-    return bool(_own)
-
-
 def own_kinds(group: str) -> list[str]:
     """Return the classes that options in the user's directories name, as `package.module:Class`."""
-    kinds = [str(values(group, option).get("kind")) for option in (_files(group) if _own else ())]
+    kinds = [str(values(group, option).get("kind")) for option in (_files(group) if own else ())]
     return list(dict.fromkeys(kind for kind in kinds if ":" in kind))
 
 
@@ -65,7 +60,7 @@ def groups() -> list[str]:
 @cache
 def defaults() -> dict[str, str | None]:
     """Return group -> its default option."""
-    entries = [entry for entry in _parsed(_text("run.yaml"))["defaults"] if isinstance(entry, dict)]
+    entries = [entry for entry in _run_yaml()["defaults"] if isinstance(entry, dict)]
     return {group.removeprefix("override "): option for entry in entries for group, option in entry.items()}
 
 
@@ -99,21 +94,21 @@ def file_text(group: str, option: str) -> str:
 def values(group: str, option: str) -> dict[str, Any]:
     """Return the keys of an option and of the options it builds on, with `???` and interpolations unresolved."""
     found: dict[str, Any] = {}
-    own = _parsed(file_text(group, option))
-    for base in own.pop("defaults", []):
+    keys = _parsed(file_text(group, option))
+    for base in keys.pop("defaults", []):
         if isinstance(base, str) and (base == "_self_" or base in _files(group)):
-            found = _merged(found, own if base == "_self_" else values(group, base))
-    return _merged(found, own)
+            found = _merged(found, keys if base == "_self_" else values(group, base))
+    return _merged(found, keys)
+
+
+def top_level() -> dict[str, Any]:
+    """Return the keys of run.yaml."""
+    return {key: value for key, value in _run_yaml().items() if key != "defaults"}
 
 
 @cache
-def top_level() -> dict[str, Any]:
-    """Return the keys of run.yaml."""
-    return {key: value for key, value in _parsed(_text("run.yaml")).items() if key != "defaults"}
-
-
-def _text(name: str) -> str:
-    return files("meshrunner.conf").joinpath(name).read_text()
+def _run_yaml() -> dict[str, Any]:
+    return _parsed(files("meshrunner.conf").joinpath("run.yaml").read_text())
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -124,7 +119,7 @@ def _parsed(text: str) -> dict[str, Any]:
 @cache
 def _files(group: str) -> dict[str, Traversable]:
     folders: list[Traversable] = [files("meshrunner.conf").joinpath(group)]
-    folders += [folder / group for folder in _own if (folder / group).is_dir()]  # later files win
+    folders += [folder / group for folder in own if (folder / group).is_dir()]  # later files win
     return {
         path.name.removesuffix(".yaml"): path
         for folder in folders
@@ -148,13 +143,11 @@ PICK = re.compile(r"\$\{pick:\$\{(?:hydra:runtime\.choices\.)?(?P<key>[^}]+)\},\
 
 def picked(value: Any) -> Iterator[tuple[str, str]]:
     """Yield (condition, value) for an interpolation that depends on another key; nothing for any other value."""
-    found = PICK.fullmatch(" ".join(value.split())) if isinstance(value, str) else None
-    if found is None:
-        return
-    alike: dict[str, list[str]] = {}
-    for entry in found["table"].split(","):
-        name, _, each = entry.partition(":")
-        alike.setdefault(each.strip(), []).append(name.strip())
-    for each, names in alike.items():
-        yield f"{found['key']}={','.join(names)}", each
-    yield "", found["other"].strip()
+    if isinstance(value, str) and (found := PICK.fullmatch(" ".join(value.split()))):
+        alike: dict[str, list[str]] = {}
+        for entry in found["table"].split(","):
+            name, _, each = entry.partition(":")
+            alike.setdefault(each.strip(), []).append(name.strip())
+        for each, names in alike.items():
+            yield f"{found['key']}={','.join(names)}", each
+        yield "", found["other"].strip()

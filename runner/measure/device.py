@@ -1,4 +1,4 @@
-"""Time stamps and peak memory of a rank's device, neither of which waits for the device."""
+"""A rank's device: time stamps and peak memory, read without waiting for it, and the peak FLOP/s behind MFU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from meshrunner.recipes.storage.cache_dir import cache_dir
+from meshrunner.runner.config.devices import cpu_name
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.figures import row_keys
+from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.rundir.files import read_json, write_json
 
 GIB = 2**30
+MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
+"""Square matmuls that measure the peak FLOP/s of a CPU."""
 
 
 class HostClock:
@@ -106,3 +114,51 @@ def clock_of(device: torch.device) -> HostClock:
 def memory_of(device: torch.device) -> HostMemory:
     """Return the memory meter for a rank's device."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def peak_flops(
+    experiment: Experiment, device: torch.device, context: WorkerContext
+) -> tuple[float | None, dict[str, Any]]:
+    """
+    Return the peak FLOP/s of one device for the run's compute dtype, None if unknown, and the summary's keys about the device.
+
+    It is the data sheet's for a GPU. For a CPU rank 0 measures it, unless it is cached, while the others wait: a collective.
+    """
+    rate = experiment.precision.compute
+    if device.type == "cuda":
+        if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
+            rate = "tf32"
+        name = torch.cuda.get_device_name(device)
+        total = torch.cuda.get_device_properties(device).total_memory / GIB
+        found = experiment.hardware.found(name, total)
+        tflops = found.peak_tflops(rate) if found else None
+        peak = None if tflops is None else tflops * 1e12
+    else:
+        name = cpu_name()
+        box: list[float | None] = [_cached_peak(name, rate, context) if context.rank == 0 else None]
+        dist.broadcast_object_list(box, src=0)
+        peak = box[0]
+    return peak, {"device": name, "peak_tflops": peak and peak / 1e12, "peak_rate": rate}
+
+
+def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
+    """Return the FLOP/s of this processor with the run's number of threads, measured once and cached."""
+    path = cache_dir() / "cpu_peak.json"
+    key = f"{cpu}, {context.threads} threads, {rate}, torch {torch.__version__}"
+    known = read_json(path)
+    if key not in known:
+        context.doing("measuring the peak of this CPU")
+        known[key] = _measure(torch.bfloat16 if rate == "bf16" else torch.float32)
+        write_json(path, known)
+    return float(known[key])
+
+
+def _measure(dtype: torch.dtype) -> float:
+    """Return the FLOP/s of the fastest of MATMUL_REPEATS matmuls."""
+    a, b = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype), torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
+    best = float("inf")
+    for _ in range(MATMUL_REPEATS):
+        begin = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - begin)
+    return 2 * MATMUL_SIZE**3 / best

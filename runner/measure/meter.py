@@ -26,9 +26,7 @@ from torch import Tensor
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.measure.compilation import compile_facts, compile_seconds, recompile_reasons
-from meshrunner.runner.measure.device import clock_of, memory_of
-from meshrunner.runner.measure.peak_flops import peak_flops
+from meshrunner.runner.measure.device import clock_of, memory_of, peak_flops
 from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Location, Summary, add_layout
@@ -261,3 +259,31 @@ class RunMeter:
                 raise FloatingPointError(
                     f"step {step.number}: the {what}; this step's update was skipped and the run stops"
                 )
+
+
+def compile_seconds() -> float:
+    """Return the wall-clock seconds spent compiling forward and backward graphs so far."""
+    from torch._dynamo.utils import calculate_time_spent
+
+    return float(calculate_time_spent().get("total_wall_time", 0.0))
+
+
+def recompile_reasons() -> list[str]:
+    """Return the reasons of all recompilations so far, in order: function and failed guard."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
+
+
+def compile_facts() -> dict[str, Any]:
+    """Return the keys of summary.json about compilation."""
+    from torch._dynamo.utils import counters
+
+    return {
+        "compile/graphs": counters["stats"]["unique_graphs"],
+        "compile/graph_breaks": dict(counters["graph_break"]),
+        "compile/recompiles": recompile_reasons(),
+        # of inductor's graphs, forward and backward: a compile time means little without the state of the cache
+        "compile/cache_hits": counters["inductor"]["fxgraph_cache_hit"],
+        "compile/cache_misses": counters["inductor"]["fxgraph_cache_miss"],
+    }

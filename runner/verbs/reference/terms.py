@@ -45,7 +45,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
     if not option:
         return explain.explain_group(group, ABOUT.get(group) or documentation(Experiment)[group], keys)
     if option not in shipped.options(group):
-        own = "" if shipped.has_own() else "; for an option of your own add --config-dir DIR"
+        own = "" if shipped.own else "; for an option of your own add --config-dir DIR"
         error = unknown(f"{group}: unknown option '{option}'", option, shipped.options(group))
         raise ConfigError(f"{error}{own}")
     if (kind := shipped.values(group, option).get("kind")) in shipped.own_kinds(group):

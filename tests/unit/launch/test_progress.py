@@ -15,6 +15,7 @@ from meshrunner.recipes.meter import PHASES
 from meshrunner.runner import console
 from meshrunner.runner.console import Slow, naming
 from meshrunner.runner.launch.progress import ProgressLine, run_table
+from meshrunner.runner.measure import device as device_module
 from meshrunner.runner.measure import meter as meter_module
 from meshrunner.runner.measure.device import HostClock
 from meshrunner.runner.measure.meter import RunMeter
@@ -121,13 +122,11 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
 
 
 def test_measuring_the_peak_is_named_only_where_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshrunner.runner.measure import peak_flops
-
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path))
-    monkeypatch.setattr(peak_flops, "_measure", lambda _: 5e9)
+    monkeypatch.setattr(device_module, "_measure", lambda _: 5e9)
     said: list[str] = []
     me: Any = SimpleNamespace(threads=1, doing=said.append)
-    assert [peak_flops._cached_peak("cpu", "fp32", me) for _ in range(2)] == [5e9, 5e9]
+    assert [device_module._cached_peak("cpu", "fp32", me) for _ in range(2)] == [5e9, 5e9]
     assert said == ["measuring the peak of this CPU"]
 
 

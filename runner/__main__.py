@@ -1,3 +1,0 @@
-from meshrunner.__main__ import main
-
-main()
