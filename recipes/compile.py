@@ -13,8 +13,6 @@ from meshrunner.recipes.option import Option, did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
-KNOWN_BACKENDS = ("inductor", "aot_eager", "eager")
-"""Backends of every supported torch. Others are looked up in the installed one."""
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes that record CUDA graphs, according to torch._inductor.list_mode_options."""
@@ -55,12 +53,7 @@ class Compile(Option):
         """Set process-wide options. Every worker calls this before it compiles anything."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
-        """
-        Compile a block in place.
-
-        Args:
-            contains_units: whether FSDP units are inside the block. Gathering and freeing them breaks its graph.
-        """
+        """Compile a block in place. Gathering and freeing the FSDP units that it contains breaks its graph."""
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of tensors, such as the cross entropy, compiled or unchanged."""
@@ -109,8 +102,8 @@ class TorchCompile(Compile):
         return self.mode is not None and self.mode.startswith("max-autotune")
 
     def problems(self) -> list[str]:
-        if self.backend in KNOWN_BACKENDS:
-            return []
+        if self.backend in ("inductor", "aot_eager", "eager"):
+            return []  # every torch has these
         import torch
 
         if self.backend in torch.compiler.list_backends(exclude_tags=()):

@@ -182,11 +182,10 @@ def prepare(
 
 
 class Result(NamedTuple):
-    """The result of `train`."""
+    """The trained model and the last completed step, which is less than `recipe.steps` if a stop was requested."""
 
     model: nn.Module
     step: int
-    """The last completed step; less than `recipe.steps` if a stop was requested."""
 
 
 def train(
@@ -202,14 +201,12 @@ def train(
     """
     Train up to step `recipe.steps` or until a stop is requested. The last step is saved if checkpoints are on.
 
+    Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, NotSaved if a checkpoint cannot be
+    written, and FloatingPointError (by the meter) if a loss or gradient is not finite.
+
     Args:
         checkpoints: the directory of the run's checkpoints; None: checkpoints are neither read nor written.
         stop_requested: whether this rank was requested to stop; None: it never is.
-
-    Raises:
-        ConfigError: the recipe does not fit the devices, the data or the checkpoint.
-        NotSaved: a checkpoint could not be written.
-        FloatingPointError: a loss or gradient was not finite; raised by the meter.
     """
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed

@@ -67,12 +67,7 @@ class Recipe(Section):
     """Global norm to clip gradients to; null: no clipping."""
 
     def accumulation(self, data_ranks: int) -> tuple[int, int]:
-        """
-        Return (sequences per optimizer step, micro batches per rank and step).
-
-        Raises:
-            ConfigError: the global batch cannot be split evenly. The message shows the arithmetic.
-        """
+        """Return (sequences per step, micro batches per rank and step). Raises ConfigError with the arithmetic."""
         per_pass = self.micro_batch * data_ranks
         total = per_pass if self.global_batch is None else self.global_batch
         if total % per_pass:
@@ -91,8 +86,7 @@ class Recipe(Section):
         """
         Return this recipe resumed from a checkpoint, whose global batch replaces null even if the number of ranks has changed.
 
-        Raises:
-            ConfigError: the checkpoint is of another model, or of a later step than the last one of this run.
+        Raises ConfigError if the checkpoint is of another model, or of a later step than the last one of this run.
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(

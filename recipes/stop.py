@@ -13,10 +13,7 @@ class StopAgreement:
     A non-blocking agreement among ranks to stop if any of them was asked to.
 
     After every step the ranks start an asynchronous all-reduce of a flag over gloo, and read the result of the previous step's,
-    which is usually complete by then.
-
-    Args:
-        requested: returns whether this rank was asked to stop. It is called after every step.
+    which is usually complete by then. The flag is `requested()`: whether this rank was asked to stop.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:

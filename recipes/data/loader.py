@@ -55,11 +55,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """
-        Return (tokens, targets) of each micro batch of the next step, int64 [micro_batch, seq_len], on the device.
-
-        An exception from reading is raised here, and again by every later call.
-        """
+        """Return (tokens, targets) of each micro batch, int64 [micro_batch, seq_len], or raise the error of a failed read."""
         if self._closed:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()

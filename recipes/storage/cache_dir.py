@@ -9,11 +9,7 @@ from meshrunner.recipes.errors import ConfigError
 
 
 def cache_dir() -> Path:
-    """
-    Return MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory, created if missing.
-
-    Raises ConfigError if it cannot be written.
-    """
+    """Return MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory. Raises ConfigError if it cannot be written."""
     named = os.environ.get("MESHRUNNER_CACHE")
     folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:

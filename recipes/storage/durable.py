@@ -9,22 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 20
-KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFLNK: "a link",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-"""Type of a directory entry that is not a regular file -> its name in messages."""
 
 
 def check_regular(path: Path, limit: int | None = None) -> None:
     """Raise ValueError with the reason if a path is not a regular file or has more than `limit` bytes."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
+        raise ValueError("it is not a regular file")
     if limit is not None and found.st_size > limit:
         raise ValueError(f"it has {found.st_size:,} bytes, more than the {limit:,} that are read")
 
@@ -32,7 +23,7 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
     """Open a file for reading; raises ValueError as `check_regular` does. A pipe would block, a link could lead anywhere."""
     check_regular(path, limit)
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    return path.open("rb")
 
 
 def read_regular(path: Path, limit: int) -> bytes:

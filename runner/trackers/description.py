@@ -40,6 +40,8 @@ class RunRecord:
     """The resolved configuration, nested as in config.yaml."""
     choices: dict[str, str]
     """Group -> chosen option: {"parallelism": "fsdp2", ...}."""
+    tags: list[str]
+    """Options that are not the default, as `group=option`, at most 64 characters each."""
     name: str
     """The run directory's name."""
     group: str | None
@@ -53,20 +55,17 @@ class RunRecord:
     def load(cls, run_dir: Path) -> RunRecord:
         """Read a run directory. If tracker.json has no `run_id`, write a new one."""
         run_dir = run_dir.resolve()
+        choices = read_overrides(run_dir).choices
         return cls(
             run_dir=run_dir,
             config=read_config(run_dir),
-            choices=read_overrides(run_dir).choices,
+            choices=choices,
+            tags=tags(choices),
             name=run_dir.name,
             group=sweep_title(run_dir.parent) if is_sweep(run_dir.parent) else None,
             attempt=read_status(run_dir).attempt or 1,
             run_id=ensure_run_id(run_dir),
         )
-
-    @property
-    def tags(self) -> list[str]:
-        """Options that are not the default, as `group=option`, at most 64 characters each."""
-        return tags(self.choices)
 
     def describe(self) -> dict[str, Any]:
         """Return `described` of the run. It is complete once this attempt has written its first row."""

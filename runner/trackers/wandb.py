@@ -90,9 +90,12 @@ class Wandb(Tracker):
             notes="\n".join(sweep.findings) or None,
             config=sweep.shared,
         )
-        comparison = WandbRun(started, lambda: sweep.shared)
-        comparison.log_table(sweep.rows)
-        comparison.finish({"findings": sweep.findings}, "completed", "")
+        import wandb  # after `_start` has set its environment
+
+        cells = [row | {"runs": ", ".join(Path(run["directory"]).name for run in row["runs"])} for row in sweep.rows]
+        data = [list(row.values()) for row in cells]
+        started.log({COMPARISON: wandb.Table(columns=list(cells[0]), data=data, allow_mixed_types=True)})
+        WandbRun(started, lambda: sweep.shared).finish({"findings": sweep.findings}, "completed", "")
 
     def _start(self, folder: Path, run_id: str, *, group: str | None, **settings: Any) -> Any:
         """Start or resume the W&B run with this id in a run or sweep directory; return wandb's run."""
@@ -143,15 +146,6 @@ class WandbRun:
             self._run.config.update(self._describe(), allow_val_change=True)
             self._described = True
         self._run.log({key: value for key, value in row.items() if value is not None}, step=row.step)
-
-    def log_table(self, rows: list[dict[str, Any]]) -> None:
-        """Log a W&B Table with a column per key. `runs` lists the names of the run directories."""
-        import wandb
-
-        self._check()
-        cells = [row | {"runs": ", ".join(Path(run["directory"]).name for run in row["runs"])} for row in rows]
-        data = [list(row.values()) for row in cells]
-        self._run.log({COMPARISON: wandb.Table(columns=list(cells[0]), data=data, allow_mixed_types=True)})
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         import wandb
