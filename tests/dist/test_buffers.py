@@ -235,6 +235,7 @@ PREDICTED = {
 }
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.slow) for world in (3, 4))])
 def test_what_is_predicted_is_asked_for(world: int) -> None:
     cases = PREDICTED[world] if world > 2 else PREDICTED[2][:4]

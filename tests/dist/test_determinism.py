@@ -48,7 +48,7 @@ def test_no_option_refuses_it_and_on_a_cpu_no_figure_changes(options: str) -> No
         assert told and asked == free
 
 
-@pytest.mark.slow_cases("parallelism=fsdp1*")
+@pytest.mark.slow_cases("parallelism=fsdp1*", "parallelism=fsdp2")
 @pytest.mark.parametrize("layout", ["parallelism=fsdp1", "parallelism=fsdp2"])
 def test_a_resumed_run_is_bit_equal(layout: str, tmp_path: Path) -> None:
     for straight, resumed in on_ranks(3, interrupted, tmp_path, "dcp", (layout, "deterministic=true")):

@@ -30,6 +30,7 @@ def observe_all(layouts: list[tuple[str, ...]]) -> list[dict[str, Any]]:
     return [observe(overrides) for overrides in layouts]
 
 
+@pytest.mark.slow
 def test_the_own_model_under_every_kind_of_layout() -> None:
     ((expected,),) = on_ranks(1, observe_all, [(*MODEL, "parallelism=single", "micro_batch=12")])
     found, _ = on_ranks(2, observe_all, [(*MODEL, *layout.split()) for layout in LAYOUTS])

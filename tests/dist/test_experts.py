@@ -165,6 +165,8 @@ def compare(world: int, layout: str, base: tuple[str, ...] = EXPERTS) -> Differe
 @pytest.mark.slow_cases(
     "2x parallelism=fsdp1 activation_checkpoint=full wrap=rules*",
     "4x parallelism=fsdp2 model.experts.number=6",
+    "4x parallelism=hsdp2 parallelism.expert=2",
+    "2x parallelism=tp micro_batch=6 model.experts.score=softmax*",
 )
 @pytest.mark.parametrize(
     ("world", "layout"),

@@ -77,7 +77,11 @@ QUICK = (
 """The others are slow tests."""
 
 
-@pytest.mark.slow_cases("2x parallelism=fsdp2 activation_checkpoint=full model.experts.balance=*", "2x parallelism=tp*")
+@pytest.mark.slow_cases(
+    "2x parallelism=fsdp2 activation_checkpoint=full model.experts.balance=*",
+    "2x parallelism=tp*",
+    "2x parallelism=fsdp2 parallelism.expert=2 micro_batch=2 activation_checkpoint=full",
+)
 @pytest.mark.parametrize(
     ("world", "layout"),
     [

@@ -256,14 +256,10 @@ def relative(a: Tensor, b: Tensor) -> float:
     "2x parallelism=fsdp2 micro_batch=3",
     "2x parallelism=fsdp2 model.tie_embeddings=true",
     "2x parallelism=fsdp2 loss=chunked loss.tokens=13 micro_batch=3",
-    "2x parallelism=fsdp2 wrap=rules",
-    "4x parallelism=hsdp2",
     "2x parallelism=fsdp1",
     "3x parallelism=fsdp1",
     "2x parallelism=ddp",
-    "2x parallelism=tp micro_batch=6",
     "4x parallelism=fsdp2_tp micro_batch=3",
-    "4x parallelism=fsdp1_tp micro_batch=6",
     "1x parallelism=single loss=chunked loss.tokens=13",
 )
 @pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=[f"{world}x {layout}" for world, layout in LAYOUTS])
@@ -272,6 +268,7 @@ def test_layout_equals_one_process(world: int, layout: str) -> None:
     assert max(found) < 1e-5, found
 
 
+@pytest.mark.slow_cases("parallelism=hsdp1-disagree about the norm")
 @pytest.mark.parametrize(
     ("layout", "error"),
     [
@@ -320,6 +317,7 @@ def wrapped_units(overrides: tuple[str, ...]) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow_cases("wrap=size wrap.min_parameters=10000", "wrap=root_only", "wrap3")
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_fsdp1_and_fsdp2_have_the_units_of_the_plan(wrap: str) -> None:
     overrides = (*SMALL, *wrap.split())
@@ -332,6 +330,7 @@ def test_fsdp1_and_fsdp2_have_the_units_of_the_plan(wrap: str) -> None:
         assert on_ranks(2, wrapped_units, (*overrides, f"parallelism={kind}")) == [expected] * 2
 
 
+@pytest.mark.slow
 def test_bf16_of_fsdp1_and_fsdp2_agree() -> None:
     runs = [on_ranks(2, observe, (*SMALL, f"parallelism={kind}", "precision=bf16"))[0] for kind in ("fsdp1", "fsdp2")]
     assert runs[0]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-3)
@@ -349,6 +348,7 @@ def test_bf16_stays_near_fp32() -> None:
 AUTOCASTS = [(1, "single micro_batch=12"), (2, "ddp micro_batch=6")]
 
 
+@pytest.mark.slow_cases("1-single micro_batch=12")
 @pytest.mark.parametrize(("world", "layout"), AUTOCASTS)
 def test_bf16_without_fsdp_is_autocast(world: int, layout: str) -> None:
     """The result is near fp32 and near FSDP's bf16. Weights and accumulated values are fp32."""
@@ -390,6 +390,7 @@ def communicated(overrides: tuple[str, ...]) -> tuple[dict[str, int], Tensor]:
     return {str(operator): count for operator, count in mode.get_comm_counts().items()}, gradient
 
 
+@pytest.mark.slow_cases("fsdp1-bf16", "fsdp1-fp32")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
 def test_chunks_are_gathered_for_and_reduced_once(kind: str, dtype: str) -> None:

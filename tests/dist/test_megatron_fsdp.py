@@ -108,7 +108,7 @@ def observed(world: int, base: tuple[str, ...]) -> dict[str, list[dict[str, Any]
     return dict(zip(layouts, map(list, zip(*by_rank, strict=True)), strict=True))
 
 
-@pytest.mark.slow_cases("2x*", "4x*")
+@pytest.mark.slow_cases("2x*", "4x*", "1x micro_batch=6")
 @pytest.mark.parametrize(
     ("world", "base", "layout"),
     [pytest.param(*each, id=f"{each[0]}x {'hybrid ' if each[1] is HYBRID else ''}{each[2]}") for each in CASES],
@@ -196,6 +196,7 @@ def dtypes(overrides: tuple[str, ...]) -> tuple[dict[str, torch.dtype], float]:
     return {clean_name(name): parameter.dtype for name, parameter in model.raw_param.items()}, loss.item()
 
 
+@pytest.mark.slow
 def test_what_should_stay_in_fp32_does() -> None:
     """Other parameters of the same units are bf16, and the pool has buffers of both dtypes."""
     given = (*HYBRID, *MEGATRON, *CALLED_ONCE.split(), "parallelism.double_buffer=max_pool", "micro_batch=3")

@@ -151,6 +151,7 @@ def _predicted(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
 SOME = {2: CASES[2][::4], 3: CASES[3][:2]}
 
 
+@pytest.mark.slow_cases("2 ranks, some")
 @pytest.mark.parametrize(
     ("world", "cases"),
     [

@@ -36,9 +36,7 @@ SLOW = {name: [pytest.mark.slow] for name in IDS if "tp" in name}
 """Two-dimensional layouts take a third of the time of all."""
 
 
-@pytest.mark.slow_but(
-    "1x parallelism=single-selective_op", "2x parallelism=fsdp1-full", "3x parallelism=fsdp2-selective_op"
-)
+@pytest.mark.slow_but("2x parallelism=fsdp1-full", "3x parallelism=fsdp2-selective_op")
 @pytest.mark.parametrize("option", EAGER)
 @pytest.mark.parametrize(
     ("world", "layout"),
@@ -152,6 +150,7 @@ def test_what_is_refused_under_tensor_parallelism_fails_there(option: str) -> No
         seen(4, words)
 
 
+@pytest.mark.slow
 def test_every_option_keeps_what_it_promises() -> None:
     effects(*LAYOUTS[0], "")
 

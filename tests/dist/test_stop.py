@@ -40,7 +40,7 @@ def requested_at(folder: Path, request: tuple[int, int] | None, overrides: tuple
     return result.step, recorder.losses
 
 
-@pytest.mark.slow_but("0-dcp")
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "kind"), [(0, "dcp"), (2, "dcp_async")])
 def test_all_stop_one_step_after_one_was_requested_to(rank: int, kind: str, tmp_path: Path) -> None:
     saved = ("parallelism=fsdp2", f"checkpoint={kind}", "checkpoint.every=1000")

@@ -62,6 +62,7 @@ def test_a_row_works(row: str, bench: Bench) -> None:
     assert (result.state, result.reason) == ("works", ""), result
 
 
+@pytest.mark.slow
 def test_a_row_is_refused_with_the_reason(bench: Bench) -> None:
     [result] = found(bench, bench._row("precision=fp32 compile=eager activation_checkpoint=memory_budget"))
     assert result.state == "refused" and result.reason.startswith("These settings do not go together:"), result
@@ -94,6 +95,7 @@ def test_memory_runs_out(bench: Bench) -> None:
     assert result.state == "works" and "out of host memory in step 1 (forward of output)" in result.reason, result
 
 
+@pytest.mark.slow
 def test_meshrunner_and_the_loop_do_the_same(bench: Bench) -> None:
     """The same parameters and FLOPs; losses that fall alike."""
     ours, loop = found(bench, *bench._pair(figures.Case("8B", "none", "eager")))

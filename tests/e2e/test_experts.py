@@ -13,7 +13,7 @@ EXPERTS = ("model=moe_tiny", "model.n_layers=2", "model.experts.ffn_dim=32", "mo
 KEYS = {"experts/max_violation", "experts/mean_violation", "experts/unused"}
 
 
-@pytest.mark.slow_cases("layout1")
+@pytest.mark.slow_cases("layout1", "layout0")
 @pytest.mark.parametrize("layout", [(), ("parallelism=ep", "model.experts.balance=sequence_loss", "precision=bf16")])
 def test_how_busy_experts_are_is_recorded(layout: tuple[str, ...], tmp_path: Path) -> None:
     ended = run(*EXPERTS, *layout, cwd=tmp_path)
@@ -40,7 +40,7 @@ def test_a_dense_model_has_no_figures_of_experts(tmp_path: Path) -> None:
     assert "expert" not in meshrunner("compare", "out", cwd=tmp_path).out
 
 
-@pytest.mark.slow_cases("parallelism.expert*")
+@pytest.mark.slow_cases("parallelism.expert*", "")
 @pytest.mark.parametrize("words", ["", "parallelism.expert=2 activation_checkpoint=selective_op"])
 def test_show_is_one_screen(words: str, tmp_path: Path) -> None:
     ended = meshrunner("show", "model=moe_tiny", *words.split(), cwd=tmp_path, COLUMNS="120")

@@ -250,6 +250,7 @@ def test_many_wrong_jobs_fit_on_a_screen(tmp_path: Path) -> None:
     assert len(ended.err.splitlines()) <= SCREEN
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
     """Wrong only in combination: a row of the sweep with its reason, and the others run."""
     ended = sweep("parallelism.shard=1,2", cwd=tmp_path)
@@ -315,7 +316,7 @@ ONE_RANK = {
 }
 
 
-@pytest.mark.slow_cases("aborts", "leaves*", "raises", "raises much text", "segfaults")
+@pytest.mark.slow_cases("aborts", "leaves*", "raises", "raises much text", "segfaults", "raises, and where")
 @pytest.mark.parametrize("kind, reason, shown", ONE_RANK.values(), ids=ONE_RANK)
 def test_the_rank_that_failed_is_named(kind: str, reason: str, shown: str, folder: Path) -> None:
     """Not the others, which fail right after with connection errors."""
@@ -382,7 +383,7 @@ def test_hanging_rank(kind: str, limit: str, where: str, folder: Path) -> None:
     assert "rank 1" in reason or "rank1" in reason, reason
 
 
-@pytest.mark.slow_cases("one rank")
+@pytest.mark.slow_cases("one rank", "all ranks")
 @pytest.mark.parametrize("rank", [1, -1], ids=["one rank", "all ranks"])
 def test_out_of_memory(rank: int, folder: Path) -> None:
     """The host's allocator failing is `oom`, also when the other ranks then fail with connection errors."""
@@ -442,6 +443,7 @@ def fill(place: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_events_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     """A figure that cannot be written fails the run, and the reason is the disk, not the other ranks' connections."""
     (tmp_path / "out").mkdir()
@@ -453,6 +455,7 @@ def test_events_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     assert reason.startswith("rank 0:") and "events.jsonl: No space left on device" in reason
 
 
+@pytest.mark.slow
 def test_run_directory_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     """Nothing at all can be written: said before anything starts."""
     fill(full_disk)

@@ -39,6 +39,7 @@ def test_without_further_tokens_there_is_no_such_loss(tmp_path: Path) -> None:
     assert not any("mtp" in key for key in read(tmp_path / "out" / "summary.json"))
 
 
+@pytest.mark.slow
 def test_show_knows_every_class_of_block(tmp_path: Path) -> None:
     words = ("model.mtp.depth=1", "activation_checkpoint=full", "precision=bf16")
     ended = meshrunner("show", "model=hybrid_tiny", *words, cwd=tmp_path, COLUMNS="120")

@@ -78,6 +78,7 @@ def test_a_screen_that_is_too_small_shows_what_happens(folder: Path) -> None:
     assert [row.split()[2] for row in tables[-1]].count("completed") == 5
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_above_the_table_and_an_interrupt_restores_the_terminal(folder: Path) -> None:
     terminal = sweep("model.kind=faulty:Raises", "+model.step=2,900", *SLOW[:1], "steps=1000", cwd=folder)
     until(lambda: terminal.frame("failed: rank", "the user's own mistake"))

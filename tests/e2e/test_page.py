@@ -413,6 +413,7 @@ def test_on_paper_everything_is_there_and_nothing_to_click(large: Path, opened: 
         opened.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"media": ""})
 
 
+@pytest.mark.slow
 def test_two_hundred_rows_of_a_thousand_steps_fit_and_can_be_used(tmp_path: Path) -> None:
     page = page_of(tmp_path, 200, steps=1000)
     assert page.stat().st_size < 5 * MEGABYTE

@@ -11,7 +11,10 @@ import pytest
 from tests.e2e.browser import CHROMIUM, DRIVER, Browser
 from tests.e2e.command import meshrunner
 
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromium-driver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromium-driver"),
+]
 
 COMMANDS = {
     "cpu": ("model=llama_tiny", "hardware=cpu", "launch.workers=2"),

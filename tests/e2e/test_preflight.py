@@ -14,6 +14,7 @@ LARGE = 16384
 TIGHT = ("sweep.preflight=skip", "launch.host_memory_gib=0.5")
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_a_skipped_row(folder: Path) -> None:
     arguments = ("run", "-m", *TINY, *TIGHT, f"micro_batch={LARGE},1", "hydra.sweep.dir=sweep")
     assert meshrunner(*arguments, cwd=folder).code == 0

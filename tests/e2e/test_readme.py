@@ -60,7 +60,8 @@ def meshrunner(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.parametrize("further", [["sweep.repeat=1"], pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.slow(sampled=True)
+@pytest.mark.parametrize("further", [["sweep.repeat=1"], []])
 def test_the_demo_compares_four_combinations_and_names_their_page(further: list[str], folder: Path) -> None:
     (arguments,) = re.findall(r"^demo:.*\n\t\$\(BIN\)/meshrunner (.*)$", MAKEFILE, re.MULTILINE)
     done = meshrunner(folder, *arguments.split(), "steps=4", "seq_len=64", "model.n_layers=2", *further)

@@ -180,6 +180,7 @@ def test_more_steps_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     assert status(tmp_path / "out")["state"] == "completed"
 
 
+@pytest.mark.slow
 def test_changes_that_decide_what_is_trained_need_force(straight: Path, tmp_path: Path) -> None:
     run_dir = cut_back(straight, tmp_path, 4)
     edit(run_dir, "eps: 1.0e-08", "eps: 1.0e-06")

@@ -78,7 +78,9 @@ MOMENTS: dict[str, Callable[[Command, Path], object]] = {
 }
 
 
-@pytest.mark.slow_cases("claimed-to_group", "first log*", "model*", "placed*", "step-to_parent", "workers*")
+@pytest.mark.slow_cases(
+    "claimed-to_group", "first log*", "model*", "placed*", "step-to_parent", "workers*", "step-to_group"
+)
 @pytest.mark.parametrize("moment, send", [*((moment, to_group) for moment in MOMENTS), ("step", to_parent)])
 def test_interrupt(moment: str, send: Callable[[Command], None], folder: Path) -> None:
     """Ctrl-C works whatever the run is doing: in particular while things are imported, placed and started."""
@@ -201,6 +203,7 @@ def test_interrupt_while_it_imports(module: str, folder: Path) -> None:
     assert (ended.code, ended.err) == (130, "interrupted; nothing was started\n"), ended
 
 
+@pytest.mark.slow
 def test_no_interrupt_is_lost(folder: Path) -> None:
     """While the forkserver is started SIGINT must not reach it; ignoring it meanwhile would lose the user's Ctrl-C."""
 

@@ -94,6 +94,7 @@ def test_results_that_are_wanted_again(folder: Path) -> None:
     assert [status(run)["attempt"] for run in runs(folder)] == [2, 1]
 
 
+@pytest.mark.slow
 def test_a_crashed_run_is_tried_again(folder: Path) -> None:
     arguments = ["run", "-m", *TINY, "hydra.sweep.dir=sweep", "model.kind=faulty:Raises", "+model.step=2", "seed=1,2"]
     with Command(*arguments, "sweep.retry=1", cwd=folder) as command:

@@ -116,6 +116,7 @@ def test_without_a_login_nothing_is_uploaded(
     assert "uploaded 0 of 3 runs; wandb reported: " in line and "wandb login" in line
 
 
+@pytest.mark.slow
 def test_offline_runs_are_uploaded_once(
     tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:

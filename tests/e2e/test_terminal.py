@@ -158,7 +158,7 @@ def test_the_table_of_a_sweep_that_runs(columns: int, lines: int, folder: Path) 
     assert not any(line.startswith("run ") for line in terminal.screens[-1])
 
 
-@pytest.mark.slow_cases("120-40")
+@pytest.mark.slow_cases("120-40", "80-24")
 @sizes
 def test_the_line_of_a_single_run_fits(columns: int, lines: int, folder: Path) -> None:
     slow = ("optimizer.kind=faulty:SlowAdamW", "steps=20", "hydra.run.dir=out")

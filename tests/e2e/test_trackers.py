@@ -173,6 +173,7 @@ def test_wandb_shows_how_a_run_ended(tmp_path: Path, state: str) -> None:
     assert written.preempting == (state == "preempted")
 
 
+@pytest.mark.slow
 def test_wandb_offline_keeps_one_segment_with_all_rows_of_a_resumed_run(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb").begin().train(1, 6)
     assert run.end("interrupted") is None
@@ -226,6 +227,7 @@ def test_a_server_that_never_answers_costs_the_time_limit(
     until(lambda: not any(map(is_alive, own)))
 
 
+@pytest.mark.slow
 def test_wandb_core_killed_while_the_run_goes_on(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb").begin().train(1, 3).wait("following")
     (core,) = (process for process in run.processes() if process_name(process).startswith("wandb-core"))
@@ -249,6 +251,7 @@ def test_the_tracker_killed_while_the_run_goes_on(tmp_path: Path) -> None:
     assert "was killed by SIGKILL while following" in warning
 
 
+@pytest.mark.slow
 def test_the_launching_process_killed(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb")
     program = (
@@ -267,6 +270,7 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
     until(lambda: not any(map(is_alive, own)))
 
 
+@pytest.mark.slow_cases("hang at open-did not start within 3 s of the run's end")
 @pytest.mark.parametrize(
     ("trouble", "expected"),
     [
@@ -398,6 +402,7 @@ def test_several_trackers_each_show_the_run(tmp_path: Path) -> None:
     assert read_tracking(run.run_dir).run_id == run.offline.id
 
 
+@pytest.mark.slow_cases("hang in finish")
 @pytest.mark.parametrize("trouble", ["crash in log", "hang in finish"])
 def test_one_of_several_trackers_in_trouble_does_not_take_the_other_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trouble: str

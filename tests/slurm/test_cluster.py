@@ -43,6 +43,7 @@ def straight(folder: Path, *overrides: str, workers: int) -> list[tuple[int, flo
     return curve(folder / f"straight{workers}")
 
 
+@pytest.mark.slow
 def test_a_sweep_on_two_nodes_equals_the_local_one(folder: Path) -> None:
     grid = ("parallelism=fsdp1,fsdp2", "micro_batch=1,2")
     done = submit(*grid, "hydra.sweep.dir=sweep", "hydra.launcher.nodes=2", *MAIN, cwd=folder, flags=("-m",))

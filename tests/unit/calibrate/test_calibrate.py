@@ -187,6 +187,7 @@ def test_calibrated_file_is_used_by_plan(tmp_path: Path, capsys: pytest.CaptureF
     assert "speed: calibrated; " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = run_of(tmp_path / "alike", "wide")
     assert "1 combination with a speed, at least 2 are needed" in calibrated(capsys, wide, code=2)

@@ -96,6 +96,7 @@ def test_the_experiment_is_weak_scaling_on_this_machine_or_on_nodes() -> None:
     assert submitted.launch.threads == "auto"
 
 
+@pytest.mark.slow
 def test_its_grid_is_workers_here_and_nodes_under_submit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_grid_without_a_sweep_is_remarked_on(folder: Path, capsys: pytest.Capt
     assert "hydra.sweeper.params" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_objective_that_no_summary_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert place("objective=perf/wps") == 2
     assert "objective: no run has a figure 'perf/wps'. Did you mean 'perf/wps_" in capsys.readouterr().err

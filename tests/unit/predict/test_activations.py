@@ -71,6 +71,7 @@ def test_float8_matmuls_are_kept_like_others() -> None:
     assert kept == [["MUST_SAVE", "PREFER_RECOMPUTE", "MUST_SAVE"]] * 2
 
 
+@pytest.mark.slow
 def test_bf16_keeps_half_of_it() -> None:
     fp32, bf16 = (
         only(SELECTIVE, "activation_checkpoint.save=[{op:aten.mm}]", f"precision={p}") for p in ("fp32", "bf16")
@@ -78,11 +79,13 @@ def test_bf16_keeps_half_of_it() -> None:
     assert bf16.kept.nbytes == fp32.kept.nbytes / 2
 
 
+@pytest.mark.slow
 def test_autocast_keeps_the_weights_that_it_has_cast() -> None:
     fp32, bf16 = (only(FULL, "parallelism=ddp", f"precision={p}").whole for p in ("fp32", "bf16"))
     assert "_to_copy" not in fp32.operators and bf16.operators["_to_copy"][0] >= 7
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_keeps_its_share() -> None:
     """Between matmuls a device holds half of the heads and of the width, elsewhere half of the sequence."""
     tensor = ("parallelism=tp", "parallelism.tensor=2", "launch.workers=2", FULL)
@@ -92,7 +95,7 @@ def test_tensor_parallelism_keeps_its_share() -> None:
     assert only(*tensor[:-1], *of_product).kept.nbytes == 4 * 34 * 100 / 2
 
 
-@pytest.mark.slow_but("parallelism=fsdp2-6528", "parallelism=tp*")
+@pytest.mark.slow_but("parallelism=tp*")
 @pytest.mark.parametrize(
     ("overrides", "stream"),
     [
@@ -130,6 +133,7 @@ def test_results_of_a_function_with_its_own_backward_are_kept() -> None:
     assert "meshrunner.grouped_mm" not in dense.kept.operators
 
 
+@pytest.mark.slow
 def test_first_micro_batch_counts() -> None:
     assert kept_by_block(traced("global_batch=6")) == kept_by_block(traced())
 
@@ -183,6 +187,7 @@ class Looks(Llama):
 """
 
 
+@pytest.mark.slow_cases("activation_checkpoint=full model.kind=own_kept:Deep")
 @pytest.mark.parametrize(
     "said",
     [

@@ -74,6 +74,7 @@ def test_compiler_error_is_not_mistaken_for_missing_values() -> None:
     assert not needs_memory(error) and why(error) == "RuntimeError: torch.* op returned non-Tensor"
 
 
+@pytest.mark.slow
 def test_other_runs_are_predicted_after_a_process_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
     """There are more runs than processes."""
     lengths = [*range(32, 33 + MOST), 16]

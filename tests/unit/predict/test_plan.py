@@ -88,6 +88,7 @@ def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["memory/by_category_gib"]["optimizer"] == pytest.approx(68_976_648_192 * 8 / 8 / GIB, rel=0.01)
 
 
+@pytest.mark.slow
 def test_active_flag_predicts_the_same_peak(capsys: pytest.CaptureFixture[str]) -> None:
     deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12")
     shallow, full = answered(capsys, "--active", *deep), answered(capsys, *deep)
@@ -97,6 +98,7 @@ def test_active_flag_predicts_the_same_peak(capsys: pytest.CaptureFixture[str]) 
     assert shallow["perf/step_time_s"] == pytest.approx(full["perf/step_time_s"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_max_finds_the_largest_value_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--active", "hardware=h100_80gb", *SMALL[:-2], "seq_len=262144")
     found = answered(capsys, *arguments, "--max", "micro_batch")
@@ -209,6 +211,7 @@ def test_search_reports_that_nothing_fits(capsys: pytest.CaptureFixture[str]) ->
     assert text.startswith("not planned: parallelism=megatron_fsdp")
 
 
+@pytest.mark.slow
 def test_unknown_rate_leaves_out_only_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
     """FSDP1's memory depends on time. If speed is unknown, freed memory is reusable at once."""
     for flags in ((), ("--active",)):
@@ -226,6 +229,7 @@ def test_unmodelled_allocator_settings_are_reported(capsys: pytest.CaptureFixtur
     assert text.endswith("\nPYTORCH_CUDA_ALLOC_CONF: garbage_collection_threshold:0.8 is not modelled\n")
 
 
+@pytest.mark.slow
 def test_allocator_settings_are_those_of_the_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +281,7 @@ def test_unplanned_run_states_the_reason(capsys: pytest.CaptureFixture[str], ove
     assert planned(capsys, override, "hardware=h100_80gb", *SMALL).startswith(why)
 
 
+@pytest.mark.slow_cases("arguments7-global_batch(3)")
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

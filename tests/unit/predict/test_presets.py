@@ -106,7 +106,7 @@ def check_options(*options: str) -> None:
             assert found["verdict"] in ANSWERS and found["memory/peak_active_gib"] > 0, option
 
 
-@pytest.mark.slow_but("parallelism=ep", "parallelism=megatron_fsdp", "parallelism.buffers=process_group")
+@pytest.mark.slow_but("parallelism=megatron_fsdp", "parallelism.buffers=process_group")
 @pytest.mark.parametrize(
     "option",
     [
@@ -152,6 +152,7 @@ COMBINATIONS = {
 """Of each named experiment, without those that it leaves out itself."""
 
 
+@pytest.mark.slow_cases("fsdp1_vs_fsdp2")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=[] if each == "fsdp1_vs_fsdp2" else pytest.mark.slow) for each in shipped("experiment")],
@@ -175,6 +176,7 @@ DEEP = (
 )
 
 
+@pytest.mark.slow
 def test_custom_layout() -> None:
     """Its blocks may differ, so all are traced. Of the 6 that stay unsharded, 2 are unsharded at the peak of FSDP2 as well."""
     freed = planned(*DEEP, "parallelism.reshard_after_forward=always")

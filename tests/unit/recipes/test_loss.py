@@ -80,6 +80,7 @@ def test_gradient_of_a_bf16_weight_is_accumulated_in_fp32() -> None:
     assert many < 1.2 * whole < 0.6 * in_bf16, (whole, many, in_bf16)
 
 
+@pytest.mark.slow
 def test_only_one_fp32_gradient_is_in_memory() -> None:
     """The peak is the gradient, the weight and the chunk's contribution, all fp32, because a CPU casts what it adds."""
     vocabulary, dim = 4000, 512
@@ -103,6 +104,7 @@ def test_softmax_of_bf16_logits_is_fp32() -> None:
         assert value.item() == pytest.approx(gradients(loss)[0].item(), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_chunked_loss_never_holds_all_logits() -> None:
     def peak(loss: Loss) -> int:
         return allocated(lambda: gradients(loss, vocabulary=VOCABULARY)).peak

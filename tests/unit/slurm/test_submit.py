@@ -148,6 +148,7 @@ def test_flags_with_a_value_and_deletions_are_no_folders(fake: Fake, capsys: pyt
     assert capsys.readouterr().out.startswith("#!/usr/bin/env bash")
 
 
+@pytest.mark.slow
 def test_a_login_node_without_gpus_places_runs_for_nodes_that_have_them(fake: Fake) -> None:
     assert meshrunner("place", "hardware=h100_80gb", "parallelism.shard=8", "hydra.run.dir=one") == 0
     assert read_status(Path("one")).state == "pending"

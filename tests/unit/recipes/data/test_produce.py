@@ -117,6 +117,7 @@ def test_a_damaged_part_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert entry.tokens.read_bytes() == expected and entry.read() == progress
 
 
+@pytest.mark.slow
 def test_a_second_producer_waits_and_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected, _ = whole(monkeypatch, tmp_path / "other")
     entry = toy().entry(SPEC)
