@@ -34,8 +34,7 @@ def prepare_data(
     One producer at a time writes to a cache entry. A second run's producer waits for the first to end; the workers of both runs
     read the complete part.
 
-    Args:
-        doing: called with a description of the current work, a few times a second while waiting.
+    `doing` is called with a description of the current work, a few times a second while waiting.
 
     Raises:
         ConfigError: the data is missing, unusable, or does not fit the model.

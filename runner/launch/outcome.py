@@ -52,9 +52,7 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
     """
     Return the outcome of a hang and the rank that hangs. The stacks of the other ranks show that they wait in a collective.
 
-    Args:
-        first: rank of this node's first worker.
-        steps: last completed step of each of the node's workers.
+    `steps`: last completed step of each of this node's workers, the first of which has rank `first`.
     """
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
@@ -67,13 +65,10 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
     """
-    Return the outcome of a failure and the rank that failed first.
+    Return the outcome of a failure and the rank that failed first, from the exit codes of the ranks that failed.
 
-    Signals come before errors, causes before collateral failures, then earlier errors before later ones.
-
-    Args:
-        codes: exit codes of the ranks that failed.
-        killed_by_kernel: whether the kernel killed a process for lack of memory during the run.
+    Signals come before errors, causes before collateral failures, then earlier errors before later ones. `killed_by_kernel`:
+    whether the kernel killed a process for lack of memory during the run.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}

@@ -18,10 +18,8 @@ SHOWN = ("model", "parallelism", "precision")
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
     """
-    Print the row to stdout. For a run that did not complete, print the reason and the end of its log to stderr.
-
-    Args:
-        row: False if a table of all runs shows the row.
+    Print the row to stdout, unless a table of all runs shows it. For a run that did not complete, print the reason and the end
+    of its log to stderr.
     """
     if summary is None:
         return
@@ -29,8 +27,8 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
         chosen = options_in_force(read_overrides(run_dir).choices, Environment.read(run_dir / ENVIRONMENT))
         print_row({group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary))
         if summary.figures.get("perf/mfu_median") is not None:
-            peak = f"{summary.peak_tflops:,.4g} TFLOP/s, the {summary.peak_rate} peak of {summary.device}"
-            say(f"MFU is relative to {peak}")
+            peak = f"the {summary.peak_rate} peak of {summary.device}"
+            say(f"MFU is relative to {summary.peak_tflops:,.4g} TFLOP/s, {peak}")
     for line in layout_remarks(summary):
         say(line)
     for late in summary.late_recompiles:

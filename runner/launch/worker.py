@@ -35,12 +35,7 @@ STOPPED_EARLY = 75
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
-    """
-    Entry point of a worker process.
-
-    Args:
-        experiment: pickled, because a user's own classes can only be imported once `path` is set.
-    """
+    """Run a worker process. The experiment is pickled: a user's own classes can only be imported once `path` is set."""
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:
@@ -74,7 +69,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         torch.cuda.set_device(device)
     elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
-    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1
+    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher is first, and names the rank
     _init_process_group(context, device, timedelta(minutes=minutes))
     _record_cpus(run_dir, context)
     if launch.host_memory_gib is not None:
@@ -119,12 +114,7 @@ def _keep_freed_memory() -> None:
 
 
 def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
-    """
-    Join the other ranks. Rank 0 opens the store, on a free port if none is given, and shares the port with its node.
-
-    Args:
-        timeout: timeout of collectives, longer than the launcher's own, which names the missing rank.
-    """
+    """Join the other ranks. Rank 0 opens the store, on a free port if none is given, and shares the port with its node."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 

@@ -14,12 +14,9 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
     """
-    Bind this worker to the CPUs close to its GPU.
+    Bind this worker, one of `workers` on the node, to the CPUs close to its GPU.
 
     Call it before CUDA creates its context, so that the context's threads and host memory are close to the GPU, too.
-
-    Args:
-        workers: workers on this node; worker `i` uses GPU `i`.
     """
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
@@ -31,9 +28,7 @@ def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> 
     """
     Return the CPUs close to a worker's GPU; empty if these are all allowed CPUs, or too few for the workers that share them.
 
-    Args:
-        bus_ids: PCI addresses of the GPUs, in the order of the node's workers.
-        allowed: CPUs that this process may run on, such as those that SLURM assigned.
+    `bus_ids`: PCI addresses of the GPUs, in the order of the node's workers.
     """
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]

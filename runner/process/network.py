@@ -20,17 +20,10 @@ OUTSIDE = ("192.0.2.1", "2001:db8::1")
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
-    Return the interface for gloo: among those that NCCL_SOCKET_IFNAME allows, the one that routes to the rendezvous.
+    Return the interface that routes to the rendezvous on `master`, among those that NCCL_SOCKET_IFNAME allows.
 
-    The loopback interface is excluded unless NCCL_SOCKET_IFNAME names it. On the rendezvous host itself, whose name may resolve
-    to 127.0.1.1, the interface of the default route is used.
-
-    Args:
-        environment: environment of the workers.
-        master: host of the rendezvous.
-
-    Returns:
-        The first allowed interface if none routes to the rendezvous; None if no interface is allowed.
+    The rendezvous host itself, whose name may resolve to 127.0.1.1, uses the interface of the default route. Without any route,
+    the first allowed interface is returned; None if no interface is allowed.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}
@@ -43,11 +36,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """
-    Return whether a value of NCCL_SOCKET_IFNAME allows an interface.
-
-    `eth,ib` allows names with these prefixes, `=eth0` this name alone, `^docker` all others but the loopback.
-    """
+    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth,ib` are prefixes, `=eth0` one name, `^docker` excludes."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)

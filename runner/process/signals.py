@@ -42,12 +42,7 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """
-    Make INTERRUPTS raise Interrupted inside the context. Further ones within IGNORE_S are ignored.
-
-    Args:
-        consequence: appended to the message for the user.
-    """
+    """Make INTERRUPTS raise Interrupted inside the context, with `consequence` in the message. Ignore more within IGNORE_S."""
     last = float("-inf")
 
     def interrupt(number: int, _: object) -> None:
@@ -68,10 +63,9 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
     """
-    Make the first Ctrl-C call a function inside the context; the second interrupts. Requires an enclosing `interruptible`.
+    Make the first Ctrl-C call `request` inside the context; the second interrupts, or the first if `request` returns False.
 
-    Args:
-        request: called by the signal handler. If it returns False, the first Ctrl-C interrupts.
+    Requires an enclosing `interruptible`.
     """
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)

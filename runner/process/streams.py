@@ -64,6 +64,5 @@ def output_is_lost() -> bool:
     """Flush both streams; return whether output to stdout was lost for another reason than a closed pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
-    buffer = getattr(sys.stdout, "buffer", None)
-    raw = getattr(buffer, "raw", None)
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return isinstance(raw, _Output) and raw.problem is not None

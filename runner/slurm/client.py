@@ -41,12 +41,7 @@ class SlurmJob:
 
 
 def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
-    """
-    Run one of SLURM's commands; return its standard output.
-
-    Raises:
-        ConfigError: the command is not installed, did not answer, or failed, with SLURM's message.
-    """
+    """Return the output of one of SLURM's commands; raise ConfigError if it is missing, does not answer or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
@@ -61,12 +56,9 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
-    Return jobs by id: `12`, or `12_3` for a task of an array. Jobs that SLURM no longer knows are left out.
+    Return the jobs that SLURM knows by id, `12` or `12_3`; raise ConfigError if it does not answer.
 
     The controller knows a job for some minutes after its end. Then accounting is asked, if the cluster has it.
-
-    Raises:
-        ConfigError: SLURM did not answer.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}

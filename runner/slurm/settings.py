@@ -49,12 +49,9 @@ def seconds(time: str) -> int | None:
     if not re.fullmatch(r"(\d+-\d+(:\d+){0,2})|(\d+(:\d+){0,2})", time):
         return None
     days, dash, rest = time.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if dash:
-        hours, minutes, rest_s = (*parts, 0, 0)[:3]
-    else:
-        hours, minutes, rest_s = parts if len(parts) == 3 else (0, *parts, 0)[:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s
+    parts = rest.split(":")
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
 
 
 def _one_line(value: Any) -> Any:

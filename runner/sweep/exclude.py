@@ -46,13 +46,9 @@ def matching_rule(rules: list[str], composed: Composed) -> str | None:
 
 def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options: Callable[[str], list[str]]) -> None:
     """
-    Check rules against all combinations of a sweep.
+    Raise ConfigError if a rule names an option that its group does not have, or a key that no combination of a sweep has.
 
-    Args:
-        options: returns the names of a group's options.
-
-    Raises:
-        ConfigError: a rule names an option that its group does not have, or a key that no combination has.
+    `options` returns the names of a group's options.
     """
     for rule in rules:
         for key, values in conditions(rule):

@@ -44,9 +44,7 @@ Display = LiveTable | RunLines
 
 def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, bool]:
     """
-    Execute the unfinished runs of a sweep.
-
-    Skip runs that another live process is executing. After an interrupt the remaining runs stay `pending`.
+    Execute the unfinished runs of a sweep, except those that another live process is executing.
 
     Args:
         experiment: the first run's configuration. Its `sweep` section applies to all runs.
@@ -55,7 +53,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
         The exit status of the sweep, and whether the sweep must stop because of a stop request or `sweep.fail_fast`.
 
     Raises:
-        Interrupted: the user interrupted the sweep.
+        Interrupted: the user interrupted the sweep; the remaining runs stay `pending`.
         Moved: the sweep directory was moved or removed during the sweep.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import MissingConfigException
@@ -37,8 +36,7 @@ from meshrunner.runner.sweep.preflight import with_predictions
 from meshrunner.runner.sweep.results import finish_sweep
 
 
-@dataclass(frozen=True)
-class EndedBatch:
+class EndedBatch(NamedTuple):
     """A batch whose runs have ended."""
 
     sweep_dir: Path

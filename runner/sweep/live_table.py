@@ -99,12 +99,7 @@ class LiveTable:
         self._draw()
 
     def refresh(self, phase: str = "") -> None:
-        """
-        Redraw if it is time; call this a few times a second.
-
-        Args:
-            phase: the current work of a single run outside of steps. A new phase is shown at once, because it may block.
-        """
+        """Redraw if it is time; call this a few times a second. A new phase is shown at once, because it may block."""
         begins = phase not in ("", self._phase)
         self._phase = phase
         if begins or time.monotonic() - self._drawn > REDRAW_S:
@@ -130,12 +125,7 @@ class LiveTable:
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
-        """
-        Return all runs or, if the screen is too small, the last to end, the running and the next ones.
-
-        Args:
-            taken: screen lines below the table.
-        """
+        """Return all runs or, if they and `taken` lines do not fit on the screen, the last to end, the running and the next."""
         room = max(self._screen.height - FRAME_LINES - taken, 1)
         if len(self._states) <= room:
             return list(self._states)

@@ -20,11 +20,7 @@ class Tally:
     """Counts the runs of a sweep. Each run is read once, when it has ended."""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """
-        Args:
-            run_dirs: all runs of the sweep, or of a batch that an adaptive sweeper has chosen.
-            todo: the runs to be executed.
-        """
+        """Count `run_dirs`, all runs of the sweep or of an adaptive sweeper's batch, of which `todo` will be executed."""
         self.labels = run_labels(run_dirs[0].parent)
         self.earlier = len(self.labels.keys() - {run_dir.name for run_dir in run_dirs})
         """Number of runs in earlier batches."""
@@ -101,11 +97,7 @@ class RunLines:
     """
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path], *, steps: bool) -> None:
-        """
-        Args:
-            todo: the runs to be executed.
-            steps: whether each run prints its steps.
-        """
+        """Prepare for the runs `todo`; `steps`: whether each run prints its steps."""
         self.steps = steps
         self.tally = Tally(run_dirs, todo)
         self._slow = Slow()
