@@ -83,7 +83,7 @@ class Peers:
 
     def __enter__(self) -> Peers:
         if self.others:
-            self._write()
+            self.publish()
             self.thread.start()
         return self
 
@@ -91,12 +91,14 @@ class Peers:
         if self.others:
             self.done.set()
             self.thread.join()
-            self._write(gone=True)
+            self.publish(gone=True)
 
     def publish(self, **changes: Any) -> None:
         """Change this node's record, which the other nodes read."""
         if self.others:
-            self._write(**changes)
+            with self.lock, suppress(OSError):  # on a full disk this node counts as lost, which also ends the run
+                self.record |= changes
+                self.record.write(node_file(self.run_dir, self.node.rank))
 
     def failed_elsewhere(self) -> bool:
         """Return whether another node is lost or its workers have failed."""
@@ -108,7 +110,7 @@ class Peers:
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
-        self._write(outcome=mine.as_json())
+        self.publish(outcome=mine.as_json())
         if own.state == "completed":
             return own
         # A collateral failure waits for its cause, longest for a lost node, which publishes nothing.
@@ -137,12 +139,7 @@ class Peers:
 
     def _send_heartbeats(self) -> None:
         while not self.done.wait(NODE_HEARTBEAT_S):
-            self._write(beat=self.record.beat + 1)
-
-    def _write(self, **changes: Any) -> None:
-        with self.lock, suppress(OSError):  # on a full disk this node counts as lost, which also ends the run
-            self.record |= changes
-            self.record.write(node_file(self.run_dir, self.node.rank))
+            self.publish(beat=self.record.beat + 1)
 
     def _read_peers(self) -> None:
         now = time.monotonic()

@@ -62,7 +62,7 @@ def predict_all(
         with suppress(OSError):  # if the process has exited, receiving its answer fails
             connection.send(configs[number])
 
-    forkserver.warm_if_cold()
+    forkserver.warm()
     try:
         for _ in range(min(cores(), MOST)):
             hand_over()

@@ -61,15 +61,16 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
 
     Args:
         variables: added to its environment. Libraries read many variables when they are loaded, before a child could set them.
-            A forkserver that was started with other variables is therefore replaced; it must have no children then.
+            A forkserver that was started with other variables is therefore replaced; it must have no children then. None:
+            keep a forkserver that was started, whichever variables it has.
 
     Raises:
         ConfigError: no folder for temporary files can be written.
     """
     global _variables
-    variables = variables or {}
-    if variables == _variables:
+    if _variables is not None and variables in (None, _variables):
         return
+    variables = variables or {}
     if _variables is not None and (pid := _kill()):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing reaps it and starts another
     _variables = variables
@@ -93,12 +94,6 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
         resource_tracker.ensure_running()  # the forkserver would start it, and unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
-
-
-def warm_if_cold() -> None:
-    """Start the forkserver unless one was started, with whichever variables. Raises ConfigError as `warm` does."""
-    if _variables is None:
-        warm()
 
 
 def temporary_folder() -> str:
