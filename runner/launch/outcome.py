@@ -100,11 +100,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """
-    Return the error of a C++ exception that aborted a rank, which could not write it; an empty record if there was none.
-
-    NCCL's watchdog is often the first to notice a fault in a kernel on the device, such as an index out of range.
-    """
+    """Return the C++ exception that aborted a rank, often one of NCCL's watchdog; an empty record if there was none."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -123,11 +119,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """
-    Return how many processes the kernel has killed for lack of memory; 0 if unknown.
-
-    The count of this process's cgroup excludes other jobs on the machine. Without one, it is the machine's count since boot.
-    """
+    """Return how many processes of this cgroup, else of the machine, the kernel has killed for lack of memory."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):

@@ -144,11 +144,7 @@ def memory_text(row: Mapping[str, float | None]) -> str:
 
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """
-    Return a table of runs for a terminal, one line per run. Only names, in the first column, are truncated.
-
-    If names have too little room, the columns of YIELDING are shortened, then omitted.
-    """
+    """Return a table with a line per run. Names are truncated, but first the columns of YIELDING are shortened, then omitted."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

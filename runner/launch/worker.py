@@ -102,11 +102,8 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
 
 
 def _keep_freed_memory() -> None:
-    """
-    Make the C library keep the memory of freed tensors, like the caching allocator of a GPU.
-
-    glibc would return large blocks to the kernel, which zeroes their pages for the next step. That took 4% of a step.
-    """
+    """Make the C library keep the memory of freed tensors, like the caching allocator of a GPU."""
+    # glibc would return large blocks to the kernel, which zeroes their pages for the next step. That took 4% of a step.
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap

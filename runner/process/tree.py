@@ -51,11 +51,8 @@ def kill(process: psutil.Process) -> None:
 
 
 def started_at(pid: int) -> int | None:
-    """
-    Return the start time of a process in clock ticks since boot; None if it is gone or a zombie.
-
-    psutil converts ticks to seconds since the epoch, which shift when the clock is set; `status.json` needs an exact value.
-    """
+    """Return the start time of a process in clock ticks since boot; None if it is gone or a zombie."""
+    # psutil converts ticks to seconds since the epoch, which shift when the clock is set; `status.json` needs an exact value.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

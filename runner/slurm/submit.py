@@ -98,12 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """
-    Return the unfinished runs that no job and no process is executing. Print the state of the others unless `quiet`.
-
-    Args:
-        rerun: states of finished runs that are executed again.
-    """
+    """Return the runs to submit: without a result, or with one in `rerun`, and not being executed. Print why others are not."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say

@@ -27,11 +27,7 @@ MAX_LISTED = 10
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """
-    Return whether to predict a run: on a GPU, and with sweep.preflight=skip also on a CPU.
-
-    `here`: whether it is executed on this machine, so that `hardware=auto` can be resolved.
-    """
+    """Return whether to predict a run: on a GPU, and with sweep.preflight=skip also on a CPU of this machine (`here`)."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
