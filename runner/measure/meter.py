@@ -50,7 +50,7 @@ class RunMeter:
         self.compile_time = 0.0
         self.saves: list[float] = []
         self.save_before = 0.0
-        self.recompiles = 0
+        self.early_recompiles = 0
         self.late_recompiles: list[dict[str, Any]] = []
         self.by_rank = ByRank(context.world_size)
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
@@ -186,13 +186,12 @@ class RunMeter:
         peaks = merge_ranks(self.memory.keys, self._gather(self.memory.read()))
         self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
         self.memory.reset()
-        self.recompiles = len(recompile_reasons())
+        self.early_recompiles = len(recompile_reasons())
 
     def _record_recompiles(self, step: int) -> None:
         """Add recompilations inside the measured window to the summary; none is expected there."""
-        reasons = recompile_reasons()
-        self.late_recompiles += [{"step": step, "reason": reason} for reason in reasons[self.recompiles :]]
-        self.recompiles = len(reasons)
+        known = self.early_recompiles + len(self.late_recompiles)
+        self.late_recompiles += [{"step": step, "reason": reason} for reason in recompile_reasons()[known:]]
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
