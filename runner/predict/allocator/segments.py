@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 
 MIB, GIB = 2**20, 2**30
@@ -114,7 +115,7 @@ def _size_when_grown(block: MemoryBlock) -> int:
     return block.size if after is None or after.mapped else block.size + after.size
 
 
-class Segments:
+class Segments(ABC):
     """Memory that the allocator has reserved from the driver."""
 
     def __init__(self, capacity: int | None) -> None:
@@ -125,13 +126,13 @@ class Segments:
         """Most bytes reserved; may be set to measure it anew."""
         self._end = 0
 
+    @abstractmethod
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Return a block of at least `size` bytes in new memory, or None if the device has too little left."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release(self, pool: BlockPool) -> None:
         """Give free memory of a pool back to the driver."""
-        raise NotImplementedError
 
     def _reserve(self, nbytes: int) -> bool:
         """Reserve memory if enough is left, and return whether it was reserved."""
