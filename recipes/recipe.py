@@ -10,7 +10,7 @@ from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
 from meshrunner.recipes.checkpoint.base import Checkpoint
 from meshrunner.recipes.checkpoint.on_disk import Record
 from meshrunner.recipes.compile import Compile
-from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.data.base import Data
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.loss.base import Loss

@@ -13,7 +13,7 @@ from bench.gpu.machine import Machine
 from bench.gpu.results import Result
 from bench.gpu.rows import STEPS as ROW_STEPS
 from bench.gpu.rows import Small
-from meshrunner.recipes.storage.durable import replace_file
+from meshrunner.recipes.storage import replace_file
 
 FIGURES = """\
 bf16, fused AdamW, plain loss, random tokens. *Loop* is `bench/gpu/plain_loop.py` with the same recomputation, compiled by block

@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import from_json
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import checksum, replace_file
+from meshrunner.recipes.storage import checksum, replace_file
 
 RECORD = "checkpoint.json"
 METADATA = ".metadata"

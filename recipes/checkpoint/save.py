@@ -33,7 +33,7 @@ from meshrunner.recipes.checkpoint.on_disk import (
 )
 from meshrunner.recipes.checkpoint.state_dict import get_state
 from meshrunner.recipes.errors import NotSaved
-from meshrunner.recipes.storage.durable import checksum
+from meshrunner.recipes.storage import checksum
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """Timeout of collectives in a save. Ranks wait for the slowest disk; the launcher detects hangs."""

@@ -17,7 +17,7 @@ from meshrunner.recipes.data.base import Data, DataSpec, Sequences
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import AutoCount, did_you_mean, whole
-from meshrunner.recipes.storage.durable import replace_file
+from meshrunner.recipes.storage import replace_file
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor

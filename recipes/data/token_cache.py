@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.cache_dir import cache_dir
-from meshrunner.recipes.storage.durable import checksum, replace_file
+from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 
 FORMAT = 1
 """Version of the packing, which is part of every entry's key."""

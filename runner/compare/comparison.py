@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import Keys, first_of, row_name, text

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from meshrunner.recipes.affects import affected_by
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_keys import affected_by, flatten
 from meshrunner.recipes.option import Affects
 from meshrunner.runner.compare.runs import Run
 

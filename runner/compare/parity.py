@@ -9,7 +9,7 @@ from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
 
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.data.base import different_data
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run

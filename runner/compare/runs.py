@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import read_regular
+from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir import (
     Environment,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshrunner.recipes.config_diff import flatten, same_value
+from meshrunner.recipes.config_keys import flatten, same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import first_of, text

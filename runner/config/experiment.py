@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.errors import NotImported
 from meshrunner.recipes.option import (
     NOT_IMPORTED,

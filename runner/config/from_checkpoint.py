@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.affects import affected_by
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoint, candidates, good_checkpoints
-from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.recipes.config_keys import affected_by, differences, flatten
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.recipes.option import Affects
 from meshrunner.runner.config.consistency import fit

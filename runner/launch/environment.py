@@ -13,7 +13,7 @@ from typing import Any
 from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
-from meshrunner.recipes.storage.cache_dir import cache_dir
+from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.config import allocator_env
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshrunner.recipes.storage.cache_dir import cache_dir
+from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.config.devices import cpu_name
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.figures import row_keys

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.storage.durable import check_regular
+from meshrunner.recipes.storage import check_regular
 from meshrunner.runner.rundir import files, records
 from meshrunner.runner.rundir.layouts import Layouts
 from meshrunner.runner.rundir.run import load_config, load_overrides

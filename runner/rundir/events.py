@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from meshrunner.recipes.storage.durable import open_regular
+from meshrunner.recipes.storage import open_regular
 from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.rundir.states import is_count
 

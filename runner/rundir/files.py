@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.storage.durable import read_regular, replace_file
+from meshrunner.recipes.storage import read_regular, replace_file
 
 CONFIG = "config.yaml"
 """The resolved configuration, enough to run again. A folder that holds one is a run directory."""

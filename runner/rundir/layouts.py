@@ -7,8 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.affects import affecting
-from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.recipes.config_keys import affecting, differences, flatten
 from meshrunner.recipes.option import Affects
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.files import LAYOUTS

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from meshrunner.recipes.storage.durable import open_regular
+from meshrunner.recipes.storage import open_regular
 
 TAIL_BYTES = 64 * 1024
 LINES = 12

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from meshrunner.recipes.storage.durable import read_regular
+from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.rundir.files import RECORD_BYTES
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 
-from meshrunner.recipes.storage.durable import read_regular
+from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.figures import number
 from meshrunner.runner.rundir.files import RECORD_BYTES, write_json
 

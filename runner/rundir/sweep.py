@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from meshrunner.recipes.storage.durable import replace_file
+from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.rundir.files import SWEEP, SWEEP_RUNS, is_run, is_sweep
 from meshrunner.runner.rundir.records import JsonFile, Text, unreadable
 from meshrunner.runner.rundir.run import key_of

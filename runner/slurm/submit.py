@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import replace_file
+from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible

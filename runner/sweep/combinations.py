@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.compose import Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices

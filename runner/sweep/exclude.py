@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, OverrideType, Sweep
 from hydra.errors import HydraException
 
-from meshrunner.recipes.config_diff import same_value
+from meshrunner.recipes.config_keys import same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.config.compose import Composed

@@ -10,8 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.affects import affecting
-from meshrunner.recipes.config_diff import differences, flatten
+from meshrunner.recipes.config_keys import affecting, differences, flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import shipped

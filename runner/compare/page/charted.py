@@ -9,7 +9,7 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.cells import LONGEST_VALUE, facts, legend, reasons
 from meshrunner.runner.compare.comparison import SCALES, Comparison, Row

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import replace_file
+from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings

@@ -6,8 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from meshrunner.recipes.affects import affected_by
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_keys import affected_by, flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import shipped

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import replace_file
+from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.console import console, naming, one_line, say
 from meshrunner.runner.process.garbage import garbage_collection_disabled

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.recipes.config_diff import flatten
+from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.compare.runs import glance, read_run

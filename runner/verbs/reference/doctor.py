@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.cache_dir import cache_dir
+from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.config.devices import DRIVERS, cores, cpu_name
 from meshrunner.runner.console import console

@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import create_model
 
-from meshrunner.recipes import affects
-from meshrunner.recipes.affects import affected_by, affecting
+from meshrunner.recipes import config_keys
 from meshrunner.recipes.checkpoint.on_disk import Record
+from meshrunner.recipes.config_keys import affected_by, affecting
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.recipes.precision.base import FP32
@@ -107,7 +107,7 @@ def test_all_places_follow_a_new_key_of_an_option(
     added = create_model("Added", __base__=FP32, added=(field(effects), 0))
     monkeypatch.setattr(FP32, "resolve", classmethod(lambda cls, kind: added))
     monkeypatch.setattr("meshrunner.recipes.precision.base.Precision.resolve", classmethod(lambda cls, kind: added))
-    affects._affected_by.cache_clear()
+    config_keys._affected_by.cache_clear()
     assert places("precision.added", "fp32", tmp_path) == expected
     run = experiment("precision=fp32", "hardware=cpu")
     changed = run.model_copy(update={"precision": added(kind="fp32", added=1)})
@@ -121,7 +121,7 @@ def test_all_places_follow_a_new_key_of_an_option(
     else:
         with pytest.raises(ConfigError, match=r"precision\.added: was 0, is 1"):
             from_checkpoint._refuse_changes(record, changed, tmp_path)
-    affects._affected_by.cache_clear()
+    config_keys._affected_by.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -133,20 +133,19 @@ def test_new_key_of_sweeps_is_idle_on_a_single_run(
     section = create_model("Section", __base__=Sweep, added=(field(effects), 0))
     wider = create_model("Wider", __base__=Experiment, sweep=(section, ...))
 
-    monkeypatch.setattr(affects, "EXPERIMENT", f"{__name__}:Wider")
-    monkeypatch.setattr(sys.modules[__name__], "Wider", wider, raising=False)
-    affects._affected_by.cache_clear()
+    monkeypatch.setattr("meshrunner.runner.config.experiment.Experiment", wider)
+    config_keys._affected_by.cache_clear()
     hydra = {"overrides": {"hydra": [], "task": []}, "runtime": {"choices": {"hydra/sweeper": "basic"}}}
     config = OmegaConf.create({"sweep": {"added": 1}, "hydra": hydra})
     assert [line for line in no_effect.without_effect(config, sweep=False) if "sweep.added" in line] == (
         ["sweep.added: no effect on a single run; -m makes it a sweep"] if idle else []
     )
-    affects._affected_by.cache_clear()
+    config_keys._affected_by.cache_clear()
 
 
 def test_every_key_of_a_run_is_read_without_torch() -> None:
     program = (
-        "import sys; from meshrunner.recipes.affects import affected_by; affected_by('tracker.x', {}); "
+        "import sys; from meshrunner.recipes.config_keys import affected_by; affected_by('tracker.x', {}); "
         "affected_by('parallelism.x', {'parallelism.kind': 'own:X'}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -21,9 +21,9 @@ from meshrunner.recipes.checkpoint.on_disk import (
     step_folder,
     write_record,
 )
-from meshrunner.recipes.config_diff import differences
+from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.durable import checksum
+from meshrunner.recipes.storage import checksum
 
 
 def written(folder: Path, step: int, name: str | None = None) -> Path:

@@ -20,7 +20,7 @@ from meshrunner.recipes.data.stdlib import Stdlib
 from meshrunner.recipes.data.text import PackedText
 from meshrunner.recipes.data.token_cache import CacheEntry
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage.cache_dir import cache_dir
+from meshrunner.recipes.storage import cache_dir
 from tests.composed import CONF, option
 
 YAML = sorted((CONF / "data").glob("*.yaml"))

@@ -1,4 +1,7 @@
-"""Files that survive a killed process: replaced atomically, verified by size and CRC-32. Only regular files are read."""
+"""Files that survive a killed process, and the cache directory.
+
+Files are replaced atomically and verified by size and CRC-32. Only regular files are read: a pipe would block.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,27 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
+from meshrunner.recipes.errors import ConfigError
+
 CHUNK_BYTES = 1 << 20
+
+
+def cache_dir() -> Path:
+    """Return MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory. Raises ConfigError if it cannot be written."""
+    named = os.environ.get("MESHRUNNER_CACHE")
+    folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        folder = folder.expanduser().absolute()
+        folder = folder if named else folder / "meshrunner"
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
+        raise ConfigError(
+            f"cannot write to the cache directory {folder} ({why}); set MESHRUNNER_CACHE to another directory"
+        )
+    return folder
 
 
 def check_regular(path: Path, limit: int | None = None) -> None:
@@ -21,7 +44,7 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 
 
 def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
-    """Open a file for reading; raises ValueError as `check_regular` does. A pipe would block, a link could lead anywhere."""
+    """Open a file for reading; raises ValueError as `check_regular` does."""
     check_regular(path, limit)
     return path.open("rb")
 

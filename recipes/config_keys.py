@@ -1,0 +1,77 @@
+"""Flat configurations: the differences between two, and the effects of their keys, which the fields declare."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from meshrunner.recipes.option import Affects, Option, Section
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal: 1 equals 1.0, but neither true nor '1'."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(value, other[key]) for key, value in one.items())
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Return (key, old value, new value) of every key that differs. The value of a missing key is `...`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        prefix = f"{path}." if path else ""
+        deeper = [differences(old.get(key, ...), new.get(key, ...), f"{prefix}{key}") for key in old | new]
+        return [each for found in deeper for each in found]
+    return [] if old == new else [(path, old, new)]
+
+
+def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
+    """Return the keys of a flat configuration that affect any of `effects`."""
+    return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
+
+
+def affected_by(key: str, flat: dict[str, Any]) -> Affects:
+    """
+    Return the effects of a key of a flat configuration.
+
+    A key that no shipped class declares, such as one of an older version, has the effects of its section. Classes of the user
+    are not imported, because reading a configuration must not run their code.
+    """
+    kind = flat.get(f"{key.partition('.')[0]}.kind")
+    return _affected_by(key, kind if isinstance(kind, str) else "")
+
+
+@lru_cache(4096)
+def _affected_by(key: str, kind: str) -> Affects:
+    # Top-level keys are declared in a higher layer, which is imported on first use.
+    experiment: type[Section] = importlib.import_module("meshrunner.runner.config.experiment").Experiment
+    found, section = experiment.affects, experiment
+    for part in key.split("."):
+        field = next((each.model_fields[part] for each in _classes(section, kind) if part in each.model_fields), None)
+        if field is None:
+            break
+        nested = field.annotation
+        section = nested if isinstance(nested, type) and issubclass(nested, Section) else Section
+        declared = [each for each in field.metadata if isinstance(each, Affects)]
+        found = next(iter(declared), section.affects if section.affects is not None else found)
+    assert found is not None
+    return found
+
+
+def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
+    """Yield the classes that may declare the keys of a section. For a group, the class of `kind` comes before the others."""
+    yield section
+    if issubclass(section, Option):
+        yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -1,1 +1,0 @@
-"""Files that survive a killed process, and the cache directory."""
