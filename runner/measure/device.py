@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
 """Square matmuls that measure the peak FLOP/s of a CPU."""
 
 
-class HostClock:
-    """The host's clock, for a CPU, which completes work as it is issued."""
+class HostDevice:
+    """A CPU, which completes work as it is issued: the host's clock and the peak resident set size (VmHWM)."""
+
+    keys: tuple[str, ...] = ("memory/peak_rss_gib",)
+    """Memory figures that a rank measures."""
+    total_gib: float | None = None
+    """Memory of the device in GiB; None on a CPU, whose memory is shared with other ranks and programs."""
 
     def stamp(self) -> Any:
         """Return a stamp of the time at which the device completes the work issued so far."""
@@ -33,26 +39,12 @@ class HostClock:
         """Return the seconds between two stamps that the device has passed."""
         return float(end - begin)
 
-
-class CudaClock(HostClock):
-    """CUDA events in the current stream."""
-
-    def stamp(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return float(begin.elapsed_time(end)) / 1e3
-
-
-class HostMemory:
-    """Peak resident set size (VmHWM), which Linux lets a process reset."""
-
-    keys: tuple[str, ...] = ("memory/peak_rss_gib",)
-    """Figures that a rank measures."""
-    total_gib: float | None = None
-    """Memory of the device in GiB; None on a CPU, whose memory is shared with other ranks and programs."""
+    def peaks(self) -> list[float]:
+        """Return the memory figures since the last reset, in the order of `keys`."""
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return [int(line.split()[1]) * 1024 / GIB]
+        return [0.0]
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
         """Return the memory keys of a row, given the maxima over ranks. Figures that this device does not have are null."""
@@ -63,57 +55,51 @@ class HostMemory:
                 found[f"memory/peak_{key}_pct"] = 100 * peaks[f"memory/peak_{key}_gib"] / self.total_gib
         return found
 
-    def read(self) -> list[float]:
-        """Return the peaks since the last reset, in the order of `keys`."""
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return [int(line.split()[1]) * 1024 / GIB]
-        return [0.0]
-
     def release_cached(self) -> None:
         """Return cached memory to the device, so that the peak of reserved memory is that of the steps, not of the start-up."""
 
-    def reset(self) -> None:
-        """Begin new peaks."""
-        try:
+    def reset_peaks(self) -> None:
+        """Begin new peaks. Some containers forbid it; the peak then includes the start-up."""
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:  # some containers forbid it; the peak then includes the start-up
-            return
 
 
-class CudaMemory(HostMemory):
-    """Peaks of the caching allocator: active (in use by tensors) and reserved (on the device)."""
+class CudaDevice(HostDevice):
+    """A GPU: events in the current stream, and the caching allocator's peaks of active and reserved memory."""
 
-    keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostMemory.keys)
+    keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostDevice.keys)
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.total_gib = torch.cuda.get_device_properties(device).total_memory / GIB
         self._retries = 0
 
-    def read(self) -> list[float]:
+    def stamp(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def peaks(self) -> list[float]:
         stats = torch.cuda.memory_stats(self.device)
         peaks = stats["active_bytes.all.peak"] / GIB, stats["reserved_bytes.all.peak"] / GIB
-        return [*peaks, float(stats["num_alloc_retries"] - self._retries), *super().read()]
+        return [*peaks, float(stats["num_alloc_retries"] - self._retries), *super().peaks()]
 
     def release_cached(self) -> None:
         gc.collect()  # reference cycles keep tensors alive
         torch.cuda.empty_cache()
 
-    def reset(self) -> None:
+    def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
         self._retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"]
-        super().reset()
+        super().reset_peaks()
 
 
-def clock_of(device: torch.device) -> HostClock:
-    """Return the clock for a rank's device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
-
-
-def memory_of(device: torch.device) -> HostMemory:
-    """Return the memory meter for a rank's device."""
-    return CudaMemory(device) if device.type == "cuda" else HostMemory()
+def device_of(device: torch.device) -> HostDevice:
+    """Return what measures a rank's device."""
+    return CudaDevice(device) if device.type == "cuda" else HostDevice()
 
 
 def peak_flops(

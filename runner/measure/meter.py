@@ -26,7 +26,7 @@ from torch import Tensor
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.measure.device import clock_of, memory_of, peak_flops
+from meshrunner.runner.measure.device import device_of, peak_flops
 from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Location, Summary, add_layout
@@ -71,8 +71,8 @@ class RunMeter:
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
         self.describe_data = describe_data
-        self.memory, self.clock = memory_of(device), clock_of(device)
-        self.memory.release_cached()
+        self.device = device_of(device)
+        self.device.release_cached()
         self.log_every = self.experiment.steps_between_read_outs(device.type)
         peak, facts = peak_flops(self.experiment, device, self.context)
         attempt, ranks = self.context.attempt, self.context.world_size
@@ -87,7 +87,7 @@ class RunMeter:
                 "model/active_params": active_params,
                 "model/flops_per_token": flops_per_token,
                 "world_size": ranks,
-                "device_memory_gib": self.memory.total_gib,
+                "device_memory_gib": self.device.total_gib,
                 "data": describe_data(),
             }
             self._add_to_summary(facts)
@@ -117,7 +117,7 @@ class RunMeter:
         tokens: int,
         observed: Mapping[str, Tensor],
     ) -> None:
-        end, cpu_time = self.clock.stamp(), time.process_time() - self.cpu_begin
+        end, cpu_time = self.device.stamp(), time.process_time() - self.cpu_begin
         before, self.compile_time = self.compile_time, compile_seconds()
         compile_time = self.compile_time - before
         times = self.data_time, cpu_time, compile_time, self.save_before
@@ -179,13 +179,13 @@ class RunMeter:
 
     def _begin_step(self) -> None:
         self.profiler.step_begins()
-        self.begin, self.cpu_begin = self.clock.stamp(), time.process_time()
+        self.begin, self.cpu_begin = self.device.stamp(), time.process_time()
 
     def _begin_measuring(self) -> None:
         """Begin the measured window: record the memory peaks of the start-up and reset them."""
-        peaks = merge_ranks(self.memory.keys, self._gather(self.memory.read()))
+        peaks = merge_ranks(self.device.keys, self._gather(self.device.peaks()))
         self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
-        self.memory.reset()
+        self.device.reset_peaks()
         self.early_recompiles = len(recompile_reasons())
 
     def _record_recompiles(self, step: int) -> None:
@@ -211,16 +211,16 @@ class RunMeter:
         steps, self.pending = self.pending, []
         losses, norms, observed = self._on_host(steps)
         now, window_begin, self.window_begin = time.time(), self.window_begin, time.perf_counter()
-        times = [now - self.clock.seconds(step.end, steps[-1].end) for step in steps]
+        times = [now - self.device.seconds(step.end, steps[-1].end) for step in steps]
         per_step = [
-            [loss, self.clock.seconds(s.begin, s.end), s.data_time, s.cpu_time, s.compile_time, *others]
+            [loss, self.device.seconds(s.begin, s.end), s.data_time, s.cpu_time, s.compile_time, *others]
             for loss, others, s in zip(losses, observed, steps, strict=True)
         ]
-        everyone = self._gather([*chain.from_iterable(per_step), *self.memory.read()])
-        ranks_steps = everyone[:, : -len(self.memory.keys)].view(len(everyone), len(steps), -1)
-        ranks_memory = everyone[:, -len(self.memory.keys) :]
+        everyone = self._gather([*chain.from_iterable(per_step), *self.device.peaks()])
+        ranks_steps = everyone[:, : -len(self.device.keys)].view(len(everyone), len(steps), -1)
+        ranks_memory = everyone[:, -len(self.device.keys) :]
         if self.context.rank == 0:
-            memory = self.memory.row(merge_ranks(self.memory.keys, ranks_memory))
+            memory = self.device.row(merge_ranks(self.device.keys, ranks_memory))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._add_to_summary(compile_facts() if self.compile_time else {})
             window = self.window_begin - window_begin
@@ -230,7 +230,7 @@ class RunMeter:
                     self.by_rank.add(ranks_steps[:, i, : len(RANK_KEYS)])
                 self._write(row | memory | ({"profiled": True} if step.profiled else {}))
             if steps[-1].number == self.experiment.steps:
-                self._add_to_summary(self.by_rank.summary(self.memory.keys, ranks_memory))
+                self._add_to_summary(self.by_rank.summary(self.device.keys, ranks_memory))
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:

@@ -19,7 +19,7 @@ from meshrunner.runner.figures import FIGURES, OVER_REPEATS, Figure, figure_of, 
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.progress import ProgressLine, progress_cells
 from meshrunner.runner.launch.report import report, row_cells
-from meshrunner.runner.measure.device import CudaMemory, HostMemory
+from meshrunner.runner.measure.device import CudaDevice, HostDevice
 from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step
 from meshrunner.runner.profiler.memory import KEYS
 from meshrunner.runner.profiler.overlap import Shares
@@ -40,7 +40,7 @@ def measured_row() -> dict[str, Any]:
     rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
     ones = torch.ones(2, 1, len(RANK_KEYS) + len(observed), dtype=torch.float64)
     (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0])
-    return StepRow(row | HostMemory().row({"memory/peak_rss_gib": 0.5}))
+    return StepRow(row | HostDevice().row({"memory/peak_rss_gib": 0.5}))
 
 
 def gpu(row: StepRow) -> StepRow:
@@ -50,7 +50,7 @@ def gpu(row: StepRow) -> StepRow:
 
 def test_the_meter_writes_what_the_table_has_and_nothing_else() -> None:
     assert set(measured_row()) - IDENTITY == set(row_keys())
-    assert set(CudaMemory.keys) < set(row_keys("memory/"))
+    assert set(CudaDevice.keys) < set(row_keys("memory/"))
 
 
 def test_what_profilers_add_is_in_the_table() -> None:

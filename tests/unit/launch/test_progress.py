@@ -17,7 +17,7 @@ from meshrunner.runner.console import Slow, naming
 from meshrunner.runner.launch.progress import ProgressLine, run_table
 from meshrunner.runner.measure import device as device_module
 from meshrunner.runner.measure import meter as meter_module
-from meshrunner.runner.measure.device import HostClock
+from meshrunner.runner.measure.device import HostDevice
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.process.worker_context import Node, SharedIntegers, WorkerContext
 from meshrunner.runner.rundir import StepRow
@@ -109,7 +109,7 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
     meter.context = SimpleNamespace(doing=said.append, rank=1, world_size=2, threads=1, attempt=1)
     meter.profiler = SimpleNamespace(pause=lambda: None, step_begins=lambda: None, started=lambda *_: None)
     meter.pending, meter.events, meter.resumed_at, meter.tokens_before = [], None, 0, 0
-    meter.clock, meter.window_begin, meter.location, meter.saves = HostClock(), 0.0, None, []
+    meter.device, meter.window_begin, meter.location, meter.saves = HostDevice(), 0.0, None, []
     meter._gather = lambda _: None
     with meter.saving():
         assert said == ["saving a checkpoint"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshrunner.runner.measure import meter as meter_module
-from meshrunner.runner.measure.device import CudaMemory, HostMemory
+from meshrunner.runner.measure.device import CudaDevice, HostDevice
 from meshrunner.runner.measure.meter import RunMeter
 from tests.composed import experiment
 
@@ -19,9 +19,9 @@ def test_what_is_only_cached_is_returned_once_nothing_refers_to_it(monkeypatch: 
     done: list[str] = []
     monkeypatch.setattr(meter_module.gc, "collect", lambda: done.append("collect"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
-    CudaMemory.release_cached(CudaMemory.__new__(CudaMemory))
+    CudaDevice.release_cached(CudaDevice.__new__(CudaDevice))
     assert done == ["collect", "empty"]
-    HostMemory().release_cached()
+    HostDevice().release_cached()
     assert done == ["collect", "empty"], "a CPU has none"
 
 
@@ -30,13 +30,13 @@ def test_it_is_done_when_the_model_is_built_and_before_a_step_begins(
 ) -> None:
     done: list[str] = []
 
-    class Memory(HostMemory):
+    class Memory(HostDevice):
         def release_cached(self) -> None:
             done.append("released")
 
     context: Any = SimpleNamespace(rank=1, world_size=2, attempt=1, doing=lambda _: None)
     run = RunMeter(experiment(), tmp_path, context)
-    monkeypatch.setattr(meter_module, "memory_of", lambda _: Memory())
+    monkeypatch.setattr(meter_module, "device_of", lambda _: Memory())
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {}))
     monkeypatch.setattr(run.profiler, "step_begins", lambda: done.append("step"))
     figures = {"params": 1, "active_params": 1, "flops_per_token": 1, "attention_flops_per_token": 1}

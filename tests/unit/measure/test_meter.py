@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshrunner.runner.measure import meter as meter_module
-from meshrunner.runner.measure.device import CudaClock, HostClock, HostMemory, clock_of
+from meshrunner.runner.measure.device import CudaDevice, HostDevice, device_of
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.files import SUMMARY, read_json
@@ -25,7 +25,7 @@ TOKENS, RANKS = 600, 3
 
 
 @dataclass
-class Device:
+class Device(HostDevice):
     """A stream of work, the host that issues it, and a clock: a stamp is a place in the stream, known once it is reached."""
 
     host: float = 0.0
@@ -71,8 +71,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     clock = {"perf_counter": lambda: made.host, "time": lambda: UNIX + made.host, "process_time": lambda: made.host}
     monkeypatch.setattr(meter_module, "time", SimpleNamespace(**clock))
-    monkeypatch.setattr(meter_module, "clock_of", lambda _: made)
-    monkeypatch.setattr(meter_module, "memory_of", lambda _: HostMemory())
+    monkeypatch.setattr(meter_module, "device_of", lambda _: made)
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {"device": "a device"}))
     monkeypatch.setattr(meter_module, "add_layout", lambda *_: None)
     return made
@@ -218,8 +217,9 @@ def test_the_clock_of_a_cuda_device_is_events_that_nothing_waits_for(monkeypatch
         def elapsed_time(self, other: Event) -> float:
             return other.recorded - self.recorded
 
-    assert isinstance(clock_of(torch.device("cpu")), HostClock)
-    clock = clock_of(torch.device("cuda", 1))
-    assert isinstance(clock, CudaClock)
+    assert isinstance(device_of(torch.device("cpu")), HostDevice)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**30))
+    clock = device_of(torch.device("cuda", 1))
+    assert isinstance(clock, CudaDevice)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert clock.seconds(clock.stamp(), clock.stamp()) == 0.25
