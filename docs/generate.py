@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshrunner.runner import shipped
 from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.config.reference.explain import default_of
-from meshrunner.runner.verbs.reference.terms import every_key, explanation
+from meshrunner.runner.verbs.reference.help import every_key, explanation
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

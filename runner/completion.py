@@ -136,7 +136,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
     """Return verbs, groups and sections; once a word is begun also keys, and after an equals sign options."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
-    from meshrunner.runner.verbs.reference.terms import every_key
+    from meshrunner.runner.verbs.reference.help import every_key
 
     group, equals, _ = word.partition("=")
     with shipped.also_in(parse("help", [*rest, word or "any"]).config_dir):

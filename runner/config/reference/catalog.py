@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, Section
 from meshrunner.runner import shipped
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.config.reference.docstrings import documentation
-from meshrunner.runner.config.reference.expected import Expected
-from meshrunner.runner.config.reference.json_schema import is_group, section_schema
+from meshrunner.runner.config.reference.json_schema import documentation, is_group, section_schema
 
 INDEX = re.compile(r"\[\w*\]")
 MEMBER = re.compile(r"^tracker\.of\.\w+(?=\.)")
+TYPES = {"null": "null", "string": "text", "integer": "whole number", "number": "number"}
+PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
+"""Text that needs no quotes in YAML."""
+HUGE = 2**62
+"""Upper limits from here on exist only for technical reasons and are not mentioned."""
+LONG = 12
+"""Most names to list; of more, only their number is shown."""
 
 
 class Key(NamedTuple):
@@ -55,7 +59,7 @@ class Key(NamedTuple):
             if self.field == "kind" and issubclass(owner, Option):
                 return f"{', '.join(owner.kinds)} or package.module:Class of your own"
             schema = section_schema(owner)
-            found.append(Expected(schema.get("$defs", {})).words(schema["properties"][self.field], whole=whole))
+            found.append(in_words(schema["properties"][self.field], schema.get("$defs", {}), whole=whole))
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
@@ -64,9 +68,7 @@ class Key(NamedTuple):
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}
         inside = self.name.removeprefix(self.group.replace("/", ".")).lstrip(".")
-        values = {
-            option: value_at(shipped.values(self.group, option), inside) for option in shipped.options(self.group)
-        }
+        values = {each: value_at(shipped.values(self.group, each), inside) for each in shipped.options(self.group)}
         return {option: value for option, value in values.items() if value is not ...}
 
 
@@ -75,30 +77,15 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         yield Key(name, name, {"": Experiment})
-        if isinstance(section, type) and issubclass(section, Option) and is_group(section):
-            every = [*section.kinds, *shipped.own_kinds(name)]
-            yield from keys_of(name, _classes(section, every if config is None else [value_at(config, f"{name}.kind")]))
+        if isinstance(section, type) and issubclass(section, Option):
+            every = [*section.kinds, *shipped.own_kinds(name)] if config is None else [value_at(config, f"{name}.kind")]
+            owners: dict[str, type[Section]] = {}
+            for kind in every:
+                with suppress(PydanticCustomError):
+                    owners[kind] = section.resolve(kind)
+            yield from keys_of(name, owners)
         elif isinstance(section, type) and issubclass(section, Section):
             yield from keys_of(name, {"": section})
-
-
-def check_class(group: str, option: str, kind: str) -> None:
-    """Raise ConfigError if the class that an option of the user's names cannot be used."""
-    base = Experiment.model_fields[group].annotation
-    assert isinstance(base, type) and issubclass(base, Option)
-    try:
-        base.resolve(kind)
-    except PydanticCustomError as error:
-        raise ConfigError(f"{group}={option}: {error}") from None
-
-
-def _classes(group: type[Option], kinds: Iterable[Any]) -> dict[str, type[Section]]:
-    """Return kind -> class, for the classes that exist."""
-    found: dict[str, type[Section]] = {}
-    for kind in kinds:
-        with suppress(PydanticCustomError):
-            found[kind] = group.resolve(kind)
-    return found
 
 
 def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
@@ -116,28 +103,26 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
                 break
 
 
-def matching(word: str, keys: list[Key]) -> list[Key]:
-    """Return the key of that name, else all whose names end with it: `lr` is optimizer.lr."""
-    name = plain(word)
-    return [key for key in keys if plain(key.name) == name] or [
-        key for key in keys if plain(key.name).endswith(f".{name}")
-    ]
-
-
-def plain(name: str) -> str:
-    """Return a key's name without indices: `wrap.rules[0].match` is wrap.rules.match, `tracker.of.wandb.mode` tracker.mode."""
-    return MEMBER.sub("tracker", INDEX.sub("", name))
-
-
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
     """Return the section that a field holds, and whether it holds a list of them."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return (annotation, False) if issubclass(annotation, Section) else (None, False)
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, False
     for part in get_args(annotation):
         inner, listed = _section_in(part)
         if inner is not None:
             return inner, listed or get_origin(annotation) is list
     return None, False
+
+
+def matching(word: str, keys: Iterable[Key]) -> list[Key]:
+    """Return the key of that name, else all whose names end with it: `lr` is optimizer.lr."""
+    found = [key for key in keys if f".{plain(key.name)}".endswith(f".{plain(word)}")]
+    return [key for key in found if plain(key.name) == plain(word)] or found
+
+
+def plain(name: str) -> str:
+    """Return a key's name without indices: `wrap.rules[0].match` is wrap.rules.match, `tracker.of.wandb.mode` tracker.mode."""
+    return MEMBER.sub("tracker", INDEX.sub("", name))
 
 
 def value_at(values: Any, path: str) -> Any:
@@ -147,3 +132,59 @@ def value_at(values: Any, path: str) -> Any:
             return ...
         values = values[part]
     return values
+
+
+def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
+    """
+    Describe the values that a JSON schema accepts: `number above 0`, `whole number at least 1, or auto`.
+
+    Args:
+        definitions: schemas that `$ref` names.
+        whole: list all names to choose from, however many.
+    """
+    parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
+    if "text" in parts:  # text includes numbers and names
+        parts = [part for part in parts if part in ("text", "null")]
+    *others, last = sorted(parts, key="null".__eq__)
+    return f"{', '.join(others)}{', or' if ' ' in others[-1] else ' or'} {last}" if others else last
+
+
+def _kinds_of_value(schema: dict[str, Any], definitions: dict[str, Any], whole: bool) -> list[str]:
+    if "$ref" in schema:
+        return _kinds_of_value(definitions[schema["$ref"].rpartition("/")[2]], definitions, whole)
+    if "anyOf" in schema:
+        return [part for each in schema["anyOf"] for part in _kinds_of_value(each, definitions, whole)]
+    if "const" in schema or "enum" in schema:
+        known = [in_yaml(each) for each in schema.get("enum", [schema.get("const")])]
+        return known if whole or len(known) <= LONG else [f"one of {len(known)} names"]
+    kind = schema.get("type", "")
+    if kind == "boolean":
+        return ["true", "false"]
+    if kind == "array":
+        if fixed := schema.get("prefixItems"):
+            return [f"list of {len(fixed)}: {in_words(fixed[0], definitions)}"]
+        return [f"list of: {in_words(schema['items'], definitions)}" if schema.get("items") else "list"]
+    if kind == "object" and schema.get("properties"):
+        return [f"mapping of {', '.join(schema['properties'])}"]
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        return [f"mapping of names to {in_words(values, definitions)}" if isinstance(values, dict) else "mapping"]
+    return [TYPES.get(kind, "anything") + _limits(schema)]
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    """Return the limits of a number: ` from 1 to 1,024`, ` above 0`."""
+    words = {"exclusiveMinimum": "above", "minimum": "at least", "maximum": "at most", "exclusiveMaximum": "below"}
+    limits = {word: schema[name] for name, word in words.items() if name in schema and schema[name] < HUGE}
+    if {"at least", "at most"} <= limits.keys():
+        return f" from {limits['at least']:,} to {limits['at most']:,}"
+    return " " * bool(limits) + ", ".join(f"{word} {limit:,}" for word, limit in limits.items())
+
+
+def in_yaml(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {in_yaml(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(in_yaml, value))}]"
+    return value if isinstance(value, str) and PLAIN.fullmatch(value) else json.dumps(value)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from meshrunner.runner import shipped
-from meshrunner.runner.config.reference.catalog import Key, plain, value_at
-from meshrunner.runner.config.reference.docstrings import summary
-from meshrunner.runner.config.reference.expected import in_yaml
+from meshrunner.runner.config.reference.catalog import Key, in_yaml, plain, value_at
 from meshrunner.runner.console import in_two_columns, paragraph
 
 MANY = 4
@@ -20,9 +19,10 @@ LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
 def explain_key(key: Key) -> str:
     """Explain one key: its meaning, the values it takes and its default."""
     documentation = key.documentation()
-    parts = []
-    for text, kinds in documentation.items():
-        parts.append(paragraph(f"{', '.join(kinds)}: {text}" if len(documentation) > 1 else text))
+    parts = [
+        paragraph(f"{', '.join(kinds)}: {text}" if len(documentation) > 1 else text)
+        for text, kinds in documentation.items()
+    ]
     facts = [("expected", key.expected(whole=True)), ("default", default_of(key))]
     if (having := key.defaults()) and key.group in shipped.groups() and set(having) < set(shipped.options(key.group)):
         facts.append(("a key of", f"{key.group}={','.join(having)}"))
@@ -36,15 +36,12 @@ def explain_keys(keys: list[Key], every: list[Key]) -> str:
     texts = []
     for key in keys:
         inner = [each for each in every if plain(each.name).startswith(f"{plain(key.name)}.")]
-        if inner and "." not in key.name:  # launch, sweep
-            texts.append(_explain_section(key.name, next(iter(key.documentation())), inner))
-            continue
-        rows = in_two_columns((each.name, _row(each)) for each in inner)
-        texts.append(f"{explain_key(key)}\n\n{rows}" if inner else explain_key(key))
+        section = bool(inner) and "." not in key.name  # launch, sweep: only a name for the keys below it
+        about = f"{key.name}\n{paragraph(next(iter(key.documentation())))}" if section else explain_key(key)
+        rows = in_two_columns((each.name, _row(each, default_of(each) if section else "")) for each in inner)
+        texts.append(f"{about}\n\n{rows}" if inner else about)
     others = [key.name for key in every if key not in keys and key.leaf == keys[0].name]
-    if others:
-        texts.append(f"See also {', '.join(others)}.")
-    return "\n\n".join(texts)
+    return "\n\n".join([*texts, *[f"See also {', '.join(others)}."] * bool(others)])
 
 
 def default_of(key: Key, chosen: str | None = None) -> str:
@@ -87,25 +84,14 @@ def explain_option(group: str, option: str, keys: list[Key]) -> str:
     if group == shipped.EXPERIMENT:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]
         return "\n".join([*parts, "", *(f"  {line}".rstrip() for line in body)])
-    values = shipped.values(group, option)
-    kind = str(values.get("kind"))
-    owners = [key.owners[kind] for key in keys if kind in key.owners]
-    parts += [paragraph(summary(owners[0]))] if owners else []
-    rows = [
-        (_assigned(key, value), _row(key._replace(owners={kind: key.owners[kind]}) if kind in key.owners else key))
-        for key in keys
-        if key.field != "kind"
-        and (value := key.defaults().get(option, ...)) is not ...
-        and not _has_inner(key, value, keys)
-    ]
+    kind = str(shipped.values(group, option).get("kind"))
+    # The texts of the chosen class, if several classes have the key.
+    own = [key._replace(owners={kind: key.owners[kind]}) if kind in key.owners else key for key in keys]
+    if owner := next((key.owners[kind] for key in own if kind in key.owners), None):
+        parts.append(paragraph(" ".join(inspect.cleandoc(owner.__doc__ or "").split("\n\n")[0].split())))
+    values = [(key, key.defaults().get(option, ...)) for key in own]
+    rows = [(_assigned(key, value), _row(key)) for key, value in values if _is_shown(key, value, keys)]
     return "\n".join([*parts, "", in_two_columns(rows)]) if rows else "\n".join(parts)
-
-
-def _explain_section(name: str, about: str, inner: list[Key]) -> str:
-    """Explain a section, which is only a name for the keys below it."""
-    return "\n".join(
-        [name, paragraph(about), "", in_two_columns((key.name, _row(key, default_of(key))) for key in inner)]
-    )
 
 
 def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
@@ -124,28 +110,20 @@ def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen
         rows = []
         for key in part:
             value = value_at(config, key.name)
-            if value is not ... and key.name != name and key.field != "kind" and not _has_inner(key, value, every):
+            if key.name != name and _is_shown(key, value, every):
                 default = default_of(key, chosen.get(key.group))
                 rows.append((_assigned(key, value), _row(key, "" if default == in_yaml(value) else default)))
-        head = [_heading(name, part, chosen)] if name else []
-        yield "\n".join([*head, in_two_columns(rows)] if rows else head)
-
-
-def _heading(name: str, part: list[Key], chosen: Mapping[str, Any]) -> str:
-    about = next((next(iter(key.documentation())) for key in part if key.name == name), "")
-    if name not in shipped.groups():
-        return paragraph(f"{name}: {about}" if about else name, 0)
-    heading = f"{name}={chosen.get(name)}" if chosen.get(name) else name
-    options = in_two_columns([("options:", ", ".join(shipped.options(name)))])
-    return "\n".join([paragraph(f"{heading}: {about}" if about else heading, 0), options])
+        lines = []
+        if name:
+            about = next((f": {text}" for key in part if key.name == name for text in key.documentation()), "")
+            lines.append(paragraph(f"{name}={chosen[name]}{about}" if chosen.get(name) else f"{name}{about}", 0))
+        if name in shipped.groups():
+            lines.append(in_two_columns([("options:", ", ".join(shipped.options(name)))]))
+        yield "\n".join([*lines, in_two_columns(rows)] if rows else lines)
 
 
 def _assigned(key: Key, value: Any) -> str:
     return f"{key.name} = {_cut(in_yaml(value), LONGEST_VALUE)}"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def _row(key: Key, default: str = "") -> str:
@@ -153,6 +131,11 @@ def _row(key: Key, default: str = "") -> str:
     return f"{text} [{key.expected()}{f'; default {_cut(default, LONGEST_DEFAULT)}' if default else ''}]"
 
 
-def _has_inner(key: Key, value: Any, keys: list[Key]) -> bool:
-    """Return whether the keys below a key are listed instead of it."""
-    return isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def _is_shown(key: Key, value: Any, keys: list[Key]) -> bool:
+    """Return whether a key has a value of its own, and neither names a class nor stands for the keys below it."""
+    has_inner = isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)
+    return value is not ... and key.field != "kind" and not has_inner

@@ -1,21 +1,20 @@
-"""JSON schemas (draft 2020-12) of configurations and of the files in conf/, for editors."""
+"""JSON schemas (draft 2020-12) of configurations and of the files in conf/, described by the docstrings of fields."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pydantic.json_schema import GenerateJsonSchema, JsonRef
+from pydantic.json_schema import GenerateJsonSchema
 
 from meshrunner.recipes.option import Option, Section
-from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.config.reference.docstrings import documentation
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core.core_schema import CoreSchema, ModelSchema
-
-    CoreSchemaOrField = Any
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_CLASS = r"^[\w.]+:[\w.]+$"
@@ -31,25 +30,23 @@ HYDRA = {
 DEFAULTS = {"type": "array", "description": "Hydra's defaults list: options and files that this one builds on."}
 
 
-def configuration_schema() -> dict[str, Any]:
-    """Return the schema of a run directory's config.yaml, in which every key is present and resolved."""
-    return _Generator.of(Experiment)
+def resolved_schema(section: type[Section]) -> dict[str, Any]:
+    """Return the schema of resolved configurations, in which every key is present."""
+    return {"$schema": DIALECT, **_Generator().of(section)}
 
 
-def experiment_schema() -> dict[str, Any]:
-    """Return the schema of a file in conf/experiment, which may hold any part of a configuration."""
-    return _WrittenGenerator.of(Experiment, hydra=HYDRA)
-
-
-def option_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of an option's file, given the base class of its group. more: properties that the class lacks."""
-    return _WrittenGenerator.of(section, **more)
+def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of YAML files for a section. more: properties that the class lacks."""
+    found = _written(_Generator().of(section))
+    found.setdefault("properties", {}).update(more)
+    found["$defs"] = found.get("$defs", {}) | {"Interpolation": INTERPOLATION}
+    return {"$schema": DIALECT, **found}
 
 
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the schema of the keys of one class, in which groups are just mappings."""
-    return _SectionGenerator.of(section)
+    """Return the schema of the keys of one class, in which groups are just mappings, so that no option is imported."""
+    return _SectionGenerator().of(section)
 
 
 def is_group(section: type) -> bool:
@@ -64,17 +61,12 @@ class _Generator(GenerateJsonSchema):
         super().__init__(*arguments, **options)
         self.begun: set[type] = set()
 
-    @classmethod
-    def of(cls, section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema of a section. more: further properties."""
+    def of(self, section: type[Section]) -> dict[str, Any]:
+        """Return the schema of a section."""
         section.model_rebuild()
-        generator = cls()
-        found = generator.generate(section.__pydantic_core_schema__)
-        if more:
-            found.setdefault("properties", {}).update(more)
-        return {"$schema": DIALECT, **found}
+        return self.generate(section.__pydantic_core_schema__)
 
-    def field_title_should_be_set(self, schema: CoreSchemaOrField) -> bool:
+    def field_title_should_be_set(self, schema: Any) -> bool:
         return False  # a title would repeat the key with a capital letter
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
@@ -90,24 +82,16 @@ class _Generator(GenerateJsonSchema):
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
         """Return a schema with `if kind is ... then` rather than `oneOf`, so that editors name the wrong key."""
-        options = {kind: self._reference(base.resolve(kind)) for kind in sorted(base.kinds)}
+        chosen = []
+        for name in sorted(base.kinds):
+            option = base.resolve(name)
+            option.model_rebuild()
+            core: CoreSchema = option.__pydantic_core_schema__
+            condition = {"properties": {"kind": {"const": name}}, "required": ["kind"]}
+            chosen.append({"if": condition, "then": self.generate_inner(core)})
         own = {"type": "string", "pattern": OWN_CLASS, "description": "Your own class: package.module:Class."}
-        kind = {"description": documentation(base)["kind"], "anyOf": [{"enum": list(options)}, own]}
-        chosen = [
-            {"if": {"properties": {"kind": {"const": name}}, "required": ["kind"]}, "then": option}
-            for name, option in options.items()
-        ]
-        return self._choice(base, {"type": "object", "properties": {"kind": kind}}, chosen, options)
-
-    def _choice(
-        self, base: type[Option], found: JsonSchemaValue, chosen: list[Any], options: dict[str, JsonSchemaValue]
-    ) -> JsonSchemaValue:
-        return found | {"required": ["kind"], "allOf": chosen}
-
-    def _reference(self, option: type[Section]) -> JsonSchemaValue:
-        option.model_rebuild()
-        core: CoreSchema = option.__pydantic_core_schema__
-        return self.generate_inner(core)
+        kind = {"description": documentation(base)["kind"], "anyOf": [{"enum": sorted(base.kinds)}, own]}
+        return {"type": "object", "properties": {"kind": kind}, "required": ["kind"], "allOf": chosen}
 
 
 class _SectionGenerator(_Generator):
@@ -117,55 +101,50 @@ class _SectionGenerator(_Generator):
         return {"type": "object"}
 
 
-class _WrittenGenerator(_Generator):
-    """Generates the schema of files that people write: keys are optional, may be interpolations, and `defaults` is allowed."""
-
-    @classmethod
-    def of(cls, section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = _named(super().of(section, **more), INTERPOLATION, "Interpolation")
-        return found | {"$defs": found.get("$defs", {}) | {"Interpolation": INTERPOLATION}}
-
-    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
-        found = super().model_schema(schema)
-        found.pop("required", None)
-        section = schema["cls"]
-        properties = found.get("properties", {})
-        if not is_group(section):
-            for name, each in properties.items():
-                properties[name] = _or_interpolation(each)
-        if issubclass(section, Option | Experiment):
-            properties["defaults"] = DEFAULTS
-        return found
-
-    def _choice(
-        self, base: type[Option], found: JsonSchemaValue, chosen: list[Any], options: dict[str, JsonSchemaValue]
-    ) -> JsonSchemaValue:
-        """Also accept a file without `kind`, which it may inherit, with the keys of all kinds."""
-        known: dict[str, list[JsonSchemaValue]] = {}
-        for reference in options.values():
-            option = self.get_schema_from_definitions(JsonRef(reference["$ref"])) or {}
-            for name, each in option.get("properties", {}).items():
-                if each not in known.setdefault(name, []):
-                    known[name].append(each)
-        properties = {name: each[0] if len(each) == 1 else {"anyOf": each} for name, each in known.items()}
-        inherited = {"properties": properties, "additionalProperties": False}
-        return found | {"if": {"required": ["kind"]}, "then": {"allOf": chosen}, "else": inherited}
-
-
-def _or_interpolation(schema: JsonSchemaValue) -> JsonSchemaValue:
-    if schema == DEFAULTS or any(
-        set(each) <= {"type", "description"} and each.get("type") == "string"
-        for each in (schema, *schema.get("anyOf", ()))
-    ):
+def _written(schema: Any) -> Any:
+    """Return a schema for files that people write: keys are optional, may be interpolations, and `defaults` is allowed."""
+    if isinstance(schema, list):
+        return [_written(each) for each in schema]
+    if not isinstance(schema, dict):
         return schema
-    described = {key: schema[key] for key in ("description", "default") if key in schema}
-    return described | {"anyOf": [{key: each for key, each in schema.items() if key not in described}, INTERPOLATION]}
+    found = {key: each if key == "if" else _written(each) for key, each in schema.items() if key != "required"}
+    properties = found.get("properties", {})
+    if "kind" in properties:
+        properties["defaults"] = DEFAULTS
+    if "allOf" in found:  # a group, whose file may inherit its kind
+        chosen = found.pop("allOf")
+        options = {"anyOf": [each["then"] for each in chosen]}
+        return found | {"if": {"required": ["kind"]}, "then": {"allOf": chosen}, "else": options}
+    for name, each in properties.items():
+        described = {"description": each.pop("description")} if "description" in each else {}
+        properties[name] = described | {"anyOf": [each, {"$ref": "#/$defs/Interpolation"}]}
+    return found
 
 
-def _named(schema: Any, part: dict[str, Any], name: str) -> Any:
-    """Return a schema with every occurrence of `part` replaced by a reference to the definition `name`."""
-    if schema == part:
-        return {"$ref": f"#/$defs/{name}"}
-    if isinstance(schema, dict):
-        return {key: _named(value, part, name) for key, value in schema.items()}
-    return [_named(each, part, name) for each in schema] if isinstance(schema, list) else schema
+def documentation(section: type[Section]) -> dict[str, str]:
+    """Return field -> docstring on one line, for the fields of a class and of its base classes."""
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if issubclass(base, Section):
+            found |= _docstrings(base.__module__).get(base.__qualname__, {})
+    return found
+
+
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return class -> field -> docstring. The source is read on request, because few commands need it."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):  # the class was not imported from a file
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = {
+                field.target.id: " ".join(below.value.value.split())
+                for field, below in zip(node.body, node.body[1:], strict=False)
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                if isinstance(below.value.value, str)
+            }
+    return found

@@ -39,7 +39,6 @@ def calibrate(arguments: list[str]) -> int:
     content = _as_yaml(calibration)
     if given.out:
         _write(given.out, content)
-        say(f"wrote {given.out}{_usage(given.out)}", to_stderr=True)
     elif not given.json:
         console().print()
         console().print(content.rstrip(), markup=False, highlight=False, soft_wrap=True)
@@ -68,37 +67,28 @@ def _show(calibration: Calibration) -> None:
 
 
 def _as_yaml(calibration: Calibration) -> str:
-    """Return a file of the `hardware` group."""
+    """Return a file of the `hardware` group, with numbers of four digits, more than the runs determine."""
     import yaml
 
-    hardware = _rounded(calibration.hardware.model_dump(mode="json"))
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rounded(each) for key, each in value.items()}
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    hardware = rounded(calibration.hardware.model_dump(mode="json"))
     many, error = hardware["calibrated"]["runs"], hardware["calibrated"]["error_pct"]
-    return (
-        f"# Fitted to {many} measured combinations; each was predicted from the others to {error:g}%\n"
-        + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)
-    )
-
-
-def _rounded(value: Any) -> Any:
-    """Round to four digits, more than the runs determine."""
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    title = f"# Fitted to {many} measured combinations; each was predicted from the others to {error:g}%\n"
+    return title + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)
 
 
 def _write(file: Path, content: str) -> None:
-    if not file.name:
-        raise ConfigError(f"--out: {file} is not a file name")
+    """Write the file and say how to use it; raise ConfigError if it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content.encode())
-    except FileExistsError:
-        raise ConfigError(f"--out: {file} cannot be written: {file.parent} is not a directory") from None
     except OSError as error:
-        raise ConfigError(f"--out: {file} cannot be written: {error.strerror}") from None
-
-
-def _usage(file: Path) -> str:
-    if file.suffix != ".yaml" or file.absolute().parent.name != "hardware":
-        return "; hardware=NAME finds it as DIR/hardware/NAME.yaml with --config-dir DIR"
-    return f": --config-dir {file.parent.parent} hardware={file.stem}"
+        raise ConfigError(f"--out: {file} cannot be written: {error}") from None
+    usage = "; hardware=NAME finds it as DIR/hardware/NAME.yaml with --config-dir DIR"
+    if file.suffix == ".yaml" and file.absolute().parent.name == "hardware":
+        usage = f": --config-dir {file.parent.parent} hardware={file.stem}"
+    say(f"wrote {file}{usage}", to_stderr=True)

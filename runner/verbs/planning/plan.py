@@ -19,8 +19,6 @@ from meshrunner.runner.predict import (
     MOST,
     Forecast,
     LargestThatFits,
-    MemoryForecast,
-    SpeedForecast,
     largest_that_fits,
     predict_config,
 )
@@ -29,41 +27,37 @@ from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered
 
 
+@garbage_collection_disabled()  # imports are a fifth faster, and create little garbage
 def plan(arguments: list[str]) -> int:
-    """Predict one run or rank a grid; raises ConfigError as `run` does."""
+    """Predict one run or rank a grid; raise ConfigError as `run` does."""
     if {"-m", "--multirun"} & set(arguments):
         warm()  # first: the forkserver imports torch while Hydra composes here
-    with garbage_collection_disabled():  # imports are a fifth faster, and create little garbage
-        return _plan(arguments)
-
-
-def _plan(arguments: list[str]) -> int:
     options, overrides = split("plan", arguments)
-    key, file, active_only = options.max, options.html, options.active
     composer = Composer(parse("plan", overrides))
     if answered(composer):
         return 0
     composed = composer.single_run()
     if composed is None:
-        for flag, value in (("--max", key), ("--html", file)):
-            if value is not None:
-                raise ConfigError(f"plan: {flag} works with a single run: omit -m")
-        _rank(composer, active_only, as_json=options.json)
+        for flag in ("max", "html"):
+            if getattr(options, flag) is not None:
+                raise ConfigError(f"plan: --{flag} works with a single run: omit -m")
+        _rank(composer, options.active, as_json=options.json)
         return 0
-    drawn = file is not None
-    search = None
-    if key is None:
-        forecast = predict_config(composed.config, active_only=active_only, with_timeline=drawn)
+    with_timeline, findings = options.html is not None, []
+    if options.max is None:
+        found: Forecast | LargestThatFits = predict_config(
+            composed.config, active_only=options.active, with_timeline=with_timeline
+        )
     else:
-        search = largest_that_fits(overrides, key, active_only=active_only, with_timeline=drawn)
-        forecast = search.forecast
-    findings = _searched(search) if search is not None else []
+        found = largest_that_fits(overrides, options.max, active_only=options.active, with_timeline=with_timeline)
+        findings = _searched(found)
+    forecast = found.forecast if isinstance(found, LargestThatFits) else found
     if options.json:
-        print(json.dumps((search or forecast).as_json(), indent=2))
+        print(json.dumps(found.as_json(), indent=2))
     else:
         _show(forecast, findings)
-    if file is not None:
-        _write_page(file, forecast, findings, arguments)
+    if options.html is not None:
+        _write_page(options.html, forecast, findings, arguments)
     return 0
 
 
@@ -104,22 +98,19 @@ def _write_page(file: Path, forecast: Forecast, findings: Sequence[str], argumen
     from meshrunner.runner.predict import write_page
 
     answer, reason = forecast.verdict
-    timeline = forecast.timeline
-    figures, remarks = (_rows(forecast), _remarks(forecast)) if timeline is not None else ([], [])
+    figures, remarks = (_rows(forecast), _remarks(forecast)) if forecast.timeline is not None else ([], [])
     command = shlex.join(["meshrunner", "plan", *arguments])
-    write_page(file, command, answer, [*findings, reason], figures, remarks, timeline)
+    write_page(file, command, answer, [*findings, reason], figures, remarks, forecast.timeline)
     say(f"page: {file}", to_stderr=True)
 
 
 def _searched(search: LargestThatFits) -> list[str]:
     """Return a sentence on the result of --max."""
     key, value = search.key, search.value
+    if value:
+        return [f"{key}={value} {'fits; the search stops there' if value == MOST else 'is the largest that fits'}"]
     if not search.tried:
         return []
-    if value == MOST:
-        return [f"{key}={value} fits; the search stops there"]
-    if value:
-        return [f"{key}={value} is the largest that fits"]
     certain = " for certain" if search.forecast.verdict.answer == BORDERLINE else ""
     return [f"not even {key}={search.tried[0]} fits{certain}"]
 
@@ -128,42 +119,31 @@ def _remarks(forecast: Forecast) -> list[str]:
     speed = forecast.speed
     if speed is None:
         return list(forecast.remarks)
-    error = f"{speed.error_pct:g}%"
-    if speed.calibrated:
-        basis = f"speed: calibrated; each measured run was predicted from the others to within {error}"
-    else:
-        basis = (
-            "speed: uncalibrated, from the data sheet and the share of it that similar devices reach; published runs differ by "
-            f"up to {error}"
-        )
-    return [basis, *forecast.remarks]
+    basis = (
+        "calibrated; each measured run was predicted from the others to within"
+        if speed.calibrated
+        else "uncalibrated, from the data sheet and the share of it that similar devices reach; published runs differ by up to"
+    )
+    return [f"speed: {basis} {speed.error_pct:g}%", *forecast.remarks]
 
 
 def _rows(forecast: Forecast) -> list[tuple[str, str]]:
     """Return the (name, value) rows of the table of figures."""
-    memory = _memory_rows(forecast.memory) if forecast.memory is not None else []
-    return memory + (_speed_rows(forecast.speed) if forecast.speed is not None else [])
-
-
-def _memory_rows(memory: MemoryForecast) -> list[tuple[str, str]]:
-    largest_first = sorted(memory.by_category_gib.items(), key=lambda item: -item[1])
-    active = f"{memory.peak_active_gib:.2f} GiB ({memory.peak_active_pct:.1f}%) in {memory.phase}, rank 0"
-    rows = [
-        ("peak active", active),
-        ("of which", ", ".join(f"{name} {gib:.2f}" for name, gib in largest_first if gib >= 0.005) + " GiB"),
-    ]
-    if memory.peak_reserved_gib is not None:
-        rows.append(("peak reserved", f"{memory.peak_reserved_gib:.2f} GiB ({memory.peak_reserved_pct:.1f}%)"))
-    if memory.block_gib is not None:
-        block = f"{1024 * memory.block_gib:,.2f} MiB of activations, from its forward to its backward"
-        rows.append(("a block adds", block))
-    return [*rows, ("start-up", f"{memory.startup_gib:.2f} GiB")]
-
-
-def _speed_rows(speed: SpeedForecast) -> list[tuple[str, str]]:
-    mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1f}%"
-    parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in speed.seconds_by_part.items() if seconds)
-    return [
-        ("speed", f"{speed.wps:,.0f} WPS per device{mfu}, {speed.step_time_s:.3f} s per step"),
-        ("of which", f"{parts} s; exposed communication {speed.exposed_communication_s:.3f} s"),
-    ]
+    rows, memory, speed = [], forecast.memory, forecast.speed
+    if memory is not None:
+        largest_first = sorted(memory.by_category_gib.items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in largest_first if gib >= 0.005)
+        active = f"{memory.peak_active_gib:.2f} GiB ({memory.peak_active_pct:.1f}%) in {memory.phase}, rank 0"
+        rows += [("peak active", active), ("of which", f"{parts} GiB")]
+        if memory.peak_reserved_gib is not None:
+            rows.append(("peak reserved", f"{memory.peak_reserved_gib:.2f} GiB ({memory.peak_reserved_pct:.1f}%)"))
+        if memory.block_gib is not None:
+            block = f"{1024 * memory.block_gib:,.2f} MiB of activations, from its forward to its backward"
+            rows.append(("a block adds", block))
+        rows.append(("start-up", f"{memory.startup_gib:.2f} GiB"))
+    if speed is not None:
+        mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1f}%"
+        parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in speed.seconds_by_part.items() if seconds)
+        rows.append(("speed", f"{speed.wps:,.0f} WPS per device{mfu}, {speed.step_time_s:.3f} s per step"))
+        rows.append(("of which", f"{parts} s; exposed communication {speed.exposed_communication_s:.3f} s"))
+    return rows

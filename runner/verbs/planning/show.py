@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,9 @@ if TYPE_CHECKING:
 WHOLE_GRADIENTS = "whole gradients between micro batches"
 
 
+@garbage_collection_disabled()  # imports are a fifth faster, and create little garbage
 def show(arguments: list[str]) -> int:
-    """Explain one run; raises ConfigError as `run` does."""
-    with garbage_collection_disabled():  # imports are a fifth faster, and create little garbage
-        return _show(arguments)
-
-
-def _show(arguments: list[str]) -> int:
+    """Explain one run; raise ConfigError as `run` does."""
     options, overrides = split("show", arguments)
     composer = Composer(parse("show", overrides))
     if answered(composer):
@@ -42,18 +38,16 @@ def _show(arguments: list[str]) -> int:
     composed = composer.single_run()
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
-    experiment, device = check_on_devices(composed.config)
-    workers = device.workers
-    network = experiment.model.on_meta(experiment.seq_len)
     from meshrunner.recipes.parallelism.wrap_plan import local_parameters
 
-    degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
+    experiment, device = check_on_devices(composed.config)
+    network = experiment.model.on_meta(experiment.seq_len)
+    degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
     plan = experiment.wrap.plan(network, experiment.parallelism.reshard(degrees.shard))
     units = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert)
     screen = console()
     screen.print(_facts(experiment, network, degrees))
-    screen.print()
-    screen.print("a device holds, besides activations and gathered units:")
+    screen.print("\na device holds, besides activations and gathered units:")
     screen.print(_memory(experiment, units, degrees, device))
     screen.print()
     screen.print(_plan(experiment, network, plan, units, degrees))
@@ -63,11 +57,9 @@ def _show(arguments: list[str]) -> int:
         screen.print(line, soft_wrap=False)
     for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         screen.print(f"warning: {remark}", soft_wrap=False)
-    screen.print()
-    screen.print(_recompute(experiment, device, network), soft_wrap=False)
+    screen.print(f"\n{_recompute(experiment, device, network)}", soft_wrap=False)
     if options.config:
-        screen.print()
-        screen.print(OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip())
+        screen.print(f"\n{OmegaConf.to_yaml(OmegaConf.create(composed.config)).rstrip()}")
     return 0
 
 
@@ -76,41 +68,35 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
     parameters = sum(p.numel() for p in network.parameters())
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    counts = [f"{parameters:,}"] + [f"{trained:,} trained"] * (trained != parameters)
+    if inactive := experiment.model.inactive_parameters():
+        counts.append(f"{parameters - inactive:,} active for a token")
     flops = experiment.model.flops_per_token(experiment.seq_len)
     global_batch, micro_batches = experiment.accumulation(degrees.data)
-    inactive, expert = experiment.model.inactive_parameters(), experiment.parallelism.expert
-    experts = {}
-    if expert > 1:
-        experts["mesh of the experts"] = _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))
-        experts["exchanged among experts"] = f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"
-    return _columns(
-        {
-            "parameters": f"{parameters:,}"
-            + (f", {trained:,} trained" if trained != parameters else "")
-            + (f", {parameters - inactive:,} active for a token" if inactive else ""),
-            "FLOPs per token": f"{flops.total:,}, of which attention {flops.attention:,}",
-            "precision": experiment.precision.kind + _lowered(experiment, network),
-            "mesh": _mesh(mesh_dims(degrees)),
-            **experts,
-            "data-parallel ranks": f"{degrees.data}",
-            "global batch": f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens, "
-            f"{micro_batches} micro batch{'es' * (micro_batches > 1)} per rank",
-        }.items()
-    )
+    rows = [
+        ("parameters", ", ".join(counts)),
+        ("FLOPs per token", f"{flops.total:,}, of which attention {flops.attention:,}"),
+        ("precision", experiment.precision.kind + _lowered(experiment, network)),
+        ("mesh", _mesh(mesh_dims(degrees))),
+    ]
+    if (expert := experiment.parallelism.expert) > 1:
+        rows.append(("mesh of the experts", _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))))
+        rows.append(("exchanged among experts", f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"))
+    batch = f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens"
+    rows.append(("data-parallel ranks", f"{degrees.data}"))
+    rows.append(("global batch", f"{batch}, {micro_batches} micro batch{'es' * (micro_batches > 1)} per rank"))
+    return _columns(rows)
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
     """Return a remark on parameters that should stay in fp32 but do not, or an empty string."""
-    layout, dtype = experiment.parallelism, experiment.precision.param_dtype
-    names = [
-        name.rpartition("layers.")[2].partition(".")[2]
-        for name, _ in network.named_parameters()
-        if network.stays_fp32(name)
-    ]
-    if dtype is None or not names or layout.mixes_dtypes():
+    layout = experiment.parallelism
+    names = [name for name, _ in network.named_parameters() if network.stays_fp32(name)]
+    if experiment.precision.param_dtype is None or not names or layout.mixes_dtypes():
         return ""
+    inside = dict.fromkeys(name.rpartition("layers.")[2].partition(".")[2] for name in names)
     why = "torch 2.15 keeps them in fp32" if layout.kind == "fsdp2" else f"{layout.kind} has one dtype for a unit"
-    return f", also of {', '.join(dict.fromkeys(names))}: {why}"
+    return f", also of {', '.join(inside)}: {why}"
 
 
 def _mesh(dims: dict[str, int]) -> str:
@@ -161,15 +147,9 @@ def _memory(
         (name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes{notes.get(name, '')}")))
         for name, size in sizes.items()
     ]
-    total = sum(size for size in sizes.values() if size is not None)
-    where = "in host memory (cpu_offload)" if layout.offloads else _of_memory(device, total)
-    return _columns([*rows, ("together", _bytes(total), where)])
-
-
-def _of_memory(device: ExpectedDevices, total: int) -> str:
-    """Return a share of the device's memory: `18.9% of 79.11 GiB (H100 80GB)`."""
-    memory = device.memory_gib * 2**30
-    return f"{total / memory:.1%} of {_bytes(round(memory))} ({device.name})"
+    total, memory = sum(size for size in sizes.values() if size is not None), device.memory_gib * 2**30
+    share = f"{total / memory:.1%} of {_bytes(round(memory))} ({device.name})"
+    return _columns([*rows, ("together", _bytes(total), "in host memory (cpu_offload)" if layout.offloads else share)])
 
 
 def _plan(
@@ -183,10 +163,11 @@ def _plan(
     for name, unit in units.items():
         traffic = experiment.parallelism.traffic(unit, experiment.precision, degrees, micro_batches)
         gathered, reduced = gathered + traffic.gathered, reduced + traffic.reduced
+        reshard = unit.reshard_after_forward
         rows[name] = (
             f"{sum(p.numel() for p in whole[name].values()):,}",
             _bytes(4 * (unit.trained + unit.frozen)),
-            _reshard(unit.reshard_after_forward),
+            ("freed" if reshard else "kept") if isinstance(reshard, bool) else f"kept over {reshard} devices",
             _bytes(traffic.gathered),
             _bytes(traffic.reduced),
         )
@@ -232,33 +213,17 @@ def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network
         return f"{title}; what each keeps for backward is not known: {one_line(error)}"
     except Exception as error:  # a user's class may raise anything, and an operator may lack a kernel for meta
         return f"{title}; what each keeps for backward is not known: {why(error)}"
-    if len(kinds) > 1:
-        each = ", ".join(
-            f"{name} {_bytes(kept.nbytes)} of {_bytes(whole.nbytes)}{_results(kept.operators, ' ({})')}"
-            for name, whole, kept in kinds
+    parts = []
+    for name, whole, kept in kinds:
+        operators = ", ".join(f"{operator} {n} of {of}" for operator, (n, of) in kept.operators.items())
+        parts.append(
+            f"each{f' {name}' * (len(kinds) > 1)} keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block "
+            f"that recomputes nothing {_bytes(whole.nbytes)}"
+            + (f"; kept are the results of {operators}" * bool(operators))
         )
-        return (
-            f"{title}; each keeps for backward in addition to its input, of what it would without recomputing: {each}"
-        )
-    ((_, whole, kept),) = kinds
-    return (
-        f"{title}; each keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block that recomputes nothing "
-        f"{_bytes(whole.nbytes)}{_results(kept.operators, '; kept are the results of {}')}"
-    )
-
-
-def _results(kept: Mapping[str, tuple[int, int]], sentence: str) -> str:
-    """Return a sentence about the operators whose results are kept, or an empty string."""
-    operators = ", ".join(f"{name} {n} of {of}" for name, (n, of) in kept.items())
-    return sentence.format(operators) if operators else ""
+    return "; ".join([title, *parts])
 
 
 def _bytes(count: int) -> str:
     unit, size = ("GiB", 2**30) if count >= 2**28 else ("MiB", 2**20)
     return f"{count / size:,.2f} {unit}"
-
-
-def _reshard(reshard: bool | int) -> str:
-    if isinstance(reshard, bool):
-        return "freed" if reshard else "kept"
-    return f"kept over {reshard} devices"

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 WPS = figure_of("perf/wps")
 DEPTH = 8
 """Levels of directories that are searched."""
+LATEST = 2.0**32
+"""Unix time to which later ones, of damaged runs, are reduced."""
 SHORTEST_WHAT = 24
-"""Fewest characters of the description that fit on a line. With less room the path gets a line of its own."""
+"""Fewest characters for the description. With less room the path gets a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Entry:
     """A run or a sweep, from its status.json and summary.json."""
 
     path: Path
-    began: float
-    """Unix time at which its first run began, or at which it was written if none did."""
+    began: datetime
+    """Time at which its first run began, or at which it was written if none did."""
     states: Counter[str]
     """State -> number of runs."""
     wps: float | None
@@ -74,15 +76,11 @@ class Entry:
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
         for own in varying_overrides(self.path).values() if self.is_sweep else ():
             for override in own:
-                found.setdefault(key_of(override), []).append(_value(override))
+                value: Any = override.partition("=")[2]
+                with suppress(ValueError):
+                    value = parse_yaml(value)
+                found.setdefault(key_of(override), []).append(value)
         return found
-
-
-def _value(override: str) -> Any:
-    value = override.partition("=")[2]
-    with suppress(ValueError):
-        return parse_yaml(value)
-    return value
 
 
 def ls(arguments: list[str]) -> int:
@@ -98,8 +96,7 @@ def ls(arguments: list[str]) -> int:
     chosen = [entries[i] for i in meeting(given.where, fields, len(entries))] if entries else []
     listed = chosen[: given.limit or None]
     if given.json:
-        found = json.dumps([_record(entry) for entry in listed], indent=2, default=str)
-        print(found.replace("\x7f", "\\u007f"))  # the only control character that JSON does not escape
+        print(json.dumps([_record(entry) for entry in listed], indent=2, default=str))
     elif listed:
         _print(listed)
     if not entries:
@@ -138,7 +135,8 @@ def _read(path: Path) -> Entry:
         written = (path / (SWEEP if is_sweep(path) else CONFIG)).lstat().st_mtime
     except OSError:
         written = 0.0
-    return Entry(path, min(starts, default=written), states, max(speeds, default=None))
+    began = datetime.fromtimestamp(min(max(0.0, min(starts, default=written)), LATEST)).astimezone()
+    return Entry(path, began, states, max(speeds, default=None))
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
@@ -160,25 +158,17 @@ def _record(entry: Entry) -> dict[str, Any]:
     return {
         "path": str(entry.path),
         "type": "sweep" if entry.is_sweep else "run",
-        "began": _time(entry).isoformat(timespec="seconds"),
+        "began": entry.began.isoformat(timespec="seconds"),
         "what": entry.what,
         "states": dict(entry.states),
         "best_wps": entry.wps,
     }
 
 
-def _time(entry: Entry) -> datetime:
-    """Return when it began, or the epoch if the number is not a valid time."""
-    try:
-        return datetime.fromtimestamp(entry.began).astimezone()
-    except (OSError, ValueError, OverflowError):
-        return datetime.fromtimestamp(0).astimezone()
-
-
 def _print(entries: Sequence[Entry]) -> None:
     titles = ("began", "what", "state", "best WPS", "path")
     rows = [
-        [f"{_time(each):%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]
+        [f"{each.began:%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]
         for each in entries
     ]
     if on_terminal():
@@ -191,7 +181,6 @@ def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Co
     """Print a line for each; in a narrow terminal the path goes below the description. Paths are never cut."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     began, what, state, wps, path = map(list, zip(titles, *rows, strict=True))
     room = screen.width - _needed(began, state, wps, path)
@@ -203,10 +192,10 @@ def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Co
         room = max(screen.width - _needed(began, state, wps), *map(len, path))
         columns = [began, [f"{fitted(w, 2 * room)}\n{p}" for w, p in zip(what, path, strict=True)], state, wps]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(Text(column[0]), max_width=room if i == 1 else None, no_wrap=i != 1)
+    for i, (title, *_) in enumerate(columns):
+        table.add_column(title, max_width=room if i == 1 else None, no_wrap=i != 1)
     for row in zip(*(column[1:] for column in columns), strict=True):
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     screen.print(table)
 
 

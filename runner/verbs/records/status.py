@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ UNREADABLE = ("damaged", "missing")
 
 
 def status(arguments: list[str]) -> int:
-    """Print a row for every run of the directories; raises ConfigError for a directory without runs."""
+    """Print a row for every run of the directories; raise ConfigError for a directory without runs."""
     runs = read_runs(parse("status", arguments).directories, glance)
     views = _slurm_views(runs)
     if on_terminal():
@@ -52,31 +51,24 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
     """Print a line for each run and, below the table, reasons and SLURM's states, once for all runs that share them."""
-    screen, names = console(), _names(runs)
+    screen, folders = console(), {run.path.parent for run in runs}
+    labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}  # the settings that vary in one sweep
     rows = []
+    alike: dict[tuple[str, str], list[str]] = {}
     for run in runs:
+        name = labels.get(run.path.name, run.path.name)
         done, *others = _progress(run)
         speed = SPEED.values([run.figures])[0] if run.state not in UNREADABLE else None
-        rows.append([names[run.path], run.state, done, SPEED.text(speed), *others])
-    state, step, _, *rest = PROGRESS
-    screen.print(run_table(["run", state, step, "median WPS", *rest], rows, screen.width))
-    alike: dict[str, list[str]] = {}
-    for run in runs:
+        rows.append([name, run.state, done, SPEED.text(speed), *others])
         if run.reason:
-            alike.setdefault(f"{run.state}: {run.reason}", []).append(names[run.path])
+            alike.setdefault((run.state, run.reason), []).append(name)
         if view := views.get(run.path):
             number, _, job = view.partition(": ")
-            alike.setdefault(f"SLURM: {job}", []).append(f"{names[run.path]} (job {number})")
-    for what, who in alike.items():
-        kind, _, rest_of_it = what.partition(": ")
-        screen.print(one_line(f"{kind}: {first_of(who, LISTED)}: {rest_of_it}"), soft_wrap=False)
-
-
-def _names(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return the names of runs: what varies between the runs of one sweep, else their directories."""
-    folders = {run.path.parent for run in runs}
-    labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}
-    return {run.path: labels.get(run.path.name, run.path.name) for run in runs}
+            alike.setdefault(("SLURM", job), []).append(f"{name} (job {number})")
+    state, step, _, *rest = PROGRESS
+    screen.print(run_table(["run", state, step, "median WPS", *rest], rows, screen.width))
+    for (kind, reason), names in alike.items():
+        screen.print(one_line(f"{kind}: {first_of(names, LISTED)}: {reason}"), soft_wrap=False)
 
 
 def _progress(run: Run) -> list[str]:
@@ -93,15 +85,13 @@ def _progress(run: Run) -> list[str]:
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
     """Return SLURM's state of the runs that were submitted to it; {} if none was."""
-    submitted = [run.path for run in runs if os.path.lexists(run.path / SLURM_JOB)]
+    submitted = [run.path for run in runs if (run.path / SLURM_JOB).is_file()]
     if not submitted:
         return {}
     from meshrunner.runner.slurm.client import jobs
     from meshrunner.runner.slurm.submit import job_id
 
     numbers = {path: number for path in submitted if (number := job_id(path))}
-    if not numbers:
-        return {}
     try:
         known = jobs(numbers.values())
     except ConfigError as error:

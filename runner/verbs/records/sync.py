@@ -9,15 +9,7 @@ from meshrunner.runner.trackers.offline import OfflineRun, find_offline_runs, se
 
 
 def sync(arguments: list[str]) -> int:
-    """
-    Upload the offline W&B runs at or below directories, except for runs that were uploaded before or are still running.
-
-    Returns:
-        The exit status: 1 if a run could not be uploaded, for example because nobody is logged in or the server is silent.
-
-    Raises:
-        ConfigError: wrong arguments, or a directory that does not exist.
-    """
+    """Upload the offline W&B runs below directories that are neither uploaded nor growing; return 1 if one could not be."""
     given = parse("sync", arguments)
     directories = [existing(directory) for directory in given.directories]
     found = list(dict.fromkeys(run for directory in directories for run in find_offline_runs(directory)))
@@ -25,26 +17,20 @@ def sync(arguments: list[str]) -> int:
     todo = [run for run in found if not run.uploaded and run not in growing]
     for run in growing:
         warn(f"{shown(run.folder)} is still running, so its record is incomplete")
+    known = {"already uploaded": len(found) - len(todo) - len(growing), "still running": len(growing)}
+    rest = ", ".join(f"{number} {state}" for state, number in known.items() if number)
     if not todo:
-        say(f"nothing to upload: {_counted(found, growing)}")
+        say(f"nothing to upload: {rest or 'no offline W&B run was found'}")
         return 0
     with interruptible("; repeat the command to upload the rest"):
-        return _dry_run(todo, found, growing) if given.dry_run else _upload(todo)
-
-
-def _counted(found: list[OfflineRun], growing: list[OfflineRun]) -> str:
-    uploaded = sum(run.uploaded for run in found if run not in growing)
-    known = {"already uploaded": uploaded, "still running": len(growing)}
-    return ", ".join(f"{number} {what}" for what, number in known.items() if number) or "no offline W&B run was found"
-
-
-def _dry_run(todo: list[OfflineRun], found: list[OfflineRun], growing: list[OfflineRun]) -> int:
-    say(f"would upload {_runs(len(todo))} to {server()}:")
-    for run in todo:
-        say(f"  {shown(run.folder)}")
-    if len(todo) < len(found):
-        say(_counted(found, growing))
-    return 0
+        if not given.dry_run:
+            return _upload(todo)
+        say(f"would upload {_runs(len(todo))} to {server()}:")
+        for run in todo:
+            say(f"  {shown(run.folder)}")
+        if rest:
+            say(rest)
+        return 0
 
 
 def _upload(todo: list[OfflineRun]) -> int:

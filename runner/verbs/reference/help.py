@@ -1,16 +1,131 @@
-"""`meshrunner help TERM`: explain a key, group or option. The command line itself answers `help VERB`."""
+"""`meshrunner help TERM`: explain a key, group or option, including Hydra's. The command line itself answers `help VERB`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from pydantic_core import PydanticCustomError
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.option import Option, did_you_mean
+from meshrunner.runner import shipped
 from meshrunner.runner.commands.parser import parse
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.config.hydra.no_effect import REFUSED, SET_BY_HYDRA, SILENT
+from meshrunner.runner.config.reference import catalog, explain
+from meshrunner.runner.config.reference.catalog import Key
+from meshrunner.runner.config.reference.json_schema import documentation
 from meshrunner.runner.console import say
-from meshrunner.runner.shipped import also_in
-from meshrunner.runner.verbs.reference.terms import explanation
+from meshrunner.runner.console import in_two_columns, paragraph
+
+ABOUT = {
+    shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. Yours: --config-dir.",
+    shipped.LAUNCHER: "Executes the runs; `meshrunner submit` takes slurm.",
+}
+"""Group -> its explanation, for the groups that are no part of an Experiment."""
+DEFAULTS = (
+    "Options and files that a YAML file builds on (Hydra's defaults list). _self_ is the place of the file's own keys."
+)
+HYDRA = {
+    "hydra.run.dir": "Directory of a single run, the run directory.",
+    "hydra.sweep.dir": "Directory of a sweep. Its runs are below it.",
+    "hydra.mode": "RUN, or MULTIRUN for a sweep without -m.",
+    "hydra.sweeper.params": "The grid of a sweep, keys or groups with their values: {seed: '1,2'}. Overrides replace some.",
+    "hydra.sweeper.max_batch_size": "Most jobs that a sweeper passes to the launcher at a time; null: all.",
+    "hydra.sweeper": "Chooses the values of a sweep: basic tries all; hydra/sweeper=optuna, a plugin, searches.",
+    "hydra.launcher": "Executes the runs: hydra/launcher=local on this machine, hydra/launcher=slurm as SLURM jobs.",
+    "hydra.launcher._target_": "The launcher's class; hydra/launcher=NAME sets it.",
+    "hydra.searchpath": "Directories of options in addition to --config-dir; only in the primary configuration.",
+    "hydra.job.name": "A name that ${hydra.job.name} inserts, for example in hydra.run.dir.",
+    "hydra.job.id": "An id of a single run that ${hydra.job.id} inserts.",
+    "hydra.job.num": "A number of a single run that ${hydra.job.num} inserts. A sweep numbers its runs.",
+    "hydra.job.config.override_dirname": "Form of ${hydra.job.override_dirname}: kv_sep, item_sep, exclude_keys.",
+    "hydra.help": "Your own text for --help: app_name, header, footer, template.",
+    "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
+    "hydra": "Hydra's settings: those that are useful here, and what replaces the others.",
+}
+"""Keys of Hydra's that have an effect here. They are no fields of an Experiment, so their texts stand here."""
 
 
 def help(arguments: list[str]) -> int:
-    """Explain a term; raises ConfigError with the nearest name for an unknown one."""
+    """Explain a term; raise ConfigError with the nearest name for an unknown one."""
     given = parse("help", arguments)
-    with also_in(given.config_dir):
+    with shipped.also_in(given.config_dir):
         say(explanation(given.term))
     return 0
+
+
+def explanation(term: str) -> str:
+    """Explain a key, group or option; raise ConfigError with the nearest name for an unknown one."""
+    name, _, option = term.lstrip("+~").partition("=")
+    group = shipped.LAUNCHER if name == "hydra.launcher" else name
+    if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # the path of the file
+        group, _, option = group.rpartition("/")
+    keys = [*every_key()]
+    if group in shipped.groups():
+        return _explain_group(group, option, [key for key in keys if key.group == group and key.name != group])
+    if matches := catalog.matching(name, keys):
+        return explain.explain_keys(matches, keys)
+    if text := _explain_hydra(catalog.plain(name).replace("/", ".")):
+        return text
+    if having := [group for group in shipped.groups() if name in shipped.options(group)]:
+        return "\n\n".join(_explain_group(group, name, [key for key in keys if key.group == group]) for group in having)
+    options = [option for group in shipped.groups() for option in shipped.options(group)]
+    names = [name for key in keys for name in (key.name, key.leaf)]
+    raise unknown(f"'{name}': no key, group or option", name, [*names, *shipped.groups(), *options, *HYDRA])
+
+
+def every_key() -> Iterator[Key]:
+    """Yield all keys, including those of hydra/launcher=slurm and of the classes that `shipped.also_in` adds."""
+    yield from catalog.every_key()
+    yield from launcher_keys()
+
+
+def launcher_keys() -> Iterator[Key]:
+    """Yield the keys of hydra/launcher=slurm."""
+    from meshrunner.runner.slurm.settings import Slurm
+
+    return catalog.keys_of("hydra.launcher", {"slurm": Slurm})
+
+
+def unknown(problem: str, word: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for an unknown name."""
+    return ConfigError(f"{problem}.{did_you_mean(word, known)} `meshrunner run --help` lists all keys")
+
+
+def _explain_group(group: str, option: str, keys: list[Key]) -> str:
+    """Explain a group, or one option of it."""
+    if not option:
+        return explain.explain_group(group, ABOUT.get(group) or documentation(Experiment)[group], keys)
+    if option not in shipped.options(group):
+        own = "" if shipped.has_own() else "; for an option of your own add --config-dir DIR"
+        error = unknown(f"{group}: unknown option '{option}'", option, shipped.options(group))
+        raise ConfigError(f"{error}{own}")
+    if (kind := shipped.values(group, option).get("kind")) in shipped.own_kinds(group):
+        base = Experiment.model_fields[group].annotation
+        assert isinstance(base, type) and issubclass(base, Option)
+        try:
+            base.resolve(kind)
+        except PydanticCustomError as problem:
+            raise ConfigError(f"{group}={option}: {problem}") from None
+    return explain.explain_option(group, option, keys)
+
+
+def _explain_hydra(name: str) -> str:
+    """Return the meaning of a key of Hydra's, or what replaces it; an empty string for any other name."""
+    if name == "defaults" or name.endswith(".defaults"):
+        return f"{name}\n{paragraph(DEFAULTS)}"
+    full = next((key for key in (*HYDRA, *REFUSED, *SILENT) if key.endswith(f".{name}")), name)
+    known = HYDRA | {key: f"Refused: {instead}." for key, instead in REFUSED.items()}
+    known |= {key: f"Has no effect here: {why}." for key, why in SILENT.items()}
+    known |= dict.fromkeys(SET_BY_HYDRA, "Hydra sets it for every run; you cannot.")
+    below = [(key, text) for key, text in known.items() if key.startswith(f"{full}.")]
+    if full == "hydra" or (below and full not in known):  # hydra.run
+        return f"{full}\n{paragraph(known.get(full, 'Settings of Hydra.'))}\n\n{in_two_columns(below)}"
+    # The explanation of a mapping covers what is below it: hydra.sweeper.params.seed.
+    nearest = max((key for key in known if f"{full}.".startswith(f"{key}.") and key != "hydra"), key=len, default="")
+    if not nearest:
+        return ""
+    value = catalog.value_at(shipped.top_level(), full)
+    default = f"\n{in_two_columns([('default', explain.value_text(value))])}" if value is not ... else ""
+    return f"{full}\n{paragraph(known[nearest])}{default}"

@@ -10,7 +10,7 @@ from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.reference import json_schema
 from meshrunner.runner.console import say
-from meshrunner.runner.verbs.reference.terms import unknown
+from meshrunner.runner.verbs.reference.help import unknown
 
 
 def schema(arguments: list[str]) -> int:
@@ -22,15 +22,15 @@ def schema(arguments: list[str]) -> int:
 def schema_of(group: str | None) -> dict[str, Any]:
     """Return the schema of a group's files; without a group, the schema of a run's config.yaml."""
     if not group:
-        return json_schema.configuration_schema()
+        return json_schema.resolved_schema(Experiment)
     if group == shipped.EXPERIMENT:
-        return json_schema.experiment_schema()
+        return json_schema.file_schema(Experiment, hydra=json_schema.HYDRA, defaults=json_schema.DEFAULTS)
     if group == shipped.LAUNCHER:
         from meshrunner.runner.slurm.settings import Slurm
 
-        return json_schema.option_schema(Slurm, _target_={"const": "hydra_plugins.meshrunner.SlurmLauncher"})
+        return json_schema.file_schema(Slurm, _target_={"const": "hydra_plugins.meshrunner.SlurmLauncher"})
     if group not in shipped.groups():
         raise unknown(f"no such group: '{group}'", group, shipped.groups())
     base = Experiment.model_fields[group].annotation
     assert isinstance(base, type)
-    return json_schema.option_schema(base)
+    return json_schema.file_schema(base)

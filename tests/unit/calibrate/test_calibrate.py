@@ -212,12 +212,10 @@ def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.C
         assert why in calibrated(capsys, damaged, code=2)
     (tmp_path / "a_file").write_text("")
     below = calibrated(capsys, tmp_path / "alike", "--force", "--out", tmp_path / "a_file" / "x.yaml", code=2)
-    assert below.endswith(f"cannot be written: {tmp_path / 'a_file'} is not a directory\n")
+    assert "cannot be written: " in below and below.endswith(f"'{tmp_path / 'a_file'}'\n")
     assert "--out: /proc/no/file cannot be written" in calibrated(
         capsys, tmp_path / "alike", "--force", "--out", "/proc/no/file", code=2
     )
-    nameless = calibrated(capsys, tmp_path / "alike", "--force", "--out", ".", code=2)
-    assert nameless.endswith("--out: . is not a file name\n")
     assert "--out: expected FILE, got an empty text" in calibrated(capsys, tmp_path / "alike", "--out", "", code=2)
     assert "neither a run nor a sweep" in calibrated(capsys, tmp_path, code=2)
     assert "unrecognized arguments: --frce" in calibrated(capsys, wide, "--frce", code=2)

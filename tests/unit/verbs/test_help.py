@@ -20,8 +20,8 @@ from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.commands.parser import parse, split
 from meshrunner.runner.commands.usage import describe, overview
 from meshrunner.runner.config.hydra.overrides import parse as parse_overrides
-from meshrunner.runner.config.reference.docstrings import documentation
-from meshrunner.runner.verbs.reference.terms import every_key, explanation
+from meshrunner.runner.config.reference.json_schema import documentation
+from meshrunner.runner.verbs.reference.help import every_key, explanation
 from tests.composed import CONF, config
 from tests.unit.config.test_every_key import HYDRA
 
