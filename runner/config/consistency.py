@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """
-    Check the settings against each other and the devices.
-
-    Args:
-        workers: workers on each node.
-
-    Raises:
-        Incompatible: some settings conflict. The message lists all conflicts.
-    """
+    """Check the settings against each other and `workers` on each node; raise Incompatible that lists all conflicts."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
@@ -54,8 +46,7 @@ def remarks(experiment: Experiment) -> list[str]:
     Raises:
         ConfigError: a name is not in the model, or the wrap plan has units that cannot work.
     """
-    found = _remarks_on_figures(experiment) + _remarks_on_precision(experiment)
-    found += experiment.lr_schedule.remarks(experiment.steps)
+    found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
     layout, wrap = experiment.parallelism, experiment.wrap
     if not layout.wraps_units:
         unused = [f"wrap={wrap.kind}"] if wrap.kind != "blocks" else []
@@ -71,37 +62,30 @@ def remarks(experiment: Experiment) -> list[str]:
     return found + wrap.remarks(network, units, layout.kind)
 
 
-def _remarks_on_figures(experiment: Experiment) -> list[str]:
-    """Return a line for each figure that this run will not have."""
+def _remarks(experiment: Experiment) -> list[str]:
+    """Return a line for each figure that this run will not have, and for settings that cost speed or precision."""
     found = []
+    objective, precision = experiment.objective, experiment.precision
     if experiment.measure_after >= experiment.steps:
         found.append(
             f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
             "will be unknown, and its peak memory includes the start-up; raise steps"
         )
-    if experiment.objective.startswith("trace/") and experiment.profiler.kind != "trace":
-        found.append(f"objective({experiment.objective}) is known only with a trace; use profiler=trace")
-    if experiment.objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
-        found.append(f"objective({experiment.objective}) is known only if a checkpoint is saved; use checkpoint=dcp")
-    return found
-
-
-def _remarks_on_precision(experiment: Experiment) -> list[str]:
-    """Return a line for each part of the model that is slower or less precise than the precision suggests."""
-    found = []
-    precision = experiment.precision
+    if objective.startswith("trace/") and experiment.profiler.kind != "trace":
+        found.append(f"objective({objective}) is known only with a trace; use profiler=trace")
+    if objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
+        found.append(f"objective({objective}) is known only if a checkpoint is saved; use checkpoint=dcp")
     if precision.compute == "fp8" and not experiment.compile.is_partitioned:
         found.append(
             "precision=float8 without inductor: scaling and casting run as separate kernels, which is slow; use "
             "compile=per_block to fuse them"
         )
-    if experiment.model.inactive_parameters():
-        if precision.kind == "float8":
-            found.append("precision=float8 leaves the matmuls of routed experts in bf16, and the router in fp32")
-        if precision.fp32_matmul != "highest":
-            found.append(
-                "precision.matmul=high computes router scores in TF32: an error of 1e-3 can send a token to another expert"
-            )
+    if experiment.model.inactive_parameters() and precision.kind == "float8":
+        found.append("precision=float8 leaves the matmuls of routed experts in bf16, and the router in fp32")
+    if experiment.model.inactive_parameters() and precision.fp32_matmul != "highest":
+        found.append(
+            "precision.matmul=high computes router scores in TF32: an error of 1e-3 can send a token to another expert"
+        )
     return found
 
 

@@ -47,7 +47,7 @@ class NodeDevices(NamedTuple):
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that torch can use. torch is imported only if a driver's device file exists."""
+    """Return the number of GPUs that torch can use, without importing torch if no driver's device file exists."""
     if not any(driver.exists() for driver in DRIVERS):
         return 0
     import torch
@@ -88,20 +88,20 @@ def cpu_name() -> str:
 
 def expected_device_type(hardware: Hardware) -> str:
     """Return `cuda` or `cpu`: the type of the `hardware` option, else of this machine's devices."""
-    if isinstance(hardware, GPU):
-        return "cuda"
-    return "cuda" if not isinstance(hardware, CPU) and gpu_count() else "cpu"
+    return "cuda" if isinstance(hardware, GPU) or (not isinstance(hardware, CPU) and gpu_count()) else "cpu"
 
 
 def expected_devices(experiment: Experiment) -> ExpectedDevices:
     """Return the devices to predict an experiment for, which may be those of another machine."""
     hardware, given = experiment.hardware, experiment.launch.workers
+    if given != "auto":
+        workers = given
+    elif isinstance(hardware, GPU) and not gpu_count():
+        workers = hardware.devices_per_node
+    else:
+        workers = node_devices(experiment).workers
     if isinstance(hardware, GPU):
-        workers = given if given != "auto" else hardware.devices_per_node
-        if given == "auto" and gpu_count():
-            workers = node_devices(experiment).workers
         return ExpectedDevices("cuda", hardware, hardware.name, hardware.memory_gib, workers)
-    workers = given if given != "auto" else node_devices(experiment).workers
     if expected_device_type(hardware) == "cuda":
         import torch
 
@@ -118,14 +118,9 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """
-    Return the experiment of a configuration and its expected devices.
-
-    Raises:
-        ConfigError: a key is wrong, or the settings do not work together or on the devices.
-    """
-    as_configured = check(config)
-    experiment = as_configured.on(expected_device_type(as_configured.hardware))
+    """Return the experiment of a configuration and its expected devices; raise ConfigError if it does not work there."""
+    experiment = check(config)
+    experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)
     fit(experiment, device.workers)
     return experiment, device

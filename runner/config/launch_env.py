@@ -1,8 +1,10 @@
-"""Validate `launch.env`, the environment variables of the workers."""
+"""Environment variables of the workers: validation of `launch.env`, and settings of torch's caching allocator."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -21,6 +23,10 @@ WITHOUT_EFFECT = {
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
 """Prefixes of variables that the launching process reads: cache, trackers, preparation of data."""
 THREADS = "OMP_NUM_THREADS"
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Names of the setting of torch's caching allocator, the current one first."""
+ALLOCATOR_DEFAULT = "expandable_segments:True"
+"""Fixed-size segments fragment: the allocator reserves memory that no tensor fits into."""
 
 
 def as_text(value: Any) -> Any:
@@ -45,3 +51,21 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
             {"name": THREADS, "got": threads},
         )
     return variables
+
+
+def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the allocator variables of workers on GPUs, in the order of ALLOCATOR.
+
+    Args:
+        own: `launch.env`. Any of the names in it wins over exported variables, which win over the default.
+    """
+    for variables in (own, os.environ):
+        if found := {name: variables[name] for name in ALLOCATOR if name in variables}:
+            return found
+    return {ALLOCATOR[0]: ALLOCATOR_DEFAULT}
+
+
+def allocator_setting(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return name and value of the first of ALLOCATOR that is not empty, two empty strings if all are."""
+    return next(((name, text) for name in ALLOCATOR if (text := variables.get(name))), ("", ""))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError, NotImported
 from meshrunner.runner.config.experiment import Experiment, check
-from meshrunner.runner.console import one_line, printable, warn
+from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_state, sweep_damage
 from meshrunner.runner.rundir.files import is_run
 
@@ -38,19 +39,18 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
         run_dir = sweep_dir / name
         if not run_dir.is_symlink() and not run_dir.is_dir():
             warn(f"missing: {one_line(run_dir)}")
-        elif why := _damage(run_dir):
-            problems.append(f"damaged: {run_dir}: {why}")
-        elif first is not None and read_state(run_dir) in RESULTS:
-            run_dirs.append(run_dir)  # most commands do not execute it again
-        else:
-            try:
+            continue
+        try:
+            if damage := find_damage(run_dir) if is_run(run_dir) else "it has no config.yaml":
+                raise ConfigError(damage)
+            if first is None or read_state(run_dir) not in RESULTS:  # most commands do not execute others again
                 experiment = check(read_config(run_dir))
                 first = first or experiment
-                run_dirs.append(run_dir)
-            except NotImported as error:  # the run is not damaged, and others may need the same class
-                raise NotImported(f"{run_dir}: {error}") from None
-            except ConfigError as error:
-                problems.append(f"damaged: {run_dir}: {error}")
+            run_dirs.append(run_dir)
+        except NotImported as error:  # the run is not damaged, and others may need the same class
+            raise NotImported(f"{run_dir}: {error}") from None
+        except ConfigError as error:
+            problems.append(f"damaged: {run_dir}: {error}")
     for problem in problems:
         warn(one_line(problem))
     if first is None:
@@ -61,19 +61,6 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
 def first_experiment(sweep_dir: Path, names: Sequence[str]) -> Experiment:
     """Return the experiment of a sweep's first readable run; raise ConfigError if there is none."""
     for name in names:
-        try:
+        with suppress(ConfigError):
             return check(read_config(sweep_dir / name))
-        except ConfigError:
-            continue
     raise ConfigError(f"{sweep_dir} holds no run that can be read")
-
-
-def _damage(run_dir: Path) -> str:
-    """Return why a run directory cannot be executed, "" if it can; its configuration is not checked."""
-    if run_dir.is_symlink():
-        return "it is a link; the runs of a sweep must be directories"
-    if printable(run_dir.name) != run_dir.name:
-        return "its name has control characters"
-    if not is_run(run_dir):
-        return "it has no config.yaml"
-    return find_damage(run_dir)

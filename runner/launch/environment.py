@@ -14,7 +14,7 @@ from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.recipes.storage import cache_dir
-from meshrunner.runner.config import allocator_env
+from meshrunner.runner.config import launch_env
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.rundir import Environment
@@ -43,8 +43,8 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
     if device_type == "cuda":
         # torch prefers some names of a setting to others, whichever of them `own` uses.
-        others = {name: value for name, value in given.items() if name not in allocator_env.VARIABLES}
-        given = others | allocator_env.in_effect(own)
+        others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}
+        given = others | launch_env.allocator_variables(own)
     if device_type == "cuda" and experiment.deterministic:
         name, value = CUBLAS_WORKSPACE
         defaults[name] = value
@@ -60,7 +60,7 @@ def apply_allocator_settings() -> None:
     import torch
 
     apply = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
-    name, settings = allocator_env.that_counts(os.environ)
+    name, settings = launch_env.allocator_setting(os.environ)
     if not settings:
         return
     try:

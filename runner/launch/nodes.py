@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.config.devices import node_devices
+from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.process.signals import job_start_id
 from meshrunner.runner.process.worker_context import Node
@@ -64,6 +66,12 @@ def only_this_node(nodes: int) -> None:
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
             "nodes with SLURM, or see slurm/run.sbatch"
         )
+
+
+def workers_here(experiment: Experiment) -> int:
+    """Return the workers of a run on this machine as its only node."""
+    only_this_node(experiment.launch.nodes)
+    return node_devices(experiment).workers
 
 
 class Peers:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.config.allocator_env import in_effect, that_counts
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
+from meshrunner.runner.config.launch_env import allocator_setting, allocator_variables
 from meshrunner.runner.ledger.allocations import PeakMemory
 from meshrunner.runner.own_code import fault
 from meshrunner.runner.predict.activations import largest_block_bytes
@@ -58,7 +58,9 @@ def predict(
     if reason := experiment.parallelism.untraceable():
         return Forecast(Verdict(NOT_PLANNED, reason))
     own = experiment.launch.env
-    expandable, remarks = allocator_settings(*that_counts(in_effect(own))) if device.type == "cuda" else (False, [])
+    expandable, remarks = (
+        allocator_settings(*allocator_setting(allocator_variables(own))) if device.type == "cuda" else (False, [])
+    )
     try:
         workload, traces = trace_run(experiment, device, shallow=active_only and not with_timeline)
     except ConfigError:

@@ -19,13 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain, typed
-from meshrunner.runner.config.devices import node_devices
-from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.console import say, shown
 from meshrunner.runner.figures import higher_is_better
-from meshrunner.runner.launch.nodes import only_this_node
+from meshrunner.runner.launch.nodes import only_this_node, workers_here
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
 from meshrunner.runner.slurm.settings import Slurm
@@ -132,17 +130,11 @@ def _checked(
     return with_predictions(check_batch(loader, config, job_overrides, first, target), target)
 
 
-def _workers_here(experiment: Experiment) -> int:
-    """Return the workers of a run on this machine as its only node."""
-    only_this_node(experiment.launch.nodes)
-    return node_devices(experiment).workers
-
-
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
     """Execute a batch of jobs on this node; raises ConfigError that lists all invalid jobs, and StopSweep."""
-    batch = _checked(loader, config, job_overrides, first, Target(_workers_here))
+    batch = _checked(loader, config, job_overrides, first, Target(workers_here))
     if first == 0:
         say(f"sweep directory: {shown(batch.sweep_dir)}")
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from meshrunner.runner.config.compose import Composed, Composer
-from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.console import say
+from meshrunner.runner.console import naming, say
 from meshrunner.runner.rundir import place_run
 from meshrunner.runner.sweep.combinations import configured_workers
 from meshrunner.runner.sweep.hydra_launchers import run_sweep
@@ -15,19 +18,25 @@ from meshrunner.runner.verbs.reference.queries import answered
 
 
 def place(arguments: list[str]) -> int:
-    """Place a run or a sweep; raises ConfigError as `run` does."""
+    """Place a run or a sweep; raise ConfigError as `run` does."""
     composer = Composer(parse("place", [*arguments, "hydra/launcher=place"]))
     if answered(composer):
         return 0
     composed = composer.single_run()
-    return run_sweep(composer) if composed is None else _place_one(composed)
-
-
-def _place_one(composed: Composed) -> int:
-    experiment = check(composed.config)
-    workers = configured_workers(experiment)
-    fit_continuing(experiment, composed.run_dir, workers)
-    plan = predict_single_run(composed.config, experiment, workers, here=False)
+    if composed is None:
+        return run_sweep(composer)
+    _, plan = checked(composed, configured_workers, here=False)
     place_run(composed.config, composed.run_dir, composed.overrides, plan)
     say(f"run directory: {composed.run_dir}")
     return 0
+
+
+def checked(
+    composed: Composed, workers_of: Callable[[Experiment], int], *, here: bool
+) -> tuple[Experiment, dict[str, Any]]:
+    """Check and predict a single run, on this machine if `here`; return its experiment and the content of plan.json."""
+    with naming("checking the configuration"):
+        experiment = check(composed.config)
+        workers = workers_of(experiment)
+        fit_continuing(experiment, composed.run_dir, workers)
+    return experiment, predict_single_run(composed.config, experiment, workers, here=here)

@@ -14,7 +14,7 @@ HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
 
 def run(arguments: list[str]) -> int:
-    """Run or sweep; raises ConfigError for a wrong configuration before anything is started."""
+    """Run or sweep; raise ConfigError for a wrong configuration before anything is started."""
     asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
     if not asks:
         warm()  # first: the forkserver imports torch while Hydra composes here
@@ -38,19 +38,11 @@ def run(arguments: list[str]) -> int:
         from meshrunner.runner.verbs.launching.submit import submit_one
 
         return submit_one(composed)
-    from meshrunner.runner.config.devices import node_devices
-    from meshrunner.runner.config.experiment import check
-    from meshrunner.runner.config.from_checkpoint import fit_continuing
-    from meshrunner.runner.launch.nodes import only_this_node
+    from meshrunner.runner.launch.nodes import workers_here
     from meshrunner.runner.rundir import place_run
-    from meshrunner.runner.sweep.preflight import predict_single_run
+    from meshrunner.runner.verbs.launching.place import checked
 
-    with naming("checking the configuration"):
-        experiment = check(composed.config)
-        workers = node_devices(experiment).workers
-        fit_continuing(experiment, composed.run_dir, workers)
-        only_this_node(experiment.launch.nodes)
-    plan = predict_single_run(composed.config, experiment, workers, here=True)
+    _, plan = checked(composed, workers_here, here=True)
     place_run(composed.config, composed.run_dir, composed.overrides, plan)
     _collect_again()
     return execute_and_report(composed.run_dir)
@@ -63,7 +55,7 @@ def _collect_again() -> None:
 
 
 def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
-    """Execute a run directory and print the result; returns the exit status."""
+    """Execute a run directory and print the result; return the exit status."""
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.report import report
     from meshrunner.runner.rundir import EXIT_STATUS

@@ -10,7 +10,6 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.config.placed import usable_runs
 from meshrunner.runner.rundir import (
@@ -27,15 +26,15 @@ from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
 from meshrunner.runner.sweep.hydra_launchers import run_sweep
-from meshrunner.runner.sweep.preflight import predict_single_run
 from meshrunner.runner.sweep.results import finish_sweep
+from meshrunner.runner.verbs.launching.place import checked
 from meshrunner.runner.verbs.reference.queries import answered
 
 USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hydra.launcher.KEY=VALUE]"
 
 
 def submit(arguments: list[str]) -> int:
-    """Submit runs; raises ConfigError for wrong arguments, and with SLURM's reason if it refuses them."""
+    """Submit runs; raise ConfigError for wrong arguments, and with SLURM's reason if it refuses them."""
     options, arguments = split("submit", arguments)
     dry_run = ["hydra.launcher.dry_run=true"] * options.dry_run
     overrides = parse("submit", arguments).overrides
@@ -61,12 +60,10 @@ def submit(arguments: list[str]) -> int:
 
 
 def submit_one(composed: Composed) -> int:
-    """Submit a single run; returns the exit status."""
+    """Submit a single run; return the exit status."""
     settings = Slurm.read(composed.launcher)
     composed = settings.apply_to(composed)
-    experiment = check(composed.config)
-    fit_continuing(experiment, composed.run_dir, settings.workers(experiment))
-    plan = predict_single_run(composed.config, experiment, settings.workers(experiment), here=False)
+    experiment, plan = checked(composed, settings.workers, here=False)
     if not settings.dry_run:
         place_run(composed.config, composed.run_dir, composed.overrides, plan)
     submit_runs(composed.run_dir, {composed.run_dir: experiment}, settings)
@@ -75,7 +72,7 @@ def submit_one(composed: Composed) -> int:
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     """
-    Submit the unfinished runs of a run or sweep directory with the settings of the last submission; returns the exit status.
+    Submit the unfinished runs of a run or sweep directory with the settings of the last submission; return the exit status.
 
     Args:
         overrides: `hydra.launcher.KEY=VALUE`, each replacing one of those settings.
@@ -116,7 +113,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the last submission, or {} if there was none; raises ConfigError if they cannot be read."""
+    """Return the settings of the last submission, or {} if there was none; raise ConfigError if they cannot be read."""
     try:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:

@@ -8,8 +8,8 @@ from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config import devices
-from meshrunner.runner.config.allocator_env import VARIABLES
 from meshrunner.runner.config.devices import NodeDevices, node_devices
+from meshrunner.runner.config.launch_env import ALLOCATOR
 from meshrunner.runner.launch.environment import apply_allocator_settings, environment, worker_environment
 from tests.composed import experiment
 
@@ -18,7 +18,7 @@ EXPANDABLE = "expandable_segments:True"
 
 @pytest.fixture(autouse=True)
 def _without(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*VARIABLES, "TORCHINDUCTOR_CACHE_DIR"):
+    for name in (*ALLOCATOR, "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -65,7 +65,7 @@ def test_launch_env_wins_over_what_was_exported_and_that_over_the_defaults(monke
 
 def allocator(device_type: str, *overrides: str) -> dict[str, str]:
     """The variables of the allocator that workers have."""
-    return {k: v for k, v in worker_environment(experiment(*overrides), device_type).items() if k in VARIABLES}
+    return {k: v for k, v in worker_environment(experiment(*overrides), device_type).items() if k in ALLOCATOR}
 
 
 def test_segments_are_expandable_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshrunner.runner import cli
-from meshrunner.runner.config.allocator_env import VARIABLES
+from meshrunner.runner.config.launch_env import ALLOCATOR
 from meshrunner.runner.ledger.allocations import CATEGORIES
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import explain, judge
@@ -233,7 +233,7 @@ def test_unmodelled_allocator_settings_are_reported(capsys: pytest.CaptureFixtur
 def test_allocator_settings_are_those_of_the_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in VARIABLES:
+    for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
 
     def reserved(*overrides: str) -> float:
