@@ -7,12 +7,14 @@ from meshrunner.runner.commands.declaration import Argument, Command, Flag
 DIRECTORY = Argument("directory", "DIR", "a run directory or a sweep directory")
 DIRECTORIES = Argument("directories", "DIR", "run directories and sweep directories", "several")
 DRY_RUN = ("--dry-run",)
+WHERE = ("--where",)
+CONFIG_DIR = ("-cd", "--config-dir")
 RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of memory"
 
 MULTIRUN = Flag(("-m", "--multirun"), "make it a sweep: every combination of the given values", hydra=True)
 HYDRA = (
     Flag(("-r", "--run"), "make it a single run, whatever hydra.mode says", hydra=True),
-    Flag(("-cd", "--config-dir"), "directory with groups and options of your own", "DIR", "directory", hydra=True),
+    Flag(CONFIG_DIR, "directory with groups and options of your own", "DIR", "directory", hydra=True),
     Flag(("-cn", "--config-name"), "file of your own instead of run.yaml", "NAME", hydra=True),
     Flag(
         ("-c", "--cfg"),
@@ -119,10 +121,7 @@ _COMMANDS = (
         (DIRECTORIES,),
         (
             Flag(
-                ("--out",),
-                "write the device's file here; --config-dir CONFIGS hardware=NAME uses CONFIGS/hardware/NAME.yaml",
-                "FILE",
-                "file",
+                ("--out",), "write the file here; --config-dir DIR hardware=X uses DIR/hardware/X.yaml", "FILE", "file"
             ),
             Flag(("--force",), "write the file even if the runs cannot tell the constants apart"),
             Flag(("--json",), "print an object: the runs, their errors and the content of the file"),
@@ -138,11 +137,7 @@ _COMMANDS = (
         (
             Flag(("--baseline",), "compare each row with the row that differs only in KEY", "KEY=VALUE"),
             Flag(
-                ("--where",),
-                "only rows that meet this condition, such as parallelism=fsdp2,ddp, 'wps>5000' or state!=oom; may be "
-                "repeated",
-                "EXPR",
-                repeats=True,
+                WHERE, "only rows that meet this condition (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True
             ),
             Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
@@ -163,19 +158,9 @@ _COMMANDS = (
         "ls",
         "records",
         "list runs and sweeps, newest first",
+        (Argument("directories", "DIR", "where to look; by default runs and sweeps, or the current directory", "any"),),
         (
-            Argument(
-                "directories", "DIR", "where to look; by default runs and sweeps, else the current directory", "any"
-            ),
-        ),
-        (
-            Flag(
-                ("--where",),
-                "only those with a run that meets this condition, such as state=oom, model=llama3_8b,llama3_1b or "
-                "'wps>5000'; may be repeated",
-                "EXPR",
-                repeats=True,
-            ),
+            Flag(WHERE, "only those with such a run (repeatable): state=oom, 'wps>5000'", "EXPR", repeats=True),
             Flag(("--limit",), "list at most N, 0 for all; by default 20", "N", "number", default=20),
             Flag(("--json",), "print a list of objects"),
         ),
@@ -210,20 +195,8 @@ _COMMANDS = (
         "help",
         "reference",
         "explain a verb, key, group or option",
-        (
-            Argument(
-                "term",
-                "TERM",
-                "a verb, key, group or option: run, lr, optimizer.lr, optimizer, optimizer=adamw",
-                "one",
-                "term",
-            ),
-        ),
-        (
-            Flag(
-                ("-cd", "--config-dir"), "also search this directory of your own groups and options", "DIR", "directory"
-            ),
-        ),
+        (Argument("term", "TERM", "a verb, key, group or option: run, lr, optimizer, optimizer=adamw", "one", "term"),),
+        (Flag(CONFIG_DIR, "also search this directory of your own groups and options", "DIR", "directory"),),
         description="A key: what it means, which values it takes and its default. Without TERM, list the verbs.",
         examples=("help lr", "help optimizer=adamw", "help hydra.launcher.time"),
     ),
@@ -231,11 +204,7 @@ _COMMANDS = (
         "schema",
         "reference",
         "print a JSON schema of a run's config.yaml or of a group's files",
-        (
-            Argument(
-                "group", "GROUP", "a group, such as model; without it, the schema of config.yaml", "optional", "group"
-            ),
-        ),
+        (Argument("group", "GROUP", "a group, such as model; by default, all of config.yaml", "optional", "group"),),
         description="Editors complete and check YAML files with it.",
         examples=("schema model",),
     ),

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 class Argument:
-    """A positional argument of a verb."""
+    """
+    A positional argument of a verb.
+
+    `name` is the attribute of the parsed arguments that holds its value. A `number` of `any` allows none, `several` requires one.
+    """
 
     def __init__(
         self,
@@ -21,13 +25,6 @@ class Argument:
         number: Literal["one", "optional", "any", "several"] = "one",
         value: Value = "directory",
     ) -> None:
-        """
-        Declare an argument.
-
-        Args:
-            name: attribute of the parsed arguments that holds its value.
-            number: `any` allows none, `several` requires at least one.
-        """
         self.name, self.metavar, self.help, self.number, self.value = name, metavar, help, number, value
 
     @property
@@ -101,9 +98,7 @@ class Command:
 
         Args:
             room: directory of its module, and its heading in `meshrunner --help`.
-            summary: one line about what it does.
             arguments: positional arguments; a verb that also takes Hydra's overrides takes one or the other.
-            own_options: options other than --help.
             fails_if: reason for exit status 1; empty if the verb never fails.
             executes: whether it executes runs. Its result is then a run directory; that of other verbs is their output.
         """
