@@ -19,7 +19,7 @@ NUMBERS = {"one": None, "optional": "?", "any": "*", "several": "+"}
 
 
 def parse(verb: str, arguments: Iterable[str]) -> argparse.Namespace:
-    """Parse the arguments of a verb that takes no overrides; raises ConfigError for wrong ones."""
+    """Parse the arguments of a verb that takes no overrides; raise ConfigError for wrong ones."""
     parser = Parser(COMMANDS[verb])
     given, unknown = parser.parse_known_intermixed_args(parser.with_values(arguments))
     if unknown:
@@ -34,7 +34,7 @@ def split(verb: str, arguments: Iterable[str]) -> tuple[argparse.Namespace, list
 
 
 def existing(directory: Path) -> Path:
-    """Return a directory's absolute path; raises ConfigError if it does not exist."""
+    """Return a directory's absolute path; raise ConfigError if it does not exist."""
     if not directory.is_dir():
         raise ConfigError(f"no such directory: {directory}")
     return directory.absolute()

@@ -58,7 +58,7 @@ class Composed:
     overrides: dict[str, Any]
     """The overrides that the user typed (`task`) and the chosen option of each group (`choices`)."""
     launcher: dict[str, Any] = field(default_factory=dict)
-    """`hydra.launcher`, resolved."""
+    """The resolved `hydra.launcher`."""
 
     @property
     def submits(self) -> bool:

@@ -41,10 +41,8 @@ def remarks(experiment: Experiment) -> list[str]:
     """
     Return a line for each setting that works but may not be intended.
 
-    Import torch and build the model on the meta device only if names of parameters or modules matter.
-
-    Raises:
-        ConfigError: a name is not in the model, or the wrap plan has units that cannot work.
+    Import torch and build the model on the meta device only if names of parameters or modules matter. Raise ConfigError if such
+    a name is not in the model, or the wrap plan has units that cannot work.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
     layout, wrap = experiment.parallelism, experiment.wrap

@@ -28,7 +28,6 @@ class ExpectedDevices(NamedTuple):
     hardware: GPU | CPU | None
     """Rates to predict the speed from; None if they are unknown."""
     name: str
-    """Name shown to the user."""
     memory_gib: float
     """Memory of one device in GiB; on a CPU, one worker's share or launch.host_memory_gib."""
     workers: int
@@ -127,13 +126,7 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:
-    """
-    Return the devices of this node that an experiment uses, with `auto` resolved.
-
-    Raises:
-        Incompatible: there are more workers than GPUs, or precision, model or parallelism do not run on the devices.
-        ConfigError: the configuration requires a GPU and there is none.
-    """
+    """Return the devices of this node that an experiment uses, with `auto` resolved; raise ConfigError if it cannot."""
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:

@@ -13,7 +13,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.config_keys import flatten
@@ -47,10 +46,6 @@ def _known_figure(key: str) -> str:
     if key not in (known := summary_keys()):
         raise PydanticCustomError("objective", f"no run has a figure '{key}'.{did_you_mean(key, known)}")
     return key
-
-
-def _figures(schema: JsonDict) -> None:
-    schema["enum"] = [*summary_keys()]
 
 
 class Launch(Section):
@@ -153,7 +148,12 @@ class Experiment(Recipe):
     """
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
     """First steps, with compilation and autotuning, to leave out of throughput and peak memory."""
-    objective: Annotated[str, AfterValidator(_known_figure), Field(json_schema_extra=_figures), Affects.SWEEP]
+    objective: Annotated[
+        str,
+        AfterValidator(_known_figure),
+        Field(json_schema_extra=lambda schema: schema.update(enum=[*summary_keys()])),
+        Affects.SWEEP,
+    ]
     """The key of summary.json that a sweeper optimises."""
 
     @property
@@ -170,9 +170,7 @@ def check(config: dict[str, Any]) -> Experiment:
     """
     Return a configuration as an `Experiment` after checking every key by itself. `consistency.fit` checks their combination.
 
-    Raises:
-        NotImported: a class cannot be imported. The message lists all problems.
-        ConfigError: a key is wrong. The message lists all problems.
+    Raise ConfigError that lists all wrong keys; it is NotImported if a class cannot be imported.
     """
     try:
         return Experiment.model_validate(config)

@@ -23,15 +23,8 @@ def fit_continuing(
     """
     Return the experiment resumed from its checkpoint, and that checkpoint; without one the experiment as it is, and None.
 
-    The result is checked by `fit`. Warns about checkpoints that are skipped.
-
-    Args:
-        force: continue with the new configuration even if it has changed.
-
-    Raises:
-        ConfigError: `checkpoint.load` does not exist, the checkpoint is of another model, no steps are left, or keys have
-            changed that affect what is trained.
-        Incompatible: some settings conflict.
+    Warn about checkpoints that are skipped. Raise ConfigError if the checkpoint does not belong to this experiment, if no steps
+    are left, or, unless `force`, if keys have changed that affect what is trained; raise Incompatible as `fit` does.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:

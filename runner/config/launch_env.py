@@ -54,12 +54,7 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
 
 
 def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """
-    Return the allocator variables of workers on GPUs, in the order of ALLOCATOR.
-
-    Args:
-        own: `launch.env`. Any of the names in it wins over exported variables, which win over the default.
-    """
+    """Return the ALLOCATOR variables of workers on GPUs: those of `launch.env` (own), else exported ones, else the default."""
     for variables in (own, os.environ):
         if found := {name: variables[name] for name in ALLOCATOR if name in variables}:
             return found

@@ -28,9 +28,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
     """
     Return the executable runs of a sweep, and warn about each that is damaged or missing.
 
-    Raises:
-        ConfigError: no run is left.
-        NotImported: the class of a run cannot be imported from this directory.
+    Raise ConfigError if no run is left, and NotImported if the class of a run cannot be imported from this directory.
     """
     problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []

@@ -26,12 +26,7 @@ CLOSE = 0.75
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
-    """
-    Explain an exception of Hydra, OmegaConf, YAML or Hydra's override parser in at most a screen of text.
-
-    Args:
-        overrides: the command line, from which to name the override if the exception does not.
-    """
+    """Explain an exception of Hydra, OmegaConf or YAML on a screen, naming one of the overrides if the exception does not."""
     text = printable(str(error)).strip()
     if missing := missing_key(error):
         return _unknown_key(missing, error.__cause__)

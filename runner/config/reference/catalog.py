@@ -135,13 +135,7 @@ def value_at(values: Any, path: str) -> Any:
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
-    """
-    Describe the values that a JSON schema accepts: `number above 0`, `whole number at least 1, or auto`.
-
-    Args:
-        definitions: schemas that `$ref` names.
-        whole: list all names to choose from, however many.
-    """
+    """Describe the values that a JSON schema accepts: `whole number at least 1, or auto`. whole: list names, however many."""
     parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
     if "text" in parts:  # text includes numbers and names
         parts = [part for part in parts if part in ("text", "null")]

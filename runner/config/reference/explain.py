@@ -95,12 +95,7 @@ def explain_option(group: str, option: str, keys: list[Key]) -> str:
 
 
 def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
-    """
-    Yield a paragraph for each part of a configuration: its keys with their values and meanings.
-
-    Args:
-        chosen: group -> the chosen option.
-    """
+    """Yield a paragraph for each part of a configuration: keys, values and meanings. chosen: group -> the chosen option."""
     every = list(keys)
     sections = {key.group for key in every if "." in key.name}
     parts: dict[str, list[Key]] = {"": []}

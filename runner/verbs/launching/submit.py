@@ -71,12 +71,7 @@ def submit_one(composed: Composed) -> int:
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
-    """
-    Submit the unfinished runs of a run or sweep directory with the settings of the last submission; return the exit status.
-
-    Args:
-        overrides: `hydra.launcher.KEY=VALUE`, each replacing one of those settings.
-    """
+    """Submit the unfinished runs of a directory with the settings of the last time, or `hydra.launcher.KEY=VALUE` instead."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.

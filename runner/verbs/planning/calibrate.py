@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit, print each run's error and write the file; raises ConfigError for wrong arguments and too little evidence."""
+    """Fit, print each run's error and write the file; raise ConfigError for wrong arguments and too little evidence."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device

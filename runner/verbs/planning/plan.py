@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 
@@ -57,7 +56,13 @@ def plan(arguments: list[str]) -> int:
     else:
         _show(forecast, findings)
     if options.html is not None:
-        _write_page(options.html, forecast, findings, arguments)
+        from meshrunner.runner.predict import write_page
+
+        answer, reason = forecast.verdict
+        figures, remarks = (_rows(forecast), _remarks(forecast)) if forecast.timeline is not None else ([], [])
+        command = shlex.join(["meshrunner", "plan", *arguments])
+        write_page(options.html, command, answer, [*findings, reason], figures, remarks, forecast.timeline)
+        say(f"page: {options.html}", to_stderr=True)
     return 0
 
 
@@ -92,16 +97,6 @@ def _show(forecast: Forecast, findings: Sequence[str]) -> None:
     screen.print(table)
     for remark in _remarks(forecast):
         screen.print(remark, soft_wrap=False)
-
-
-def _write_page(file: Path, forecast: Forecast, findings: Sequence[str], arguments: Sequence[str]) -> None:
-    from meshrunner.runner.predict import write_page
-
-    answer, reason = forecast.verdict
-    figures, remarks = (_rows(forecast), _remarks(forecast)) if forecast.timeline is not None else ([], [])
-    command = shlex.join(["meshrunner", "plan", *arguments])
-    write_page(file, command, answer, [*findings, reason], figures, remarks, forecast.timeline)
-    say(f"page: {file}", to_stderr=True)
 
 
 def _searched(search: LargestThatFits) -> list[str]:

@@ -84,7 +84,7 @@ class Entry:
 
 
 def ls(arguments: list[str]) -> int:
-    """List runs and sweeps; raises ConfigError for wrong arguments and directories that do not exist."""
+    """List runs and sweeps; raise ConfigError for wrong arguments and directories that do not exist."""
     given = parse("ls", arguments)
     if given.limit < 0:
         raise ConfigError(f"--limit: expected a number of at least 0, got {given.limit}")

@@ -22,7 +22,7 @@ Finding = tuple[str, str, str]
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print what runs depend on; raises ConfigError for any argument."""
+    """Print what runs depend on; raise ConfigError for any argument."""
     parse("doctor", arguments)
     table = Table(box=None, pad_edge=False)
     for title in ("", "found", "what that means"):
@@ -43,9 +43,8 @@ def findings() -> Iterator[Finding]:
         yield package, version(package), ""
     yield "processor", f"{cpu_name()}, {cores()} cores", "" if cores() > 1 else "workers share one core"
     yield _gpus([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])
-    for backend in ("gloo", "nccl", "mpi"):
+    for backend, why in (("gloo", "nothing runs without it"), ("nccl", "GPUs need it")):
         usable = dist.is_backend_available(backend)
-        why = {"nccl": "GPUs need it", "gloo": "nothing runs without it", "mpi": "unused"}[backend]
         yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     yield "C++ compiler", compiler or "none", "" if compiler else "compiling for a CPU needs one"
@@ -59,25 +58,16 @@ def _gpus(names: list[str]) -> Finding:
     if names:
         return "GPUs", f"{len(names)} x {names[0]}", ""
     if any(driver.exists() for driver in DRIVERS):
-        return (
-            "GPUs",
-            "a driver, but torch sees no GPU",
-            "is this a CPU build of torch, or is CUDA_VISIBLE_DEVICES empty?",
-        )
+        why = "is this a CPU build of torch, or is CUDA_VISIBLE_DEVICES empty?"
+        return "GPUs", "a driver, but torch sees no GPU", why
     return "GPUs", "none", "runs use the CPU and gloo; their figures say nothing about GPUs"
 
 
 def _wandb() -> Finding:
-    key = bool(os.environ.get("WANDB_API_KEY")) or "api.wandb.ai" in _text(Path.home() / ".netrc")
+    netrc = Path.home() / ".netrc"
+    key = bool(os.environ.get("WANDB_API_KEY")) or (netrc.is_file() and "api.wandb.ai" in netrc.read_text())
     why = "" if key else "tracker.mode=online needs one; `meshrunner sync` uploads offline runs later"
     return "W&B login", "yes" if key else "no", why
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _cache() -> Finding:

@@ -14,7 +14,7 @@ from meshrunner.runner.verbs.reference.help import unknown
 
 
 def schema(arguments: list[str]) -> int:
-    """Print a JSON schema; raises ConfigError for an unknown group."""
+    """Print a JSON schema; raise ConfigError for an unknown group."""
     say(json.dumps(schema_of(parse("schema", arguments).group), indent=2))
     return 0
 
