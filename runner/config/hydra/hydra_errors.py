@@ -85,11 +85,13 @@ def _unreadable(overrides: list[str]) -> str | None:
 
 
 def _unknown_key(key: str, cause: Any) -> str:
-    key = getattr(cause, "full_key", None) or key  # in launch={x: 1} the unknown key is launch.x
-    parent, _, name = key.rpartition(".")
+    full = getattr(cause, "full_key", None) or key  # in launch={x: 1} the unknown key is launch.x
+    parent, _, name = full.rpartition(".")
     node = getattr(cause, "parent_node", None)
     known = [str(each) for each in node if each != "hydra"] if isinstance(node, DictConfig) and node else []
-    reason = f"{key}: unknown key.{_nearest(name, known, node)}"
+    if parent == key and not known:  # launch.env={A: 1}
+        return f"{key}: cannot be set as a whole; use {full}=VALUE"
+    reason = f"{full}: unknown key.{_nearest(name, known, node)}"
     return f"{reason} Keys of {parent or 'the configuration'}: {', '.join(sorted(known))}" if known else reason
 
 

@@ -44,9 +44,9 @@ def cancel(arguments: list[str]) -> int:
         run = glance(run_dir)
         if run.state in ("damaged", "missing"):
             warn(one_line(f"{run.state}: {run_dir}: {run.reason}"))
-        # Even if other files are damaged, the run may still be running.
         problem = problem or find_damage(run_dir, (STATUS, SLURM_JOB))
-    interrupted, stopped = sum(map(_interrupt, run_dirs)), _stop_jobs(run_dirs)
+    present = [run_dir for run_dir in run_dirs if run_dir.is_dir()]  # even a damaged run may be running
+    interrupted, stopped = sum(map(_interrupt, present)), _stop_jobs(present)
     print(f"cancelled {_count(stopped, 'SLURM job')} and {_count(interrupted, 'run')} on this machine")
     return int(bool(problem))
 

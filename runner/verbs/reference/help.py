@@ -15,8 +15,7 @@ from meshrunner.runner.config.hydra.no_effect import REFUSED, SET_BY_HYDRA, SILE
 from meshrunner.runner.config.reference import catalog, explain
 from meshrunner.runner.config.reference.catalog import Key
 from meshrunner.runner.config.reference.json_schema import documentation
-from meshrunner.runner.console import say
-from meshrunner.runner.console import in_two_columns, paragraph
+from meshrunner.runner.console import in_two_columns, paragraph, say
 
 ABOUT = {
     shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. Yours: --config-dir.",
@@ -98,7 +97,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
     if not option:
         return explain.explain_group(group, ABOUT.get(group) or documentation(Experiment)[group], keys)
     if option not in shipped.options(group):
-        own = "" if shipped.has_own() else "; for an option of your own add --config-dir DIR"
+        own = "" if shipped.own else "; for an option of your own add --config-dir DIR"
         error = unknown(f"{group}: unknown option '{option}'", option, shipped.options(group))
         raise ConfigError(f"{error}{own}")
     if (kind := shipped.values(group, option).get("kind")) in shipped.own_kinds(group):

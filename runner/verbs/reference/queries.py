@@ -20,8 +20,7 @@ def answered(composer: Composer) -> bool:
     from meshrunner.runner.commands import COMMANDS
     from meshrunner.runner.commands.usage import describe
     from meshrunner.runner.config.reference import catalog, explain
-    from meshrunner.runner.console import say
-    from meshrunner.runner.console import in_two_columns
+    from meshrunner.runner.console import in_two_columns, say
     from meshrunner.runner.verbs.reference.help import ABOUT, HYDRA, launcher_keys
 
     verb = composer.args.parser.prog.rpartition(" ")[2]
