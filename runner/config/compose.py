@@ -83,7 +83,8 @@ class Composer:
                 raise ConfigError(f"--config-dir: no such directory: {folder}")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
         register_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True)
-        register_resolver("pick", _pick)
+        # ${pick:${parallelism.kind},{fsdp1:always},except_last} is the table's value for a key, or the default.
+        register_resolver("pick", lambda key, table, default=None: table.get(key, default))
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)
 
@@ -192,11 +193,6 @@ class Composer:
         if not launcher.startswith("hydra_plugins.meshrunner."):
             raise ConfigError(f"hydra.launcher: {launcher} cannot start workers; use hydra/launcher=local")
         return config
-
-
-def _pick(key: Any, table: Any, default: Any = None) -> Any:
-    """Resolve `${pick:${parallelism.kind},{fsdp1:always},except_last}` to the table's value for a key, or the default."""
-    return table.get(key, default)
 
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:

@@ -35,12 +35,11 @@ class ExpectedDevices(NamedTuple):
 
 
 class NodeDevices(NamedTuple):
-    """The devices that a run's workers use on one node."""
+    """The devices that a run's workers use on one node, one worker per device."""
 
     type: str
     """`cuda` or `cpu`."""
     workers: int
-    """Workers on the node, one per device."""
     threads: int
     """CPU threads of each worker."""
 
