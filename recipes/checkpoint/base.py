@@ -24,11 +24,10 @@ class Training(NamedTuple):
     """The state to save, and what a checkpoint records about its run."""
 
     config: dict[str, Any]
-    """The validated configuration."""
     steps: int
     seed: int
     model: nn.Module
-    """The model that the parallelism returned."""
+    """The model that `Parallelism.apply` returned."""
     optimizer: torch.optim.Optimizer
     parameters: int
     """Number of parameters of the full model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from meshrunner.recipes.checkpoint.base import Checkpoint
 from meshrunner.recipes.option import Affects, Count, whole
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 class DCP(Checkpoint):
     """Sharded checkpoints that load bit for bit under any layout. Training waits until they are on disk."""
 
+    in_background: ClassVar[bool] = False
+
     every: Count
     """Steps between checkpoints. The last step is always saved."""
     keep: Annotated[int | None, whole(None), Affects.FILES]
     """Number of newest checkpoints to keep; null: all of them."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
-        from meshrunner.recipes.checkpoint.save import BlockingSaver
+        from meshrunner.recipes.checkpoint.save import DCPSaver
 
-        return BlockingSaver(folder, training, self.every, self.keep)
+        return DCPSaver(folder, training, self.every, self.keep, in_background=self.in_background)
 
 
 class DCPAsync(DCP):
@@ -34,7 +36,4 @@ class DCPAsync(DCP):
     The copy's memory is allocated once: on every rank, as much host memory as its shards.
     """
 
-    def saver(self, folder: Path, training: Training) -> Saver:
-        from meshrunner.recipes.checkpoint.save import AsyncSaver
-
-        return AsyncSaver(folder, training, self.every, self.keep)
+    in_background: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: which ones are good, which is the newest, which may be removed. Needs no torch.
+"""Checkpoints on disk: which ones are good, which a run continues from, which may be removed. Imports no torch.
 
     checkpoints/step-00000010/    .metadata, one .distcp file per rank, and checkpoint.json, written last
     checkpoints/.tmp-.../         being written or removed; removed if a killed run left it behind
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +76,7 @@ class StoredCheckpoint(NamedTuple):
     record: Record
 
     def damaged_files(self, names: Iterable[str]) -> list[str]:
-        """Return the files whose checksum differs. Reads them completely."""
+        """Return the files whose checksum differs."""
         return [name for name in names if checksum(self.path / name) != self.record.files[name]]
 
 
@@ -85,7 +86,7 @@ def step_folder(step: int) -> str:
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write checkpoint.json and sync the directory to disk."""
+    """Write checkpoint.json and sync the directory."""
     replace_file(folder / RECORD, (json.dumps(asdict(record), indent=2) + "\n").encode())
     sync_folder(folder)
 
@@ -118,24 +119,14 @@ def _read_record(folder: Path) -> Record:
         raise Damaged(f"{RECORD} is missing")
     try:
         content = path.read_bytes()
-        _check_format(from_json(content).get("format", 1))
+        if (found := from_json(content).get("format", 1)) != FORMAT:
+            raise OtherFormat(f"it has format {found!r:.20}, but this version reads only format {FORMAT}")
         return TypeAdapter(Record).validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise Damaged(f"{RECORD} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (OSError, ValueError, AttributeError) as error:  # AttributeError: it is not an object
         raise Damaged(f"{RECORD} cannot be read: {error}") from None
-
-
-def _check_format(found: Any) -> None:
-    """Raise OtherFormat if the tensors mean something else than in this version."""
-    if found == 1:
-        raise OtherFormat(
-            "it has format 1, in which the rows of wq and wk are in another order, because rotary embeddings rotated "
-            "neighbouring elements of a head. Continue it with the version that wrote it, or start again from step 1"
-        )
-    if found != FORMAT:
-        raise OtherFormat(f"it has format {found!r:.20}, but this version reads only format {FORMAT}")
 
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
@@ -222,3 +213,57 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the partly written or removed checkpoints of a killed run."""
     for path in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
+    """
+    Return the newest checkpoint whose checksums all match, the same on every rank; None: start from step 1.
+
+    Each rank verifies its share of the files. With neither `checkpoint.load` nor the run's `own` directory, there is no
+    communication. Raises ConfigError on every rank if `load` contains no good checkpoint.
+    """
+    if own is None and load is None:
+        return None
+    import torch.distributed as dist
+
+    listed = _candidates_of_rank_0(load, own)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for candidate in listed:
+        by_rank: list[list[str]] = [[] for _ in range(ranks)]
+        dist.all_gather_object(by_rank, candidate.damaged_files(sorted(candidate.record.files)[rank::ranks]))
+        damaged = [name for names in by_rank for name in names]
+        if not damaged:
+            return candidate
+        if rank == 0:
+            _warn(f"skipping the checkpoint {candidate.path}: the checksum differs for {', '.join(damaged)}")
+    if listed and load is not None:
+        raise ConfigError(
+            f"checkpoint.load: every checkpoint in {load} is damaged: a checksum differs; load another one"
+        )
+    return None
+
+
+def _candidates_of_rank_0(load: str | None, own: Path | None) -> list[StoredCheckpoint]:
+    """Return rank 0's candidates on every rank. A network file system may show the other ranks an older state."""
+    import torch
+    import torch.distributed as dist
+
+    answer: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            if own is not None:
+                remove_leftovers(own)
+            answer[0], warnings = candidates(load, own)
+            for warning in warnings:
+                _warn(warning)
+        except Exception as error:
+            answer[0] = error
+    dist.broadcast_object_list(answer, device=torch.device("cpu"))
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    found: list[StoredCheckpoint] = answer[0]
+    return found
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

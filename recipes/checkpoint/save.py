@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,30 +77,46 @@ class ChecksummedWriter(FileSystemWriter):
         self.complete(files)
 
 
-class BlockingSaver:
-    """A `Saver` that makes training wait for the disk."""
+class DCPSaver:
+    """A `Saver`. In the background, training waits only for the copy to host memory that is allocated, on CUDA pinned, once."""
 
-    in_background: ClassVar[bool] = False
-    """Whether the state is copied to host memory before it is written."""
-
-    def __init__(self, folder: Path, training: Training, every: int, keep: int | None) -> None:
+    def __init__(
+        self, folder: Path, training: Training, every: int, keep: int | None, *, in_background: bool = False
+    ) -> None:
         self.folder, self.training, self.every, self.keep = folder, training, every, keep
         # A separate group, because collectives of a background save must not mix with those of training.
         self.group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         folder.mkdir(exist_ok=True)
+        self.stager = DefaultStager(staging_options(training.model)) if in_background else None
+        self._pending: tuple[int, Future[Any]] | None = None
 
     def due(self, step: int) -> bool:
+        if self._pending is not None and self._pending[1].done():
+            self._wait()
         return step % self.every == 0 or step == self.training.steps
 
     def save(self, step: int, consumed: Consumed) -> None:
-        with self._explained(step):
-            save(self._state(), storage_writer=self._writer(step, consumed), process_group=self.group)
+        self._wait()  # the copy in the stager's memory is still being written
+        writer = self._writer(step, consumed)
+        state: dict[str, Any] = dict(get_state(self.training.model, self.training.optimizer))
+        if self.stager is None:
+            with self._explained(step):
+                save(state, storage_writer=writer, process_group=self.group)
+        else:
+            pending = async_save(state, storage_writer=writer, process_group=self.group, async_stager=self.stager)
+            assert isinstance(pending, Future)
+            self._pending = step, pending
 
     def close(self) -> None:
-        pass
+        self._wait()
+        if self.stager is not None:
+            self.stager.close()
 
-    def _state(self) -> dict[str, Any]:
-        return dict(get_state(self.training.model, self.training.optimizer))
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with self._explained(pending[0]):
+                pending[1].result()
 
     def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
         """Return a writer that, once all shards are complete, writes the record and publishes the checkpoint."""
@@ -125,7 +141,7 @@ class BlockingSaver:
             write_record(temporary, record)
             publish(temporary, self.folder / step_folder(step), self.keep)
 
-        return ChecksummedWriter(temporary, complete, on_host=self.in_background)
+        return ChecksummedWriter(temporary, complete, on_host=self.stager is not None)
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
@@ -140,39 +156,6 @@ class BlockingSaver:
                 f"the checkpoint of step {step} could not be written to {self.folder}: "
                 f"rank {rank}: {type(cause).__name__}: {cause}"
             ) from error
-
-
-class AsyncSaver(BlockingSaver):
-    """A `Saver` that makes training wait only for the copy to host memory, which is allocated, and on CUDA pinned, once."""
-
-    in_background: ClassVar[bool] = True
-
-    def __init__(self, folder: Path, training: Training, every: int, keep: int | None) -> None:
-        super().__init__(folder, training, every, keep)
-        self.stager = DefaultStager(staging_options(training.model))
-        self._pending: tuple[int, Future[Any]] | None = None
-
-    def due(self, step: int) -> bool:
-        if self._pending is not None and self._pending[1].done():
-            self._wait()
-        return super().due(step)
-
-    def save(self, step: int, consumed: Consumed) -> None:
-        self._wait()  # the copy in the stager's memory is still being written
-        writer = self._writer(step, consumed)
-        pending = async_save(self._state(), storage_writer=writer, process_group=self.group, async_stager=self.stager)
-        assert isinstance(pending, Future)
-        self._pending = step, pending
-
-    def close(self) -> None:
-        self._wait()
-        self.stager.close()
-
-    def _wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with self._explained(pending[0]):
-                pending[1].result()
 
 
 def staging_options(model: nn.Module) -> StagingOptions:

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
+    _init_optim_state,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -88,9 +89,8 @@ def patch_if_needed(model: nn.Module) -> bool:
 
 
 def _get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Implement `get_state` for FSDP1 over tensor parallelism."""
     trained = _trained(model, optimizer)
-    _allocate_state(optimizer)
+    _init_optim_state(optimizer)
     optimizer_state: State = {name: {} for name in trained}
     scalars, tensors = _state_keys(optimizer)
     for key in scalars:
@@ -113,7 +113,6 @@ def _get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stat
 
 
 def _set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Implement `set_state` for FSDP1 over tensor parallelism."""
     trained = _trained(model, optimizer)
     scalars, tensors = _state_keys(optimizer)
     for key in tensors:
@@ -133,17 +132,6 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn
     """Return name -> this rank's shard of each parameter of the optimizer."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return {clean_name(name): parameter for name, parameter in model.named_parameters() if parameter in own}
-
-
-def _allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state of an optimizer that has not taken a step. Loading overwrites everything that this step changes."""
-    if optimizer.state:
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]:

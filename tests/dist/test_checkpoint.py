@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.choose import choose_checkpoint
-from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, remove_checkpoint
-from meshrunner.recipes.checkpoint.save import AsyncSaver, BlockingSaver, ChecksummedWriter
+from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, choose_checkpoint, remove_checkpoint
+from meshrunner.recipes.checkpoint.save import ChecksummedWriter, DCPSaver
 from meshrunner.recipes.checkpoint.state_dict import get_state, patch_if_needed, restore
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
@@ -107,7 +106,7 @@ def save(folder: Path, overrides: tuple[str, ...]) -> int:
     for _ in range(STEPS):
         made.step()
     folder.mkdir(exist_ok=True)
-    BlockingSaver(folder, made.training, every=1, keep=None).save(STEPS, Consumed(36, 36 * 34))
+    DCPSaver(folder, made.training, every=1, keep=None).save(STEPS, Consumed(36, 36 * 34))
     values = everything(made.training.model, made.training.optimizer)
     if dist.get_rank() == 0:
         torch.save(values, folder / "values.pt")
@@ -249,7 +248,8 @@ def test_an_interrupted_run_is_the_uninterrupted_one(name: str, kind: str, tmp_p
 def staged(folder: Path, overrides: tuple[str, ...]) -> list[dict[str, int]]:
     """Return tensor -> address of its copy in host memory in each of two saves."""
     made, addresses = assembled(*overrides), []
-    saver = AsyncSaver(folder, made.training, every=1, keep=None)
+    saver = DCPSaver(folder, made.training, every=1, keep=None, in_background=True)
+    assert saver.stager is not None
     stage = saver.stager.stage
 
     def noting(state: dict[str, Any]) -> Any:

@@ -195,7 +195,7 @@ def in_format(path: Path, number: object) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (None, "format 1, in which the rows of wq and wk are in another order"),
+        (None, "format 1, but this version reads only format 2"),
         (3, "format 3, but"),
         ("2", "format '2', but"),
     ],
