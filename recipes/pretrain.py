@@ -29,8 +29,7 @@ from meshrunner.recipes.model.init_weights import Initialiser, clean_name
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, data_rank
-from meshrunner.recipes.parallelism.tensor import split_model
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, data_rank, split_model
 from meshrunner.recipes.stop import StopAgreement
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.checkpoint.base import Saver
     from meshrunner.recipes.meter import Meter
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
     from meshrunner.recipes.recipe import Recipe
 
 Batch = tuple[Tensor, Tensor]

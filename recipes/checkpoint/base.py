@@ -58,13 +58,11 @@ class Checkpoint(Option):
 
     affects: ClassVar[Affects] = Affects.FIGURES
 
+    saves: ClassVar[bool] = True
+    """Whether a run saves checkpoints."""
+
     load: str | None
     """A run directory, whose newest good checkpoint is used, or a checkpoint to continue from. The run's own take precedence."""
-
-    @property
-    def saves(self) -> bool:
-        """Whether a run saves checkpoints."""
-        return True
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
         """Return the saver that writes to a run's `checkpoints` directory; None if nothing is saved."""
@@ -74,6 +72,4 @@ class Checkpoint(Option):
 class NoCheckpoint(Checkpoint):
     """No saving. A run still continues from checkpoints in its directory or in `load`."""
 
-    @property
-    def saves(self) -> bool:
-        return False
+    saves: ClassVar[bool] = False

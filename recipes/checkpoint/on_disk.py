@@ -31,10 +31,7 @@ METADATA = ".metadata"
 FOLDER = "checkpoints"
 """Directory of the checkpoints in a run directory."""
 FORMAT = 2
-"""
-Version of the meaning of the tensors. Format 1, which was not recorded, rotated neighbouring elements of a head instead of its
-halves, so the rows of wq and wk, and their optimizer state, were in another order.
-"""
+"""Version of the meaning of the tensors. Format 1, which was not recorded, had the rows of wq and wk in another order."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -155,10 +152,9 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """
-    Return the checkpoints that a run can continue from, best first, and warnings about skipped ones.
+    Return the checkpoints that a run can continue from, best first (its `own` before `load`), and warnings about skipped ones.
 
-    The run's `own` directory takes precedence over `checkpoint.load`, a run directory or one checkpoint. Raises ConfigError if
-    `load` contains no good checkpoint, or the run's own ones have another format.
+    Raises ConfigError if `load` contains no good checkpoint, or the run's own ones have another format.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -219,8 +215,7 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
     """
     Return the newest checkpoint whose checksums all match, the same on every rank; None: start from step 1.
 
-    Each rank verifies its share of the files. With neither `checkpoint.load` nor the run's `own` directory, there is no
-    communication. Raises ConfigError on every rank if `load` contains no good checkpoint.
+    Each rank verifies its share of the files. Raises ConfigError on every rank if `load` contains no good checkpoint.
     """
     if own is None and load is None:
         return None

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 
 State = dict[str, dict[str, Any]]
-"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are those in the network as it was built.
-
-The optimizer's hyperparameters are not part of the state, they are in the configuration.
-"""
+"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are those in the network as it was built."""
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:

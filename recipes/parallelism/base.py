@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, AutoCount, Count, Option, whole
 from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters
+from meshrunner.recipes.parallelism.wrap_policy import RESHARD, Reshard, WrapPlan
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,13 +22,9 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.buffers.placement import Schedule
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision.base import Precision
 
     Groups = tuple[ProcessGroup, ...]
-
-RESHARD = ("always", "never", "except_last")
-Reshard = Annotated[int | Literal["always", "never", "except_last"], whole(*RESHARD, at_least=2)]
 
 
 class Degrees(NamedTuple):
@@ -162,10 +159,9 @@ class Parallelism(Option):
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         """
-        Distribute a network over the data-parallel dimensions of the mesh, and materialise and initialise it.
+        Distribute a network on meta over the data-parallel dimensions of the mesh, materialise and initialise it.
 
-        The network is on meta, and already split over the mesh's `tensor` dimension or over `network.expert_mesh`. Return the
-        model to train: the network or a wrapper around it.
+        It is already split over `tensor` or `expert` devices. Return the model to train: the network or a wrapper around it.
         """
 
     def mixes_dtypes(self) -> bool:
@@ -193,11 +189,7 @@ class Parallelism(Option):
         return {}
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        """
-        Return the bytes that data parallelism all-gathers and reduces for one unit in one step.
-
-        FSDP all-gathers in forward, and again in backward if the unit was resharded. It reduces in every micro batch or the last.
-        """
+        """Return the bytes that data parallelism all-gathers and reduces for one unit in one step."""
         reduced = precision.reduce_bytes * unit.trained
         if not self.wraps_units or degrees.shard == 1:
             return Traffic(0, reduced if degrees.replicate > 1 else 0)
@@ -213,13 +205,9 @@ class Parallelism(Option):
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the elements of one unit that a device stores between steps: an even share, or all of them if `shard` is 1."""
+        """Return what a device stores of one unit between steps: an even share."""
         weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
         return Stored(weights, trained, trained)
-
-    def unsharded_gradient_bytes(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
-        """Return the bytes of a unit's unsharded gradients between micro batches if `accumulate` is hold."""
-        return 0
 
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
@@ -229,9 +217,9 @@ class Parallelism(Option):
 
     def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
         """
-        Return the process groups whose ranks hold different shards of a parameter and its gradient; it is replicated elsewhere.
+        Return the process groups whose ranks hold different shards of a parameter of the model that `apply` returned.
 
-        The parameter is that after `apply`. `split` has the names of the parameters that tensor parallelism has split.
+        `split`: names of the parameters that tensor parallelism has split.
         """
         from torch.distributed.tensor import DTensor
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.model.init_weights import Initialiser
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
     from meshrunner.recipes.precision.base import Precision
 
 

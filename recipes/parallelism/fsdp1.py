@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.parallelism.base import Groups
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
     from meshrunner.recipes.precision.base import Precision
-
 
 ALIGNMENT = 16
 """Bytes that FSDP1 aligns each parameter to within its unit's flat parameter, counted in the compute dtype."""
@@ -89,7 +88,5 @@ class FSDP1(Parallelism):
             total += -total % aligned + parameter.numel
         shard = -(-total // degrees.shard)
         trained = min(shard, unit.trained)  # an upper bound if the unit mixes trained and frozen parameters
-        return Stored(shard, shard if unit.trained else 0, trained)
-
-    def unsharded_gradient_bytes(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
-        return precision.param_bytes * unit.trained if degrees.shard > 1 else 0
+        held = precision.param_bytes * unit.trained if degrees.shard > 1 else 0
+        return Stored(shard, shard if unit.trained else 0, trained, held)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
     from meshrunner.recipes.precision.base import Precision
 
 NCCL_BUFFERS = ("process_group", "symmetric")
@@ -86,12 +86,7 @@ class FSDP2(Parallelism):
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
-        from torch.distributed.fsdp import (
-            CPUOffloadPolicy,
-            MixedPrecisionPolicy,
-            OffloadPolicy,
-            fully_shard,
-        )
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         network, data_mesh = initialiser.network, fsdp_mesh(mesh)
         policy = MixedPrecisionPolicy(
@@ -179,10 +174,8 @@ class FSDP2(Parallelism):
             shard = parameter.padded(ranks) // ranks
             weights += shard
             trained += shard if parameter.trained else 0
-        return Stored(weights, trained, trained)
-
-    def unsharded_gradient_bytes(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> int:
-        return precision.reduce_bytes * unit.trained if degrees.shard > 1 else 0
+        held = precision.reduce_bytes * unit.trained if degrees.shard > 1 else 0
+        return Stored(weights, trained, trained, held)
 
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import whole
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism, Reshard
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 from meshrunner.recipes.parallelism.mesh import named_mesh, replicas
 from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters
+from meshrunner.recipes.parallelism.wrap_policy import Reshard, WrapPlan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
     from meshrunner.recipes.precision.base import Precision
 
 PACKAGE = "megatron-fsdp"

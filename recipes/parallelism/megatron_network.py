@@ -16,7 +16,7 @@ from meshrunner.recipes.model.init_weights import Initialiser, clean_name
 from meshrunner.recipes.model.network import Network
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 
 Users = list[tuple[nn.Module, str]]
 """The modules that use a parameter, each with its name for it."""

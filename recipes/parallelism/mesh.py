@@ -1,4 +1,8 @@
-"""The device mesh: one dimension for each degree above 1, named after the degree."""
+"""
+The device mesh, with one dimension for each degree above 1, and the split of a network over it before data parallelism.
+
+Tensor and sequence parallelism: Shoeybi et al. 2019, Korthikanti et al. 2022.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,12 @@ from typing import TYPE_CHECKING
 from meshrunner.recipes.parallelism.base import Degrees
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+    from meshrunner.recipes.model.network import Network
+    from meshrunner.recipes.parallelism.base import Parallelism
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
@@ -17,11 +25,7 @@ def mesh_dims(degrees: Degrees) -> dict[str, int]:
 
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
-    """
-    Return name -> size of the expert mesh, outermost first: the ranks of replicate x shard, divided differently.
-
-    Adjacent ranks exchange tokens.
-    """
+    """Return name -> size of the expert mesh, outermost first: replicate x shard, in which adjacent ranks exchange tokens."""
     own = {"expert_shard": shard // expert, "expert": expert}
     return {"replicate": replicate} | own if replicate > 1 else own
 
@@ -62,3 +66,34 @@ def data_rank(mesh: DeviceMesh) -> int:
     """Return this rank's index among the data-parallel ranks: replicate x shard, row-major."""
     replica = mesh.get_local_rank("replicate") if replicas(mesh) > 1 else 0
     return replica * mesh["shard"].size() + mesh.get_local_rank("shard")
+
+
+def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> frozenset[str]:
+    """Split a network on meta over `tensor` or `expert` devices, in place. Return the names of the tensor-parallel parameters."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    if layout.tensor > 1:
+        plan = network.tensor_plan(layout.sequence_parallel, layout.loss_parallel)
+        parallelize_module(network, mesh["tensor"], plan)
+        network.tie_weights()
+        for name in network.collective_outputs():
+            network.get_submodule(name).register_forward_hook(_wait_for_collective)
+    tensor_parallel = frozenset(
+        name
+        for name, parameter in network.named_parameters()
+        if isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
+    )
+    if layout.expert > 1:
+        from meshrunner.recipes.model.experts.feed_forward import split_over_experts
+
+        dims = expert_mesh_dims(replicas(mesh), mesh["shard"].size(), layout.expert)
+        split_over_experts(network, named_mesh(mesh.device_type, dims))
+    return tensor_parallel
+
+
+def _wait_for_collective(_: nn.Module, __: object, output: Tensor) -> Tensor:
+    """Wait for an asynchronous collective. An unfinished result would lose its gradient in a compiled block."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor, wait_tensor
+
+    return wait_tensor(output) if isinstance(output, AsyncCollectiveTensor) else output  # type: ignore[no-untyped-call]

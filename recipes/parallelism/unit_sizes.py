@@ -1,10 +1,15 @@
-"""Sizes of the units of a wrap plan on one device, computed without building or wrapping anything. Needs no torch."""
+"""Sizes of the units of a wrap plan on one device, computed without building or wrapping anything."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshrunner.recipes.parallelism.wrap_policy import WrapPlan, unit_parameters
+
+if TYPE_CHECKING:
+    from meshrunner.recipes.model.network import Network
 
 
 class LocalParameter(NamedTuple):
@@ -17,7 +22,6 @@ class LocalParameter(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     def padded(self, ranks: int) -> int:
@@ -27,13 +31,13 @@ class LocalParameter(NamedTuple):
 
 
 class UnitParameters(NamedTuple):
-    """The parameters of a unit on one device after tensor and expert parallelism, before data parallelism."""
+    """The parameters of a unit on one device, before data parallelism."""
 
     parameters: tuple[LocalParameter, ...]
     reshard_after_forward: bool | int
-    """The value in `wrap_plan.Unit`; False for the root."""
+    """The value in `wrap_policy.Unit`; False for the root."""
     lookup: bool
-    """The value in `wrap_plan.Unit`."""
+    """The value in `wrap_policy.Unit`."""
     calls: int = 1
     """Number of times that a forward calls the unit."""
 
@@ -66,8 +70,46 @@ class Stored(NamedTuple):
     gradients: int
     trained: int
     """Elements that have optimizer state."""
+    unsharded_gradient_bytes: int = 0
+    """Bytes of unsharded gradients between micro batches if `accumulate` is hold."""
 
 
 def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
     """Return the dimension that a stack of matrices is sharded along: 0, or 1 if only the rows divide evenly."""
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
+
+
+def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int = 1) -> dict[str, UnitParameters]:
+    """Return unit -> its parameters on one device after tensor and expert parallelism, before data parallelism."""
+    split = _split_dims(network) if tensor > 1 else {}
+    found = {}
+    for name, parameters in unit_parameters(network, plan).items():
+        local = []
+        for parameter_name, parameter in parameters.items():
+            shape = list(parameter.shape)
+            if (dim := split.get(parameter_name)) is not None:
+                shape[dim] = -(-shape[dim] // tensor)
+            if is_stack := network.is_stack(parameter_name):
+                shape[0] //= expert
+            local.append(LocalParameter(tuple(shape), parameter.requires_grad, is_stack))
+        unit = plan[name]
+        found[name] = UnitParameters(tuple(local), unit.reshard_after_forward, unit.lookup, network.calls(name))
+    return found
+
+
+def _split_dims(network: Network) -> dict[str, int]:
+    """Return parameter -> the dimension that tensor parallelism splits; a table is [rows, width], a weight [out, in]."""
+    from torch import nn
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    found: dict[str, int] = {}
+    for module, style in network.tensor_plan(sequence_parallel=True, loss_parallel=False).items():
+        if own := getattr(style, "split_dims", None):  # one of this project's own styles
+            found |= {f"{module}.{name}": dim for name, dim in own(network.get_submodule(module)).items()}
+        if not isinstance(style, ColwiseParallel | RowwiseParallel):
+            continue
+        dim = int(isinstance(style, RowwiseParallel) != isinstance(network.get_submodule(module), nn.Embedding))
+        for name, parameter in network.get_submodule(module).named_parameters(module, recurse=False):
+            if dim < parameter.dim():  # the bias of a row-wise linear layer is replicated
+                found[name] = dim
+    return found

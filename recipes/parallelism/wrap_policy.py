@@ -7,18 +7,36 @@ data-parallel kind uses the same plan, so kinds are compared with equal units, a
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import Count, Option, Section
-from meshrunner.recipes.parallelism.base import Reshard
+from meshrunner.recipes.option import Count, Option, Section, whole
 
 if TYPE_CHECKING:
     from torch import nn
 
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+
+RESHARD = ("always", "never", "except_last")
+Reshard = Annotated[int | Literal["always", "never", "except_last"], whole(*RESHARD, at_least=2)]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The wrapping of one module."""
+
+    reshard_after_forward: bool | int
+    """Whether to free the unsharded parameters after forward; a number: reshard them over that many devices."""
+    lookup: bool = False
+    """Whether it is an embedding, whose table backward does not need."""
+
+
+WrapPlan = dict[str, Unit]
+"""Module name -> how it is wrapped; children before their parents, the root ("") last."""
 
 
 class Wrap(Option):
@@ -44,8 +62,6 @@ class Wrap(Option):
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
-        from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
-
         found = []
         for name, parameters in unit_parameters(network, plan).items() if kind == "fsdp1" else ():
             frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
@@ -61,8 +77,6 @@ class Wrap(Option):
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
         """Return the plan for a network on meta. reshard: `parallelism.reshard_after_forward` with `auto` resolved."""
         from torch import nn
-
-        from meshrunner.recipes.parallelism.wrap_plan import Unit, check_units, inside_blocks
 
         units = {name: own or reshard for name, own in self.units(network).items()}
         check_units(network, units)
@@ -88,8 +102,6 @@ class Blocks(Wrap):
     """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        from meshrunner.recipes.parallelism.wrap_plan import top_modules
-
         names = top_modules(network)
         last_block = names.index(network.block_names()[-1])
         # Backward begins with the modules behind the blocks, so resharding them would gather them again immediately.
@@ -111,8 +123,6 @@ class Size(Wrap):
     """Minimum number of parameters in a unit."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        from meshrunner.recipes.parallelism.wrap_plan import has_forward, parameters_shared_outside
-
         covered: set[nn.Parameter] = set()
         found: list[str] = []
         shared = parameters_shared_outside(network)
@@ -187,3 +197,78 @@ class Rules(Wrap):
                     found[name] = number
                     break
         return found
+
+
+def check_units(network: Network, names: Iterable[str]) -> None:
+    """Raise ConfigError for a unit that is never called or that shares a parameter with a module outside it."""
+    shared = parameters_shared_outside(network)
+    for name in names:
+        if not has_forward(network.get_submodule(name)):
+            raise ConfigError(
+                f"wrap: '{name}' cannot be a unit: it is a container that is never called; match its children"
+            )
+        if parameters := shared.get(name):
+            raise ConfigError(
+                f"wrap: '{name}' cannot be a unit: {parameters[0]} is shared with a module outside it and belongs to "
+                "the unit around both"
+            )
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module has its own forward. FSDP gathers a unit when it is called."""
+    from torch import nn
+
+    return type(module).forward is not nn.Module.forward
+
+
+def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
+    """Return module name -> its parameters that a module outside it also uses, such as a tied embedding table."""
+    users: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        users.setdefault(parameter, []).append(name)
+    found: dict[str, list[str]] = {}
+    for names in users.values():
+        for name in names:
+            for module in _parents(name):
+                if not all(other.startswith(f"{module}.") for other in names):
+                    found.setdefault(module, []).append(name)
+    return found
+
+
+def top_modules(network: Network) -> list[str]:
+    """
+    Return the blocks and the outermost modules with a matrix outside them, such as embedding and output projection.
+
+    Modules that share a parameter with a module outside them, such as a tied embedding, are left out. So are modules with only
+    vectors, such as the final norm, which are too small to be communicated on their own. In `named_modules` order.
+    """
+    blocks, shared = set(network.block_names()), parameters_shared_outside(network)
+    around_blocks = {parent for name in blocks for parent in _parents(name)}
+    found: list[str] = []
+    for name, module in network.named_modules():
+        if not name or name in around_blocks or (found and name.startswith(f"{found[-1]}.")):
+            continue
+        usable = has_forward(module) and name not in shared
+        if name in blocks or (usable and any(parameter.dim() > 1 for parameter in module.parameters())):
+            found.append(name)
+    return found
+
+
+def _parents(name: str) -> Iterable[str]:
+    """Return the names of the modules around a module or parameter, outermost first, without the root."""
+    return accumulate(name.split(".")[:-1], "{}.{}".format)
+
+
+def inside_blocks(network: Network, names: Iterable[str]) -> list[str]:
+    """Return those of the modules that are inside a block, without the blocks themselves."""
+    blocks = tuple(f"{block}." for block in network.block_names())
+    return [name for name in names if name.startswith(blocks)]
+
+
+def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.Parameter]]:
+    """Return unit -> its parameters by name. A parameter belongs to the innermost unit around it."""
+    found: dict[str, dict[str, nn.Parameter]] = {unit: {} for unit in plan}
+    for name, parameter in network.named_parameters():
+        around = [unit for unit in plan if not unit or name.startswith(f"{unit}.")]
+        found[max(around, key=len)][name] = parameter
+    return found

@@ -11,7 +11,7 @@ from meshrunner.runner.config.validation import listed
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 
 
 def fit(experiment: Experiment, workers: int) -> None:
@@ -89,7 +89,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
     """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
-    from meshrunner.recipes.parallelism.wrap_plan import inside_blocks
+    from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint
     ahead = layout.expert > 1 or layout.units_ahead > 0

@@ -24,7 +24,7 @@ from meshrunner.recipes.loss import chunked as chunked_loss
 from meshrunner.recipes.parallelism.buffers import buffer_pool
 from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool, pools_of
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
-from meshrunner.recipes.parallelism.wrap_plan import local_parameters
+from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 from meshrunner.recipes.pretrain import assemble, update
 from tests.composed import experiment
 from tests.dist.ranks import on_ranks
@@ -261,7 +261,7 @@ def refusals() -> list[str]:
     with patch.object(buffer_pool, "PATIENCE_S", 0.5):
         moved = Run(f"{MOE} micro_batch=6 parallelism.buffers=scheduled")
         moved.steps(2)
-        offsets = pools_of[moved.model].gathers.offsets
+        offsets = pools_of[moved.model][0].offsets
         offsets["layers.1"] = offsets["layers.0"]
         found.append(said(moved))
         with patch.object(chunked_loss, "takes_chunks", lambda output: False):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
-from meshrunner.recipes.parallelism.wrap_plan import local_parameters
+from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 from meshrunner.recipes.pretrain import assemble, backward
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
@@ -149,7 +149,9 @@ def test_what_accumulates_between_micro_batches(kind: str, precision: str, accum
         network, recipe.wrap.plan(network, "always"), degrees.tensor, recipe.parallelism.expert
     ).values()
     if accumulate == "hold":
-        whole = sum(recipe.parallelism.unsharded_gradient_bytes(unit, recipe.precision, degrees) for unit in units)
+        whole = sum(
+            recipe.parallelism.stored(unit, recipe.precision, degrees).unsharded_gradient_bytes for unit in units
+        )
         assert [rank[0] for rank in on_ranks(2, accumulated, overrides)] == [whole] * 2
     else:
         shards = 4 * sum(recipe.parallelism.stored(unit, recipe.precision, degrees).gradients for unit in units)

@@ -23,7 +23,7 @@ from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.model.init_weights import clean_name
 from meshrunner.recipes.optim.grad_norm import global_norm
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
-from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
+from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 from meshrunner.recipes.pretrain import assemble, backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import RankError, on_ranks

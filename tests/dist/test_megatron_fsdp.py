@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from meshrunner.recipes.model.init_weights import clean_name
 from meshrunner.recipes.parallelism import megatron_fsdp
 from meshrunner.recipes.parallelism.mesh import build_mesh
-from meshrunner.recipes.parallelism.wrap_plan import local_parameters
+from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 from meshrunner.recipes.pretrain import assemble, backward
 from tests.composed import SMALL, experiment
 from tests.dist import test_layouts

@@ -1,9 +1,4 @@
-"""
-The pools from which FSDP2's units take communication buffers at planned addresses, and the hooks through which they do.
-
-The first optimizer step allocates dynamically. The buffers are then planned from its requests, which include those of every
-micro batch and of recomputation.
-"""
+"""The pools from which FSDP2's units take communication buffers at planned addresses, and the hooks through which they do."""
 
 from __future__ import annotations
 
@@ -59,11 +54,11 @@ class BufferPool:
     """
     The all-gather outputs, or the reduce-scatter inputs, of all units on one device.
 
-    In the first optimizer step the allocator serves every request. After it, each unit has a fixed range in an arena. Every
-    request checks that nothing else uses the range, so a plan that does not fit raises an error instead of corrupting data.
+    In the first optimizer step the allocator serves every request, including those of every micro batch and of recomputation.
+    After it, each unit has a fixed range in an arena. Every request checks that nothing else uses the range, so a plan that does
+    not fit raises an error instead of corrupting data.
 
-    On a GPU, a range is reused as the caching allocator reuses a block. Before FSDP2 releases a buffer, it makes the stream that
-    fills the next one wait for the last reader.
+    On a GPU, FSDP2 makes the stream that fills the next buffer wait for the last reader before it releases one.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
@@ -114,8 +109,7 @@ class BufferPool:
         """
         Return the number of buffers the allocator served in the optimizer step. After the first step, place all units.
 
-        Planning waits for the end of a step because gradients may be reduced only in the last micro batch. Between two steps no
-        buffer is in use, and forward begins by making all streams wait for earlier work.
+        Planning waits for the end of a step because gradients may be reduced only in the last micro batch.
         """
         count, self._allocations = self._allocations, 0
         if self._requests and self._arena is None:
@@ -178,15 +172,8 @@ class PooledReduceScatter(DefaultReduceScatter):
         return super().allocate(size, dtype=dtype, device=device)
 
 
-class Pools(NamedTuple):
-    """The communication buffers of a model."""
-
-    gathers: BufferPool
-    reductions: BufferPool
-
-
-pools_of: WeakKeyDictionary[nn.Module, Pools] = WeakKeyDictionary()
-"""Model -> its buffers, for models with planned buffers."""
+pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyDictionary()
+"""Model with planned buffers -> its all-gather outputs and its reduce-scatter inputs."""
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
@@ -196,9 +183,9 @@ def install(model: nn.Module, plan: str, prefetch: int) -> None:
         clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)
     }
     outputs = all_gather_outputs(prefetch, repeats=any(network.calls(name) > 1 for name in units))
-    pools = Pools(BufferPool(PLANS[plan], outputs), BufferPool(PLANS[plan], REDUCE_SCATTER_INPUTS))
+    gathers, reductions = BufferPool(PLANS[plan], outputs), BufferPool(PLANS[plan], REDUCE_SCATTER_INPUTS)
     for name, module in units.items():
         unit = name or "root"
-        module.set_custom_all_gather(PooledAllGather(unit, pools.gathers))
-        module.set_custom_reduce_scatter(PooledReduceScatter(unit, pools.reductions))
-    pools_of[model] = pools
+        module.set_custom_all_gather(PooledAllGather(unit, gathers))
+        module.set_custom_reduce_scatter(PooledReduceScatter(unit, reductions))
+    pools_of[model] = gathers, reductions

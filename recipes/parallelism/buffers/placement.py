@@ -1,8 +1,7 @@
 """
 FSDP2's requests for communication buffers, recorded or predicted from the wrap plan, and their offsets in one arena.
 
-`fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462) for units that request one buffer each.
-`scheduled` makes use of the order of the units.
+`fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462). `scheduled` also uses the order of the units.
 """
 
 from __future__ import annotations
@@ -72,11 +71,7 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 
 
 def max_pool(schedule: Schedule) -> Plan:
-    """
-    Place units in copies of one set of slots. Units that are alive together use different copies.
-
-    For every dtype, the set has a slot as large as the largest buffer of all units.
-    """
+    """Place units alive together in different copies of one set of slots: for every dtype, one as large as the largest buffer."""
     slots: dict[str, int] = {}
     for dtype, nbytes in schedule.units.values():
         slots[dtype] = max(slots.get(dtype, 0), nbytes)
@@ -91,10 +86,9 @@ def scheduled(schedule: Schedule) -> Plan:
     """
     Place each unit in one arena, apart from the units it is alive with.
 
-    If the units can be split into two sides such that no two of one side are alive together, one side is placed at the bottom of
-    the arena and the other at the top. The arena is then as large as the largest pair, the lower bound. Otherwise the smallest of
-    three arenas is used: each unit in the lowest gap it fits into, largest units first; the same in schedule order; or the copies
-    of `max_pool`, each with one slot as large as its largest unit.
+    If the units have two sides such that no two of one side are alive together, one side is placed at the bottom of the arena and
+    the other at the top: the lower bound. Otherwise the smallest of three arenas is used: each unit in the lowest gap it fits
+    into, largest units first; the same in schedule order; or copies as in `max_pool`, each as large as its largest unit.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -204,11 +198,7 @@ def schedule(
 def predicted(
     units: Mapping[str, UnitParameters], precision: Precision, shard: int, prefetch: int
 ) -> tuple[Schedule, Schedule]:
-    """
-    Predict the requests of a micro batch: all-gathers of all parameters of a unit, reduce-scatters of the trained ones.
-
-    The units are in the order of forward. With `shard` 1 nothing is gathered.
-    """
+    """Predict the all-gathers and reduce-scatters that a micro batch requests. The units are in the order of forward."""
     import torch
 
     units = {name or "root": unit for name, unit in units.items()}
@@ -245,7 +235,7 @@ def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
 
 
 def _requests(order: Sequence[str], repeated: Collection[str], prefetch: int) -> list[str]:
-    """Return the units in request order, given the call order: each call prefetches the next units, except repeated ones."""
+    """Return the request order, given the call order: each call prefetches the next units, except repeated ones."""
     once = [name for name in order if name not in repeated]
     requested: list[str] = []
     for name in order:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.base import Degrees
     from meshrunner.recipes.parallelism.unit_sizes import UnitParameters
-    from meshrunner.recipes.parallelism.wrap_plan import WrapPlan
+    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 
 WHOLE_GRADIENTS = "whole gradients between micro batches"
 
@@ -38,7 +38,7 @@ def show(arguments: list[str]) -> int:
     composed = composer.single_run()
     if composed is None:
         raise ConfigError("show explains one run; leave out -m and give each key one value")
-    from meshrunner.recipes.parallelism.wrap_plan import local_parameters
+    from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 
     experiment, device = check_on_devices(composed.config)
     network = experiment.model.on_meta(experiment.seq_len)
@@ -137,9 +137,7 @@ def _memory(
         "optimizer state": experiment.optimizer.state_bytes(sum(unit.trained for unit in held), tensors),
     }
     notes = {}
-    if experiment.accumulation(degrees.data)[1] > 1 and (
-        whole := sum(layout.unsharded_gradient_bytes(unit, precision, degrees) for unit in units.values())
-    ):
+    if experiment.accumulation(degrees.data)[1] > 1 and (whole := sum(unit.unsharded_gradient_bytes for unit in held)):
         holds = layout.accumulate == "hold"
         sizes[WHOLE_GRADIENTS] = whole if holds else 0
         notes[WHOLE_GRADIENTS] = "; 0 with accumulate=reduce" if holds else f"; {whole:,} with accumulate=hold"
@@ -156,7 +154,7 @@ def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
     """Return the units with their own parameters (without those of inner units) and a device's traffic in a step."""
-    from meshrunner.recipes.parallelism.wrap_plan import unit_parameters
+    from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
     whole, rows, gathered, reduced = unit_parameters(network, plan), {}, 0, 0

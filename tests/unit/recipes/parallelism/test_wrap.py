@@ -10,12 +10,8 @@ from torch import nn
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.parallelism.wrap_plan import (
-    Unit,
-    local_parameters,
-    top_modules,
-    unit_parameters,
-)
+from meshrunner.recipes.parallelism.unit_sizes import local_parameters
+from meshrunner.recipes.parallelism.wrap_policy import Unit, top_modules, unit_parameters
 from meshrunner.runner.config.consistency import remarks
 from tests.composed import SMALL, experiment
 
