@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from omegaconf import OmegaConf
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.errors import ConfigError
@@ -44,35 +43,16 @@ def _time(value: Any) -> Any:
     return value
 
 
-def seconds(time: str) -> int | None:
-    """Convert a time limit in SLURM's notation to seconds: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for any other text."""
-    if not re.fullmatch(r"(\d+-\d+(:\d+){0,2})|(\d+(:\d+){0,2})", time):
-        return None
-    days, dash, rest = time.rpartition("-")
-    parts = rest.split(":")
-    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
-
-
-def _one_line(value: Any) -> Any:
-    if isinstance(value, str) and "\n" in value:
-        raise PydanticCustomError("line", "expected one line")
-    return value
-
-
-Line = Annotated[str, BeforeValidator(_one_line)]
-
-
 class Slurm(Section):
     """The request that is made to SLURM, and how jobs are started on the nodes."""
 
-    partition: Line | None
+    partition: str | None
     """Partition of the jobs; null: the cluster's default. The same holds for account, qos and constraint."""
-    account: Line | None
+    account: str | None
     """Account to charge."""
-    qos: Line | None
+    qos: str | None
     """Quality of service."""
-    constraint: Line | None
+    constraint: str | None
     """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
     """Nodes of a run; null: the run's launch.nodes."""
@@ -87,7 +67,7 @@ class Slurm(Section):
     """
     cpus_per_gpu: CountOrNull
     """CPUs per GPU of a run that does not use all GPUs of its nodes; null: the cluster's default."""
-    time: Annotated[Line | None, BeforeValidator(_time)]
+    time: Annotated[str | None, BeforeValidator(_time)]
     """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: the partition's. Unquoted, YAML reads a number."""
     max_parallel: CountOrNull
     """Tasks of a sweep's array that run at once; null: as many as fit."""
@@ -95,28 +75,18 @@ class Slurm(Section):
     """Most restarts of a job after preemption, its time limit or a lost node. It continues from its checkpoint."""
     notice_s: int = Field(ge=0, le=65535)
     """Seconds before the time limit at which a job is requested to stop, so that it can save a checkpoint."""
-    extra: list[Line]
+    extra: list[str]
     """More lines for sbatch: ['--mail-type=END', '--exclude=node7']."""
-    srun: list[Line]
+    srun: list[str]
     """More arguments of srun: ['--container-image=image.sqsh']."""
     preamble: str
     """Shell lines before srun: modules to load, NCCL variables."""
-    command: Line | None
+    command: str | None
     """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: this installation."""
     wait: bool
     """Wait until all jobs have ended, and print the table."""
     dry_run: bool
     """Print the script and submit nothing, like --dry-run."""
-
-    @model_validator(mode="after")
-    def _check_notice(self) -> Slurm:
-        if self.time is not None and (limit := seconds(self.time)) is not None and 0 < limit <= self.notice_s:
-            raise PydanticCustomError(
-                "notice",
-                "notice_s({notice}) is not less than time({limit}): every job would be requested to stop when it starts",
-                {"notice": self.notice_s, "limit": self.time},
-            )
-        return self
 
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Slurm:

@@ -19,9 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain, typed
+from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.config.placed import usable_runs
-from meshrunner.runner.console import say, shown
+from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node, workers_here
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
@@ -156,15 +157,28 @@ def launch_slurm(
     target = Target(settings.workers, settings.apply_to, here=False)
     batch = _checked(loader, config, job_overrides, first, target)
     names = batch.names()
+    earlier = _earlier_runs(batch) if first == 0 else []
     if not settings.dry_run:
         batch.place()
     runs = {run.run_dir: job.experiment for job, run in batch.ordered if not job.reason}
-    todo = to_submit(list(runs), batch.combinations[0].experiment.sweep.rerun, quiet=settings.dry_run)
-    submit_runs(batch.sweep_dir, {run_dir: runs[run_dir] for run_dir in todo}, settings, names)
+    todo = to_submit([*earlier, *runs], batch.combinations[0].experiment.sweep.rerun, quiet=settings.dry_run)
+    experiments = {run_dir: runs.get(run_dir) or check(read_config(run_dir)) for run_dir in todo}
+    submit_runs(batch.sweep_dir, experiments, settings, names)
     if settings.dry_run or not settings.wait:
         return []
     ended(EndedBatch(batch.sweep_dir, wait([run.run_dir for _, run in batch.ordered])))
     return _job_returns(batch, config)
+
+
+def _earlier_runs(batch: SweepBatch) -> list[Path]:
+    """Return the executable runs of the sweep directory that an earlier command placed, with other overrides."""
+    own = {run.run_dir.name for _, run in batch.ordered}
+    names = [name for name in run_names(batch.sweep_dir) if name not in own]
+    try:
+        return usable_runs(batch.sweep_dir, names).run_dirs if names else []
+    except ConfigError as error:  # none can be executed, which must not stop the new ones
+        warn(str(error))
+        return []
 
 
 def launch_place(

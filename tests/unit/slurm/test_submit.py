@@ -109,6 +109,24 @@ def test_a_sweep_that_was_placed_again_with_more_runs_is_submitted_by_the_lines_
     assert "#SBATCH --array=0-3\n" in capsys.readouterr().out
 
 
+def test_unfinished_runs_of_an_earlier_grid_are_submitted_with_the_new_ones(
+    sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update_status(sweep / "000_seed-1", state="completed")
+    (sweep / "001_seed-2" / "config.yaml").write_text("seed: [")
+    grid = ("submit", "-m", *TINY, "seed=4,5", "hydra.sweep.dir=sweep")
+    capsys.readouterr()
+    assert meshrunner(*grid, "--dry-run") == 0
+    assert "#SBATCH --array=2-4\n" in capsys.readouterr().out
+    assert meshrunner(*grid) == 0
+    said = capsys.readouterr()
+    assert "000_seed-1 is completed" in said.out and "submitted job array 12: 3 runs" in said.out
+    assert "001_seed-2" in said.err
+    assert "#SBATCH --array=2-4\n" in (sweep / "submit.sbatch").read_text()
+    jobs = {path.parent.name: read_json(path)["job_id"] for path in sweep.glob("*/slurm.json")}
+    assert jobs == {"002_seed-3": "12_2", "000_seed-4": "12_3", "001_seed-5": "12_4"}
+
+
 def test_a_run_of_a_sweep_has_the_settings_of_the_sweep(
     sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
