@@ -174,11 +174,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
             raise ConfigError(f"checkpoint.load: the checkpoint {path} cannot be used: {error}") from None
     elsewhere, more = good_checkpoints(path / FOLDER)
     if not elsewhere:
-        why = (
-            "".join(f"\n  {each}" for each in more)
-            or f"; expected directories such as {path / FOLDER / step_folder(10)}"
-        )
-        raise ConfigError(f"checkpoint.load: {path} contains no usable checkpoint{why}")
+        raise ConfigError("\n  ".join([f"checkpoint.load: {path} contains no usable checkpoint", *more]))
     return elsewhere, warnings + more
 
 
@@ -219,46 +215,35 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
     """
     if own is None and load is None:
         return None
+    import torch
     import torch.distributed as dist
 
-    listed = _candidates_of_rank_0(load, own)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for candidate in listed:
+    listed: list[Any] = [None]
+    if rank == 0:  # a network file system may show the other ranks an older state
+        try:
+            if own is not None:
+                remove_leftovers(own)
+            listed[0], warnings = candidates(load, own)
+            for warning in warnings:
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
+        except Exception as error:
+            listed[0] = error
+    dist.broadcast_object_list(listed, device=torch.device("cpu"))
+    if isinstance(listed[0], Exception):
+        raise listed[0]
+    found: list[StoredCheckpoint] = listed[0]
+    for candidate in found:
         by_rank: list[list[str]] = [[] for _ in range(ranks)]
         dist.all_gather_object(by_rank, candidate.damaged_files(sorted(candidate.record.files)[rank::ranks]))
         damaged = [name for names in by_rank for name in names]
         if not damaged:
             return candidate
         if rank == 0:
-            _warn(f"skipping the checkpoint {candidate.path}: the checksum differs for {', '.join(damaged)}")
-    if listed and load is not None:
+            why = f"the checksum differs for {', '.join(damaged)}"
+            print(f"warning: skipping the checkpoint {candidate.path}: {why}", file=sys.stderr, flush=True)
+    if found and load is not None:
         raise ConfigError(
             f"checkpoint.load: every checkpoint in {load} is damaged: a checksum differs; load another one"
         )
     return None
-
-
-def _candidates_of_rank_0(load: str | None, own: Path | None) -> list[StoredCheckpoint]:
-    """Return rank 0's candidates on every rank. A network file system may show the other ranks an older state."""
-    import torch
-    import torch.distributed as dist
-
-    answer: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            if own is not None:
-                remove_leftovers(own)
-            answer[0], warnings = candidates(load, own)
-            for warning in warnings:
-                _warn(warning)
-        except Exception as error:
-            answer[0] = error
-    dist.broadcast_object_list(answer, device=torch.device("cpu"))
-    if isinstance(answer[0], Exception):
-        raise answer[0]
-    found: list[StoredCheckpoint] = answer[0]
-    return found
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -38,9 +38,6 @@ from meshrunner.recipes.storage import checksum
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """Timeout of collectives in a save. Ranks wait for the slowest disk; the launcher detects hangs."""
 
-COPY_AHEAD_BYTES = 10_000_000
-"""Bytes to copy from a device while earlier ones are written. torch's default."""
-
 
 class WriteResults(list[WriteResult]):
     """The write results of one rank, with (bytes, CRC-32) of its files."""
@@ -55,7 +52,7 @@ class ChecksummedWriter(FileSystemWriter):
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
     ) -> None:
         # On CUDA, state that is not in host memory is copied during writing, in the current stream.
-        ahead = 0 if on_host else COPY_AHEAD_BYTES
+        ahead = 0 if on_host else 10_000_000  # bytes; torch's default
         super().__init__(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=ahead)
         self.complete = complete
 

@@ -81,7 +81,9 @@ class FSDP2(Parallelism):
         return None
 
     def mixes_dtypes(self) -> bool:
-        return _takes_own_dtypes()
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        return "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__  # from torch 2.15 on
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
@@ -94,7 +96,7 @@ class FSDP2(Parallelism):
             reduce_dtype=precision.reduce_dtype,
             # Parameters determine the dtype of activations. Inputs such as the rotary table stay fp32.
             cast_forward_inputs=False,
-            **_own_dtypes(network),
+            **self._own_dtypes(network),
         )
         on_gpu = initialiser.device.type != "cpu"
         placement = stack_placement(network, data_mesh)
@@ -120,6 +122,15 @@ class FSDP2(Parallelism):
             install(model, self.buffers, self.prefetch)
         initialiser.materialise(model, offload=self.cpu_offload)
         return model
+
+    def _own_dtypes(self, network: Network) -> dict[str, Any]:
+        """Return the argument of MixedPrecisionPolicy that keeps single parameters in fp32, if torch has it."""
+        from meshrunner.recipes.model.init_weights import clean_name
+
+        fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
+        if not fp32 or not self.mixes_dtypes():
+            return {}
+        return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in fp32 else None}
 
     def _prefetch(self, model: nn.Module, network: Network) -> None:
         """All-gather `prefetch` units ahead, in forward and in backward."""
@@ -193,7 +204,7 @@ def takes_two_meshes() -> bool:
 
 
 def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
-    """Return the `shard_placement_fn` of a network with stacks of experts: the dimension and the ranks to shard each over."""
+    """Return the `shard_placement_fn` of a network with stacks of experts."""
     from torch.distributed.tensor import DTensor, Shard
 
     from meshrunner.recipes.model.init_weights import clean_name
@@ -222,20 +233,3 @@ def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Paramete
         return shard if info is None else _fsdp_common.ShardPlacementResult(shard, info)
 
     return place
-
-
-def _takes_own_dtypes() -> bool:
-    """Whether this torch can keep single parameters of a unit in another dtype: from 2.15 on."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    return "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__
-
-
-def _own_dtypes(network: Network) -> dict[str, Any]:
-    """Return the argument of MixedPrecisionPolicy that keeps single parameters in fp32, if torch has it."""
-    from meshrunner.recipes.model.init_weights import clean_name
-
-    fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
-    if not fp32 or not _takes_own_dtypes():
-        return {}
-    return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in fp32 else None}

@@ -54,7 +54,7 @@ class MegatronFSDP(Parallelism):
     def unsupported(self, device_type: str) -> str | None:
         if device_type != "cuda":
             return "parallelism: megatron_fsdp needs a GPU; use parallelism=fsdp2"
-        from importlib.metadata import PackageNotFoundError, version  # here: reading a configuration need not import it
+        from importlib.metadata import PackageNotFoundError, version
 
         from packaging.version import Version
 
@@ -174,9 +174,8 @@ class MegatronFSDP(Parallelism):
         """
         Return the bytes gathered and reduced for one unit in one step, approximately.
 
-        Not counted: with `zero` 1 and 2, the last unit called and parameters outside units are gathered once instead of twice;
-        with `zero` 3, prefetches in vain behind a unit that is called again; padding of buckets to whole rows on every
-        device; parameters that stay in fp32 (`Network.stays_fp32`).
+        Not counted: with `zero` 1 and 2, the last unit called is gathered once instead of twice; with `zero` 3, prefetches in
+        vain behind a unit that is called again; padding of buckets to whole rows; parameters that stay in fp32.
         """
         reduced = unit.trained * {"auto": precision.reduce_bytes, "fp32": 4, "bf16": 2}[self.grad_comm]
         if self.zero == 0 or degrees.shard == 1:
@@ -205,15 +204,9 @@ class MegatronFSDP(Parallelism):
 
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
-    """
-    Undo the step that `fully_shard_optimizer` takes to create the optimizer state.
-
-    Before 0.7.0 it is a real step with zero gradients: weights decay and Adam counts it (Megatron-LM pull request 5976).
-    """
+    """Undo the step with zero gradients that `fully_shard_optimizer` takes before 0.7.0 (Megatron-LM pull request 5976)."""
     keys = ("lr", "weight_decay")
-    before: list[dict[str, Any]] = [
-        {key: group[key] for key in keys if key in group} for group in optimizer.param_groups
-    ]
+    before = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, before, strict=True):
         group.update(dict.fromkeys(values, 0.0))
     yield

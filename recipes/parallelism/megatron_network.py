@@ -18,9 +18,6 @@ from meshrunner.recipes.model.network import Network
 if TYPE_CHECKING:
     from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 
-Users = list[tuple[nn.Module, str]]
-"""The modules that use a parameter, each with its name for it."""
-
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
     """Return the classes of a plan's units. Raises ConfigError if megatron-fsdp, which wraps whole classes, cannot follow it."""
@@ -64,17 +61,17 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
     """
     Let the code inside materialise a network on meta without initialising it. `zero` 0 needs everything allocated first.
 
-    With `unit_by_unit`, megatron-fsdp keeps only the shards of each module, so a device never holds more than one whole unit. It
-    then calls the module's `reset_parameters`, which here only ties parameters again.
+    With `unit_by_unit`, a device never holds more than one whole unit. megatron-fsdp materialises each module, then calls its
+    `reset_parameters`, which here only ties parameters again.
     """
     if not unit_by_unit:
         network.to_empty(device=device)
         network.tie_weights()
         yield
         return
-    users: dict[nn.Parameter, Users] = {}
+    users: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
 
-    def tie(module: nn.Module, own: dict[str, Users]) -> None:
+    def tie(module: nn.Module, own: dict[str, list[tuple[nn.Module, str]]]) -> None:
         """Give the materialised parameters of a module to every other module that used them."""
         for name, others in own.items():
             for other, other_name in others:

@@ -7,6 +7,7 @@ data-parallel kind uses the same plan, so kinds are compared with equal units, a
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,10 +57,6 @@ class Wrap(Option):
     def units(self, network: Network) -> dict[str, Reshard | None]:
         """Return module name -> `reshard_after_forward` (None: that of `parallelism`), in `named_modules` order, no root."""
 
-    def unmatched_modules(self, network: Network) -> list[str]:
-        """Return the modules with parameters that no rule of the policy covers."""
-        return []
-
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
         found = []
@@ -70,8 +67,6 @@ class Wrap(Option):
                     f"wrap: the FSDP1 unit '{name or 'root'}' mixes frozen and trained parameters, which allocates "
                     f"{4 * frozen / 2**20:,.2f} MiB of unused gradients"
                 )
-        if names := self.unmatched_modules(network):
-            found.append(f"wrap: no rule matches {', '.join(names)}; their parameters belong to the unit around them")
         return found
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
@@ -179,14 +174,15 @@ class Rules(Wrap):
         matched = {name: self.rules[number] for name, number in decided.items()}
         return {name: rule.reshard_after_forward for name, rule in matched.items() if rule.wrap}
 
-    def unmatched_modules(self, network: Network) -> list[str]:
-        decided = self._first_matches(network)
-        return [
+    def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
+        decided = tuple(f"{name}." for name in self._first_matches(network))
+        unmatched = [
             name
             for name, module in network.named_modules()
-            if any(True for _ in module.parameters(recurse=False))
-            and not any(f"{name}.".startswith(f"{other}.") for other in decided)
+            if any(True for _ in module.parameters(recurse=False)) and not f"{name}.".startswith(decided)
         ]
+        remark = f"wrap: no rule matches {', '.join(unmatched)}; their parameters belong to the unit around them"
+        return super().remarks(network, plan, kind) + [remark] * bool(unmatched)
 
     def _first_matches(self, network: Network) -> dict[str, int]:
         """Return module name -> index of the first rule that matches it."""
@@ -223,27 +219,24 @@ def has_forward(module: nn.Module) -> bool:
 
 def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
     """Return module name -> its parameters that a module outside it also uses, such as a tied embedding table."""
-    users: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        users.setdefault(parameter, []).append(name)
+    users = Counter(parameter for _, parameter in network.named_parameters(remove_duplicate=False))
     found: dict[str, list[str]] = {}
-    for names in users.values():
-        for name in names:
-            for module in _parents(name):
-                if not all(other.startswith(f"{module}.") for other in names):
-                    found.setdefault(module, []).append(name)
+    for name, module in network.named_modules():
+        inside = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
+        for own, parameter in module.named_parameters(name):
+            if inside[parameter] < users[parameter]:
+                found.setdefault(name, []).append(own)
     return found
 
 
 def top_modules(network: Network) -> list[str]:
     """
-    Return the blocks and the outermost modules with a matrix outside them, such as embedding and output projection.
+    Return the blocks and the outermost modules with a matrix outside them, such as the embedding, in `named_modules` order.
 
-    Modules that share a parameter with a module outside them, such as a tied embedding, are left out. So are modules with only
-    vectors, such as the final norm, which are too small to be communicated on their own. In `named_modules` order.
+    Modules that share a parameter with a module outside them are left out, and so are modules with only vectors, such as norms.
     """
     blocks, shared = set(network.block_names()), parameters_shared_outside(network)
-    around_blocks = {parent for name in blocks for parent in _parents(name)}
+    around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
     found: list[str] = []
     for name, module in network.named_modules():
         if not name or name in around_blocks or (found and name.startswith(f"{found[-1]}.")):
@@ -252,11 +245,6 @@ def top_modules(network: Network) -> list[str]:
         if name in blocks or (usable and any(parameter.dim() > 1 for parameter in module.parameters())):
             found.append(name)
     return found
-
-
-def _parents(name: str) -> Iterable[str]:
-    """Return the names of the modules around a module or parameter, outermost first, without the root."""
-    return accumulate(name.split(".")[:-1], "{}.{}".format)
 
 
 def inside_blocks(network: Network, names: Iterable[str]) -> list[str]:
@@ -269,6 +257,6 @@ def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.
     """Return unit -> its parameters by name. A parameter belongs to the innermost unit around it."""
     found: dict[str, dict[str, nn.Parameter]] = {unit: {} for unit in plan}
     for name, parameter in network.named_parameters():
-        around = [unit for unit in plan if not unit or name.startswith(f"{unit}.")]
-        found[max(around, key=len)][name] = parameter
+        innermost = next(unit for unit in plan if not unit or name.startswith(f"{unit}."))
+        found[innermost][name] = parameter
     return found

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed.fsdp
 
-from meshrunner.recipes.parallelism import fsdp2
 from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 from tests.composed import experiment
 
@@ -33,10 +32,10 @@ def test_listed_parameters_stay_in_fp32(model: str, kept: set[str], monkeypatch:
     network = recipe.model.on_meta(seq_len=8)
     assert isinstance(recipe.parallelism, FSDP2)
     if "param_dtype_override_fn" not in torch.distributed.fsdp.MixedPrecisionPolicy.__dataclass_fields__:
-        assert fsdp2._own_dtypes(network) == {} and not recipe.parallelism.mixes_dtypes()
+        assert recipe.parallelism._own_dtypes(network) == {} and not recipe.parallelism.mixes_dtypes()
     monkeypatch.setattr(torch.distributed.fsdp, "MixedPrecisionPolicy", LaterPolicy)
     assert recipe.parallelism.mixes_dtypes()
-    policy = LaterPolicy(torch.bfloat16, **fsdp2._own_dtypes(network))
+    policy = LaterPolicy(torch.bfloat16, **recipe.parallelism._own_dtypes(network))
     if not kept:
         assert policy.param_dtype_override_fn is None
         return
