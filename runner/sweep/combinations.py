@@ -20,7 +20,7 @@ from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.from_checkpoint import fit_continuing
 from meshrunner.runner.config.hardware import GPU
-from meshrunner.runner.config.hydra.hydra_errors import explain
+from meshrunner.runner.config.hydra.hydra_errors import explain, missing_key
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.console import naming, warn
@@ -101,7 +101,7 @@ def check_batch(
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
-    not_composed = 0
+    missing: list[str] = []
     varied = varying(job_overrides) - set(typed(config.hydra.overrides.task))
     with naming(f"composing and checking {len(job_overrides):,} combinations"):
         for number, overrides in enumerate(job_overrides, first):
@@ -114,8 +114,9 @@ def check_batch(
             except (ConfigError, HydraException, OmegaConfBaseException) as error:
                 problem = str(error)
                 if not isinstance(error, ConfigError):
-                    problem, not_composed = explain(error, list(overrides)), not_composed + 1
-                    if not_composed == len(job_overrides):  # the cause is not what varies
+                    problem = explain(error, list(overrides))
+                    missing.append(missing_key(error))
+                    if len(missing) == len(job_overrides) and len(set(missing)) == 1:  # the cause is not what varies
                         raise
                 wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
     if wrong:

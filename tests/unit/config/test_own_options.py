@@ -67,13 +67,10 @@ def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
 
 def test_a_key_that_one_of_the_options_lacks_is_named_with_its_combinations(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, 2, "place", "-m", "--config-dir=mine", *TINY, *MODELS, "model.twist=a,b")
-    first, *advice = text.splitlines()
-    assert first.startswith(
+    assert text.startswith(
         "job 0 (model=llama_tiny model.twist=a), job 1 (model=llama_tiny model.twist=b): model.twist:"
     )
-    assert "unknown key" in first and "model=mine" not in first
-    assert "  meshrunner run -m model=mine model.twist=a,b hydra.sweep.dir=OTHER" in advice
-    assert "  meshrunner compare DIR OTHER --baseline model=llama_tiny" in advice
+    assert "unknown key" in text and "model=mine" not in text
     assert not Path("out").exists()
 
 
@@ -89,7 +86,6 @@ def test_the_default_option_may_lack_what_all_that_are_tried_have(capsys: pytest
     assert all("twist: c\n" in path.read_text() for path in Path("out").glob("*/config.yaml"))
     text = said(capsys, 2, "place", "-m", "--config-dir=mine", *TINY, *MODELS, "model.twist=c")
     assert text.startswith("job 0 (model=llama_tiny): model.twist: unknown key.")
-    assert "model=mine model.twist=c hydra" in text
 
 
 def test_what_no_combination_has_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
