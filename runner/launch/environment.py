@@ -52,19 +52,14 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """
-    Apply the allocator's settings in this process's environment; raise ConfigError if torch rejects them.
-
-    torch may have read the environment before they were set.
-    """
+    """Apply the allocator's settings in the environment, which torch may have read before they were set; raise ConfigError."""
     import torch
 
-    apply = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     name, settings = launch_env.allocator_setting(os.environ)
     if not settings:
         return
     try:
-        apply(settings)
+        torch._C._accelerator_setAllocatorSettings(settings)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"{name}={settings}: {str(error).splitlines()[0]}") from error
 

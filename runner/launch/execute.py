@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from meshrunner.recipes.checkpoint.on_disk import FOLDER, StoredCheckpoint, candidates
+from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
 from meshrunner.runner.config.consistency import remarks
 from meshrunner.runner.config.devices import node_devices
@@ -67,7 +67,10 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
         Interrupted: by the user; the workers have ended and the state is recorded.
         Moved: the directory was moved before the workers started.
     """
-    experiment = _configuration(run_dir)
+    try:
+        experiment = check(read_config(run_dir))
+    except ConfigError as wrong:
+        raise ConfigError(f"{run_dir / CONFIG}:\n{wrong}") from None
     warm(experiment.launch.env)  # first: it replaces a forkserver that was started without these variables
     if (node := this_node(experiment.launch.nodes)).rank > 0:
         return Executed(run_dir, _execute_other_node(run_dir, experiment, node), None)
@@ -90,8 +93,10 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
             nonlocal status, tracking
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
-            if stored is not None or status.attempt > 1:
-                say(f"{shows.whose(run_dir)}{_beginning(stored)}")
+            if stored is not None:
+                say(f"{shows.whose(run_dir)}continues after step {done}, from {stored.path}")
+            elif status.attempt > 1:
+                say(f"{shows.whose(run_dir)}starts again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
@@ -114,12 +119,6 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     if error is not None:
         raise error
     return Executed(run_dir, outcome, summary)
-
-
-def _beginning(stored: StoredCheckpoint | None) -> str:
-    if stored is None:
-        return "starts again at step 1: there is no checkpoint"
-    return f"continues after step {stored.record.step}, from {stored.path}"
 
 
 def _found(location: Location, outcome: Outcome) -> tuple[Path, Outcome]:
@@ -155,7 +154,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
             # The number of the attempt is only in rows, which the first node writes.
             attempt = Attempt(run_dir, experiment.on(devices.type), devices, 0, peers, preemption)
             with prepare_data(experiment, run_dir):
-                return launch(attempt, started=lambda workers: peers.publish(workers=workers), poll=lambda _: None)
+                return launch(attempt, lambda _: None)
 
         outcome, error = _outcome(run)
         outcome = peers.agree_on_outcome(outcome)
@@ -169,41 +168,29 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
     """Return the outcome of this node, and the exception to raise once it is recorded."""
     try:
         return run(), None
-    except (Interrupted, Exception) as error:
-        return Outcome.from_error(error), error
+    except Interrupted as error:
+        return Outcome("interrupted", str(error)), error
+    except Exception as error:
+        return Outcome("failed", str(error) or type(error).__name__), error
 
 
 def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Display, *, same_data: bool) -> Outcome:
     """
     Write environment.json, prepare the data, launch the workers and return the outcome.
 
-    Args:
-        continued: the experiment as it continues from a checkpoint.
-        same_data: refuse data that differs from the data that the run was trained on so far.
+    `continued` is the experiment as it continues from a checkpoint; `same_data` refuses other data than it was trained on.
     """
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
     (record | {"resolved": resolved(continued, devices)}).write(run_dir / ENVIRONMENT)
-
-    def started(workers: list[dict[str, int]]) -> None:
-        update_status(run_dir, workers=workers)
-        attempt.peers.publish(workers=workers)
-
     with prepare_data(experiment, run_dir, display.refresh):
         if same_data:
             refuse_other_data(experiment, run_dir)
-        return launch(attempt, started=started, poll=display.refresh)
-
-
-def _configuration(run_dir: Path) -> Experiment:
-    try:
-        return check(read_config(run_dir))
-    except ConfigError as error:
-        raise ConfigError(f"{run_dir / CONFIG}:\n{error}") from None
+        return launch(attempt, display.refresh)
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:
-    """Write the final state and the summary; return the summary. Only warn if the disk is full."""
+    """Write the final state and the summary, and return the summary. Only warn if the disk is full."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())

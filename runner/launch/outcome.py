@@ -1,10 +1,9 @@
-"""The outcome of a run, and after a failure the rank that failed first, found from exit codes, error files and logs."""
+"""The outcome of a run and, after a failure, the rank that failed first according to exit codes, error files and logs."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 """Messages of a rank that lost its connection to another rank."""
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/vmstat")
 
 
@@ -40,20 +37,10 @@ class Outcome:
     interrupted: bool = False
     """Whether the user interrupted a run that then ended by itself, so that a sweep should stop."""
 
-    @classmethod
-    def from_error(cls, error: BaseException) -> Outcome:
-        """Return the outcome of an exception in the launcher."""
-        if isinstance(error, KeyboardInterrupt):
-            return cls("interrupted", str(error))
-        return cls("failed", str(error) or type(error).__name__)
-
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
-    """
-    Return the outcome of a hang and the rank that hangs. The stacks of the other ranks show that they wait in a collective.
-
-    `steps`: last completed step of each of this node's workers, the first of which has rank `first`.
-    """
+    """Return the outcome of a hang, from the last completed step of each of this node's workers, whose ranks begin at `first`."""
+    # The rank that hangs is the one whose stack does not show that it waits in a collective.
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
     alone = [rank for rank in behind if "torch/distributed" not in last_stack(rank_log(run_dir, rank))]
@@ -67,8 +54,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
     """
     Return the outcome of a failure and the rank that failed first, from the exit codes of the ranks that failed.
 
-    Signals come before errors, causes before collateral failures, then earlier errors before later ones. `killed_by_kernel`:
-    whether the kernel killed a process for lack of memory during the run.
+    Signals come before errors, causes before collateral failures, then earlier errors before later ones.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -119,23 +105,8 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this cgroup, else of the machine, the kernel has killed for lack of memory."""
-    for counters in (*_cgroup_files(), MACHINE):
-        with suppress(OSError):
-            if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
-                return int(found[1])
-    return 0
-
-
-def _cgroup_files() -> Iterator[Path]:
-    """Yield the files that may hold the count, nearest cgroup first. A container may see its own cgroup as the root."""
+    """Return how many processes the kernel has killed for lack of memory since this machine was started, in all cgroups."""
     with suppress(OSError):
-        for line in MEMBERSHIP.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            folder, name = CGROUPS, "memory.events"
-            if "memory" in controllers.split(","):  # cgroups of version 1
-                folder, name = CGROUPS / "memory", "memory.oom_control"
-            elif controllers:
-                continue
-            cgroup = Path(path.lstrip("/"))
-            yield from (folder / each / name for each in (cgroup, *cgroup.parents))
+        if found := re.search(r"^oom_kill (\d+)", MACHINE.read_text(), re.MULTILINE):
+            return int(found[1])
+    return 0

@@ -1,7 +1,5 @@
 """Requests to save a checkpoint and end, by SLURM or by the user's first Ctrl-C.
 
-A run that SLURM preempts ends with exit status 75 and continues when it is requeued.
-
 Clusters differ in the signals they send and in the processes that get them. SIGTERM reaches every process of a job's steps; the
 workers and the forkserver ignore it. SIGUSR1, as requested in slurm/run.sbatch, reaches the batch shell, which writes a file
 into the run directory. A run also stops if its parent, SLURM's step daemon, was killed.
@@ -77,12 +75,7 @@ class Preemption:
         return True
 
     def poll(self) -> None:
-        """
-        Check for a stop request and pass it on to the workers. Tell the user that the first interrupt is one.
-
-        Raises:
-            Interrupted: the job was cancelled. SLURM sends the same signals as for a preemption.
-        """
+        """Pass a stop request on to the workers, and tell the user of it. Raise Interrupted if the job was cancelled."""
         if self.interrupted and not self._told:
             self._told = True
             warn("saving a checkpoint; press Ctrl-C again to stop at once")
@@ -94,12 +87,12 @@ class Preemption:
         self._checked_at = now
         if os.getppid() != self._parent:
             self.reason = f"the parent process of the run on {socket.gethostname()} was killed"
-        elif self._signal or self._is_requested_by_shell():
+        elif self._signal or self._shell_requests():
             self.reason = _reason()
         if self.reason:
             self.shared[0] = 1
 
-    def _is_requested_by_shell(self) -> bool:
+    def _shell_requests(self) -> bool:
         with suppress(FileNotFoundError):
             return self.request.read_text().strip() == self.job_start  # not of an earlier start of the job
         return False

@@ -17,15 +17,17 @@ SHOWN = ("model", "parallelism", "precision")
 
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
-    """
-    Print the row to stdout, unless a table of all runs shows it. For a run that did not complete, print the reason and the end
-    of its log to stderr.
-    """
+    """Print the row to stdout unless a table of all runs shows it; to stderr why a run did not complete, and its log's end."""
     if summary is None:
         return
     if row and (outcome.state == "completed" or summary.figures.get("perf/wps_median") is not None):
         chosen = options_in_force(read_overrides(run_dir).choices, Environment.read(run_dir / ENVIRONMENT))
-        print_row({group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary))
+        cells = {group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary)
+        lines = lines_of([Column(title, [text]) for title, text in cells.items()])
+        if len(lines[0]) > console().width:  # one figure per line
+            width = max(map(len, cells))
+            lines = [f"{title:{width}}  {one_line(text)}" for title, text in cells.items()]
+        print("", *lines, "", sep="\n")
         if summary.figures.get("perf/mfu_median") is not None:
             peak = f"the {summary.peak_rate} peak of {summary.device}"
             say(f"MFU is relative to {summary.peak_tflops:,.4g} TFLOP/s, {peak}")
@@ -33,7 +35,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
         say(line)
     for late in summary.late_recompiles:
         warn(f"recompiled in step {late.step}, inside the measured window; the step does not count: {late.reason}")
-    print_profile(run_dir, summary)
+    _print_profile(run_dir, summary)
     if outcome.state != "completed":
         say(f"\n{outcome.state}: {outcome.reason}", to_stderr=True)
         if outcome.rank is not None:
@@ -51,16 +53,7 @@ def row_cells(summary: Summary) -> dict[str, str]:
     return {"state": summary.state or UNKNOWN} | kept
 
 
-def print_row(row: dict[str, str]) -> None:
-    """Print a run as a table with one row; on a narrow terminal, one figure per line."""
-    lines = lines_of([Column(title, [text]) for title, text in row.items()])
-    if len(lines[0]) > console().width:
-        width = max(map(len, row))
-        lines = [f"{title:{width}}  {one_line(text)}" for title, text in row.items()]
-    print("", *lines, "", sep="\n")
-
-
-def print_profile(run_dir: Path, summary: Summary) -> None:
+def _print_profile(run_dir: Path, summary: Summary) -> None:
     """Print the profiler's figures, if there are any."""
     if traced := TraceTable.read(run_dir / TRACE_TABLE):
         first, last = traced.steps

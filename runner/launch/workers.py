@@ -35,6 +35,7 @@ from meshrunner.runner.process.network import gloo_interface
 from meshrunner.runner.process.signals import first_interrupt
 from meshrunner.runner.process.tree import started_at
 from meshrunner.runner.process.worker_context import SharedIntegers, WorkerContext
+from meshrunner.runner.rundir import update_status
 from meshrunner.runner.rundir.files import rank_error
 
 FAILURE_GRACE_S = 2.0
@@ -63,18 +64,12 @@ class Attempt:
         return self.peers.node.rank * self.devices.workers
 
 
-def launch(
-    attempt: Attempt, *, started: Callable[[list[dict[str, int]]], object], poll: Callable[[str], object]
-) -> Outcome:
+def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     """
     Start this node's workers, wait until they end or another node fails, and return the outcome as far as this node knows it.
 
-    Args:
-        started: called once with the workers, each {"rank", "pid"}.
-        poll: called a few times a second with the first worker's phase (`recipes.meter.Phase`), to show progress.
-
-    Raises:
-        Interrupted: by the user; the workers have ended.
+    `poll` is called a few times a second with the first worker's phase (`recipes.meter.Phase`). If the user interrupts, the
+    workers are ended and Interrupted is raised.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
@@ -89,7 +84,10 @@ def launch(
                 process.start()
         except (OSError, EOFError) as error:
             return Outcome("failed", f"the workers could not be started: {error}")
-        started([{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)])
+        started = [{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)]
+        if attempt.peers.node.rank == 0:
+            update_status(run_dir, workers=started)
+        attempt.peers.publish(workers=started)
         # Before the first step there is no progress to save.
         with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
             stalled_minutes = _watch(attempt, processes, steps, lambda: poll(PHASES[phase[0]]))
@@ -142,12 +140,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
 def _watch(
     attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
 ) -> float | None:
-    """
-    Wait for the end of the run on this node. Return the minutes without a completed step if they exceeded the limit, else None.
-
-    The run ends when all workers have ended, when a worker here or on another node failed and a grace period passed, when no
-    step was completed within the time limit, or when a stop is requested before the first step.
-    """
+    """Wait for the end of the run on this node. Return the minutes without a completed step if they exceeded the limit."""
     settings, preemption = attempt.experiment.launch, attempt.preemption
     seen, since, saved_bytes = list(steps), time.monotonic(), 0
     failed_at: float | None = None

@@ -23,7 +23,7 @@ from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.hydra.hydra_errors import explain, missing_key
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
-from meshrunner.runner.console import naming, warn
+from meshrunner.runner.console import naming
 from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_config, read_state, run_names, update_status
 from meshrunner.runner.rundir.files import PLAN, is_run
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
@@ -121,8 +121,6 @@ def check_batch(
                 wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
     if wrong:
         raise ConfigError("\n".join(_wrong_jobs(wrong)))
-    if any(job.hydra.hydra.sweeper != config.hydra.sweeper for job in jobs):
-        warn("hydra.sweeper has no effect inside an option that is swept over. Give the grid on the command line.")
     sweeper = config.hydra.sweeper
     if sweeper._target_ == BASIC_SWEEPER and sweeper.get("max_batch_size") is None:  # no other batch follows
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import MissingConfigException
@@ -26,7 +26,7 @@ from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node, workers_here
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
-from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
+from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, is_sweep
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
 from meshrunner.runner.sweep.combinations import SweepBatch, Target, check_batch, configured_workers
@@ -34,15 +34,8 @@ from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.preflight import with_predictions
 from meshrunner.runner.sweep.results import finish_sweep
 
-
-class EndedBatch(NamedTuple):
-    """A batch whose runs have ended."""
-
-    sweep_dir: Path
-    exit_status: int
-
-
-Ended = Callable[[EndedBatch], object]
+Ended = Callable[[int], object]
+"""Called with the exit status of a batch whose runs have ended."""
 
 
 class StopSweep(Exception):
@@ -73,42 +66,36 @@ def check_direction(config: DictConfig) -> None:
 
 def run_sweep(composer: Composer) -> int:
     """Run a sweep from the command line; return its exit status, 1 if a run failed, crashed or timed out."""
-    # Some sweepers return nothing, so the launcher reports each batch.
-    batches: list[EndedBatch] = []
+    statuses: list[int] = []  # some sweepers return nothing, so the launcher reports each batch
     config = composer.compose_sweep()
     check_direction(config)
+    sweep_dir = Path(config.hydra.sweep.dir).absolute()
     try:
-        with _restored_unless_placed(Path(config.hydra.sweep.dir).absolute()), suppress(StopSweep):
-            composer.sweep(config, batches.append)
+        with _removed_unless_placed(sweep_dir), suppress(StopSweep):
+            composer.sweep(config, statuses.append)
     except MissingConfigException:
         raise  # it is an OSError, too
     except OSError as error:
         raise ConfigError(f"hydra.sweep.dir: the sweep directory cannot be written: {error}") from None
     except Exception:  # an adaptive sweeper may launch a wrong job after hours
-        if batches:
-            finish_sweep(batches[0].sweep_dir)
+        if statuses:
+            finish_sweep(sweep_dir)
         raise
-    if batches:
-        finish_sweep(batches[0].sweep_dir)
-    return max((batch.exit_status for batch in batches), default=0)
+    if statuses:
+        finish_sweep(sweep_dir)
+    return max(statuses, default=0)
 
 
 @contextmanager
-def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Restore the sweep directory if no run was placed: Hydra's sweepers write to it before anything is checked."""
-    record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
-    before = record.read_bytes() if record.is_file() else None
-    since = placed.stat().st_mtime_ns if placed.exists() else None
+def _removed_unless_placed(sweep_dir: Path) -> Iterator[None]:
+    """Remove the sweep directory if it is new and no run was placed: Hydra's sweepers create it before anything is checked."""
     created = [folder for folder in (sweep_dir, *sweep_dir.parents) if not folder.exists()]
     try:
         yield
     finally:
-        with suppress(OSError):  # a directory that is not empty or was removed
-            if since == (placed.stat().st_mtime_ns if placed.exists() else None):
-                if before is None:
-                    record.unlink(missing_ok=True)
-                else:
-                    record.write_bytes(before)
+        if created and not is_sweep(sweep_dir):
+            with suppress(OSError):  # a directory that is not empty or was removed
+                (sweep_dir / MULTIRUN).unlink(missing_ok=True)
                 for folder in created:
                     folder.rmdir()
 
@@ -139,7 +126,7 @@ def launch_local(
     if first == 0:
         say(f"sweep directory: {shown(batch.sweep_dir)}")
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment)
-    ended(EndedBatch(batch.sweep_dir, status))
+    ended(status)
     if stop:
         raise StopSweep
     return _job_returns(batch, config)
@@ -166,7 +153,7 @@ def launch_slurm(
     submit_runs(batch.sweep_dir, experiments, settings, names)
     if settings.dry_run or not settings.wait:
         return []
-    ended(EndedBatch(batch.sweep_dir, wait([run.run_dir for _, run in batch.ordered])))
+    ended(wait([run.run_dir for _, run in batch.ordered]))
     return _job_returns(batch, config)
 
 

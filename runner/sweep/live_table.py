@@ -42,7 +42,7 @@ class _Running:
         return [state, *progress_cells(state, self.steps, self.rows)]
 
 
-class LiveTable:
+class LiveTable(Tally):
     """
     The table as a context manager. Only runs that are executing are read again, because a sweep may have thousands of runs.
 
@@ -54,6 +54,7 @@ class LiveTable:
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
         """Show the runs `todo`, which are still to be executed, as pending whatever their recorded state."""
+        super().__init__(run_dirs, todo)
         self._screen = screen
         self._live = Live(
             console=screen,
@@ -62,7 +63,6 @@ class LiveTable:
             vertical_overflow="crop",
             redirect_stderr=sys.stderr.isatty(),  # leave a file alone
         )
-        self._tally = Tally(run_dirs, todo)
         self._phase = ""
         due = set(todo)
         self._states = {run_dir: "pending" if run_dir in due else read_state(run_dir) for run_dir in run_dirs}
@@ -79,10 +79,6 @@ class LiveTable:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def whose(self, run_dir: Path) -> str:
-        """Return the prefix of lines about a run."""
-        return f"{self._tally.label(run_dir)}: "
-
     def run_started(self, run_dir: Path) -> None:
         """Show a run as started."""
         self._ended.pop(run_dir, None)
@@ -91,7 +87,7 @@ class LiveTable:
 
     def run_ended(self, run_dir: Path) -> None:
         """Show the final state of a run, or the state that another process gave it."""
-        run = self._tally.ended(run_dir)
+        run = self.ended(run_dir)
         self._running.pop(run_dir, None)
         self._phase = ""
         self._states[run_dir] = run.state
@@ -114,14 +110,14 @@ class LiveTable:
         current = next(iter(self._running), None)
         # The line is there even without a phase, so that the table does not move.
         phase = f"{self.whose(current)}{self._phase}" if self._phase and current else ""
-        lines = ["", *map(one_line, [self._tally.line, counts, phase])]
+        lines = ["", *map(one_line, [self.line, counts, phase])]
         below = [part for line in lines for part in Text(line).wrap(self._screen, width)]
         titles = ("run", *PROGRESS)
         unknown = [UNKNOWN] * (len(PROGRESS) - 1)
         rows = []
         for run_dir in self._visible(len(below) - 1):
             cells = live.get(run_dir) or self._ended.get(run_dir) or [states[run_dir], *unknown]
-            rows.append([self._tally.label(run_dir), *cells])
+            rows.append([self.label(run_dir), *cells])
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:

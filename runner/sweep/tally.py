@@ -38,6 +38,10 @@ class Tally:
         """Return the number of a run's combination and its varying overrides, or the directory's name if they are unknown."""
         return self.labels.get(run_dir.name, run_dir.name)
 
+    def whose(self, run_dir: Path) -> str:
+        """Return the prefix of lines about a run."""
+        return f"{self.label(run_dir)}: "
+
     def ended(self, run_dir: Path) -> Run:
         """Count a run that has ended, and return it."""
         run = glance(run_dir)
@@ -89,7 +93,7 @@ def speed_of(run: Run) -> float | None:
     return speed_figure([run.figures]).values([run.figures])[0] if run.state == "completed" else None
 
 
-class RunLines:
+class RunLines(Tally):
     """
     Prints a line for each run that has ended. It is used without a terminal, and has the methods of LiveTable.
 
@@ -98,13 +102,9 @@ class RunLines:
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path], *, steps: bool) -> None:
         """Prepare for the runs `todo`; `steps`: whether each run prints its steps."""
+        super().__init__(run_dirs, todo)
         self.steps = steps
-        self.tally = Tally(run_dirs, todo)
         self._slow = Slow()
-
-    def whose(self, run_dir: Path) -> str:
-        """Return the prefix of lines about a run."""
-        return f"{self.tally.label(run_dir)}: "
 
     def __enter__(self) -> RunLines:
         return self
@@ -116,7 +116,7 @@ class RunLines:
         """Print a title if lines of the run's steps follow."""
         self._slow.whose = self.whose(run_dir)
         if self.steps:
-            say(f"\n{self.tally.label(run_dir)}")
+            say(f"\n{self.label(run_dir)}")
 
     def refresh(self, phase: str = "") -> None:
         """Print the phase if it lasts long."""
@@ -125,7 +125,7 @@ class RunLines:
     def run_ended(self, run_dir: Path) -> None:
         """Print the line of a run that has ended."""
         self._slow.doing("")
-        run = self.tally.ended(run_dir)
+        run = self.ended(run_dir)
         result = run.state
         if run.state == "completed":
             speed, loss = speed_figure([run.figures]), LOSS.text(LOSS.values([run.figures])[0])
@@ -136,11 +136,10 @@ class RunLines:
 
     def _progress(self, run_dir: Path) -> str:
         """Return the progress of the sweep, and whether this run is the fastest."""
-        tally = self.tally
-        if tally.earlier:  # the total is unknown: an adaptive sweeper chooses further batches
-            return f"run {tally.done}"
-        parts = [f"{tally.done} of {tally.total}", tally.left]
-        if tally.fastest:
-            fastest = tally.fastest == run_dir
-            parts.append("the fastest so far" if fastest else f"fastest {tally.label(tally.fastest)}")
+        if self.earlier:  # the total is unknown: an adaptive sweeper chooses further batches
+            return f"run {self.done}"
+        parts = [f"{self.done} of {self.total}", self.left]
+        if self.fastest:
+            fastest = self.fastest == run_dir
+            parts.append("the fastest so far" if fastest else f"fastest {self.label(self.fastest)}")
         return ", ".join(filter(None, parts))
