@@ -8,7 +8,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
@@ -27,16 +26,7 @@ from meshrunner.runner.launch.workers import Attempt, launch
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import INTERRUPTS, blocked, interruptible
 from meshrunner.runner.process.worker_context import Node
-from meshrunner.runner.rundir import (
-    Location,
-    Status,
-    Summary,
-    claim,
-    heartbeat,
-    read_config,
-    update_status,
-    write_summary,
-)
+from meshrunner.runner.rundir import Status, Summary, claim, heartbeat, read_config, update_status, write_summary
 from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR
 from meshrunner.runner.trackers.handle import Trackers
 
@@ -44,19 +34,9 @@ _executions = count()
 """Counts the runs that this process has executed."""
 
 
-class Executed(NamedTuple):
-    """A run after its execution."""
-
-    run_dir: Path
-    """Its current path."""
-    outcome: Outcome
-    summary: Summary | None
-    """None on all nodes but the first."""
-
-
-def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> Executed:
+def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory and record its outcome.
+    Execute a run directory and record its outcome. Return it and the summary, which only the first node has.
 
     Args:
         force: continue from a checkpoint even if keys changed that affect the result.
@@ -65,7 +45,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     Raises:
         ConfigError, AlreadyRunning: nothing was started.
         Interrupted: by the user; the workers have ended and the state is recorded.
-        Moved: the directory was moved before the workers started.
+        Moved: the directory was moved or removed.
     """
     try:
         experiment = check(read_config(run_dir))
@@ -73,7 +53,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
         raise ConfigError(f"{run_dir / CONFIG}:\n{wrong}") from None
     warm(experiment.launch.env)  # first: it replaces a forkserver that was started without these variables
     if (node := this_node(experiment.launch.nodes)).rank > 0:
-        return Executed(run_dir, _execute_other_node(run_dir, experiment, node), None)
+        return _execute_other_node(run_dir, experiment, node), None
     if display is None:
         say(f"run directory: {shown(run_dir)}")
     devices = node_devices(experiment)
@@ -87,7 +67,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     tracking: Trackers | None = None
     shows = display or ProgressLine(experiment.steps, run_dir)
     preemption, peers = Preemption(run_dir, saves=experiment.checkpoint.saves), Peers(run_dir, node)
-    with Location(run_dir) as location, interruptible(), preemption, peers:
+    with interruptible(), preemption, peers:
 
         def run() -> Outcome:
             nonlocal status, tracking
@@ -107,32 +87,19 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
         if status is None and error is not None:
             raise error
         outcome = replace(peers.agree_on_outcome(outcome), interrupted=preemption.interrupted)
-        run_dir, outcome = _found(location, outcome)
         with blocked(INTERRUPTS):
             summary = _record(run_dir, experiment, outcome, cold=next(_executions) == 0)
         if tracking:
             tracking.finish_or_warn(f"the run is {outcome.state}")
-    if isinstance(error, OSError) and run_dir != location.path:
-        raise Moved(outcome.reason) from error
+    if not run_dir.is_dir():
+        raise Moved(
+            f"{run_dir} was moved or removed during the run. If it was moved, continue with `meshrunner resume NEW_PATH`."
+        )
     if isinstance(error, Interrupted):
         raise Interrupted(f"{error}; `meshrunner resume {run_dir}` {_resumes(run_dir, experiment)}")
     if error is not None:
         raise error
-    return Executed(run_dir, outcome, summary)
-
-
-def _found(location: Location, outcome: Outcome) -> tuple[Path, Outcome]:
-    """Return the current path of the run directory, and the outcome; a moved directory may be its cause."""
-    run_dir = location.now()
-    if run_dir == location.path:
-        return run_dir, outcome
-    what = "was removed" if run_dir is None else f"was moved to {run_dir}"
-    what = f"the run directory {what} during the run"
-    if run_dir is not None and outcome.state in ("completed", "interrupted"):
-        warn(what)
-        return run_dir, outcome
-    reason = what if outcome.state == "completed" else f"{what} ({outcome.reason})"
-    return run_dir or location.path, replace(outcome, state="failed", reason=reason)
+    return outcome, summary
 
 
 def _resumes(run_dir: Path, experiment: Experiment) -> str:

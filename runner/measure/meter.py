@@ -29,7 +29,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.device import device_of, peak_flops
 from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
-from meshrunner.runner.rundir import Location, Summary, add_layout
+from meshrunner.runner.rundir import Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY
 
 COLLECT_EVERY = 50
@@ -55,7 +55,6 @@ class RunMeter:
         self.by_rank = ByRank(context.world_size)
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
-        self.location = Location(run_dir) if context.rank == 0 else None
 
     def doing(self, phase: Phase) -> None:
         self.context.doing(phase)
@@ -196,8 +195,8 @@ class RunMeter:
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
         """Add keys that do not follow from the rows to summary.json, on rank 0."""
-        if self.location is not None:
-            path = (self.location.now() or self.run_dir) / SUMMARY
+        if self.context.rank == 0:
+            path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:

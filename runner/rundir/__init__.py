@@ -31,7 +31,7 @@ PUBLIC = {
     "plain_yaml": "parse_yaml",
     "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking "
     "unreadable",
-    "run": "Location key_of load_config load_overrides options_in_force place_run read_config read_overrides",
+    "run": "key_of load_config load_overrides options_in_force place_run read_config read_overrides",
     "states": "CRASHED EXIT_STATUS FINAL RESULTS Status is_count read_state read_status update_status",
     "summary": "VERDICT Summary measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",

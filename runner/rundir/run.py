@@ -1,8 +1,7 @@
-"""Write a run directory, read its configuration and overrides, and find it again after it was moved."""
+"""Write a run directory, and read its configuration and overrides."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,25 +111,3 @@ def read_overrides(run_dir: Path) -> Overrides:
         return load_overrides(run_dir)
     except (OSError, ValueError):
         return Overrides()
-
-
-class Location:
-    """A directory that can be found after a move within its file system. Use `with`, or keep it open until the process ends."""
-
-    def __init__(self, path: Path) -> None:
-        """Open the directory; raise OSError if there is none."""
-        self.path = path
-        self._opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-
-    def __enter__(self) -> Location:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._opened)
-
-    def now(self) -> Path | None:
-        """Return the directory's path; None if it was removed."""
-        if self.path.is_dir():
-            return self.path
-        moved = Path(f"/proc/self/fd/{self._opened}").readlink()  # ends with " (deleted)" if it was removed
-        return moved if moved.is_dir() else None

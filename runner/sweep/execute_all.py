@@ -134,9 +134,9 @@ def _sequential(
                 say(f"{run_dir.name}: retry {attempt}")
             display.run_started(run_dir)
             try:
-                ended = execute(run_dir, display=None if display.steps else display)
-                report(*ended, row=False)
-                if ended.outcome.interrupted:  # too late for this run
+                outcome, summary = execute(run_dir, display=None if display.steps else display)
+                report(run_dir, outcome, summary, row=False)
+                if outcome.interrupted:  # too late for this run
                     raise Interrupted("by SIGINT")
             except AlreadyRunning as error:
                 say(error)

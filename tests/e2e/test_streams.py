@@ -164,42 +164,21 @@ def test_without_shared_memory(mount: str, folder: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("checkpoint", ["none", "dcp"])
-def test_the_run_directory_is_renamed(checkpoint: str, folder: Path) -> None:
-    """Without checkpoints it does not matter. A checkpoint is not written to where the run was: resuming would not find it."""
-    overrides = [*SLOW, f"checkpoint={checkpoint}", *(["checkpoint.every=10"] if checkpoint == "dcp" else [])]
-    with Command(*RUN[1:], *overrides, cwd=folder) as command:
-        command.until(lambda: steps_done(folder / "out") >= 2)
+@pytest.mark.parametrize("moment", ["claimed", "step"])
+def test_the_run_directory_is_renamed(moment: str, folder: Path) -> None:
+    """The run ends with a message, and its rows remain until it is resumed."""
+    with Command(*RUN[1:], *SLOW, cwd=folder) as command:
+        command.until(lambda: status(folder / "out").get("state") == "running")
+        if moment == "step":
+            command.until(lambda: steps_done(folder / "out") >= 2)
         (folder / "out").rename(folder / "moved")
         ended = command.wait().check_manners()
         command.check_nobody_left()
     assert not (folder / "out").exists(), ended
-    assert f"the run directory was moved to {folder}/moved" in ended.err, ended
-    assert read(folder / "moved" / "summary.json")["state"] == status(folder / "moved")["state"]
-    if checkpoint == "none":
-        assert (ended.code, status(folder / "moved")["state"]) == (0, "completed"), ended
-        assert len(read_events(folder / "moved")) == 20
-    else:
-        assert (ended.code, status(folder / "moved")["state"]) == (1, "failed"), ended
-        assert "the checkpoint of step 10 could not be written" in ended.err, ended
-        again = meshrunner("resume", "moved", cwd=folder)
-        assert again.code == 0 and "starts again at step 1" in again.out, again
-
-
-@slow
-@pytest.mark.parametrize("moment", ["claimed", "workers"])
-def test_the_run_directory_is_renamed_before_the_first_step(moment: str, folder: Path) -> None:
-    with Command(*RUN[1:], *SLOW, cwd=folder) as command:
-        command.until(lambda: status(folder / "out").get("state") == "running")
-        if moment == "workers":
-            command.until(lambda: status(folder / "out").get("workers"))
-        (folder / "out").rename(folder / "moved")
-        ended = command.wait().check_manners()
-        command.check_nobody_left()
-    assert f"the run directory was moved to {folder}/moved" in ended.err, ended
-    assert ended.code == (0 if status(folder / "moved")["state"] == "completed" else 1), ended
-    assert status(folder / "moved")["state"] in ("completed", "failed")
-    assert not (folder / "out").exists()
+    assert ended.code == 1 and f"{folder}/out was moved or removed during the run" in ended.err, ended
+    assert moment == "claimed" or len(read_events(folder / "moved")) >= 2
+    again = meshrunner("resume", "moved", cwd=folder)
+    assert again.code == 0 and "starts again at step 1" in again.out, again
 
 
 @slow
@@ -209,7 +188,7 @@ def test_the_run_directory_is_removed(folder: Path) -> None:
         shutil.rmtree(folder / "out")
         ended = command.wait().check_manners()
         command.check_nobody_left()
-    assert ended.code == 1 and "the run directory was removed during the run" in ended.err, ended
+    assert ended.code == 1 and f"{folder}/out was moved or removed during the run" in ended.err, ended
     assert not (folder / "out").exists()
 
 
@@ -222,9 +201,8 @@ def test_the_sweep_directory_is_renamed(folder: Path) -> None:
         (folder / "sweep").rename(folder / "moved")
         ended = command.wait().check_manners()
         command.check_nobody_left()
-    assert ended.code == 1 and "was moved or removed during the sweep" in ended.err, ended
+    assert ended.code == 1 and "was moved or removed during the" in ended.err, ended
     assert not (folder / "sweep").exists()
-    assert [status(run)["state"] for run in sorted((folder / "moved").glob("0*"))] == ["completed", "pending"]
     again = meshrunner("resume", "moved", cwd=folder)
     assert again.code == 0, again
 

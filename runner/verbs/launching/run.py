@@ -60,7 +60,6 @@ def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
     from meshrunner.runner.launch.report import report
     from meshrunner.runner.rundir import EXIT_STATUS
 
-    ended = execute(run_dir, force=force)
-    if ended.summary:  # only on the first node
-        report(*ended)
-    return EXIT_STATUS.get(ended.outcome.state, 1)
+    outcome, summary = execute(run_dir, force=force)
+    report(run_dir, outcome, summary)
+    return EXIT_STATUS.get(outcome.state, 1)

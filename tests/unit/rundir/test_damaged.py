@@ -19,7 +19,6 @@ import pytest
 from meshrunner.runner import cli
 from meshrunner.runner.compare.runs import glance, read_runs
 from meshrunner.runner.console import UNPRINTABLE
-from meshrunner.runner.launch.execute import Executed
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.slurm import client, submit
@@ -192,7 +191,7 @@ def sweep(completed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(module, "jobs", lambda _: {})
     monkeypatch.setattr(resume, "warm", lambda: None)
     monkeypatch.setattr(resume, "hold_stop_requests", lambda: None)
-    monkeypatch.setattr(execute_all, "execute", lambda *_, **__: (Outcome("completed", ""), {}))
+    monkeypatch.setattr(execute_all, "execute", lambda *_, **__: (Outcome("completed", ""), None))
     monkeypatch.chdir(tmp_path)
     outside = tmp_path / "outside"
     shutil.copytree(completed / GOOD, outside)
@@ -266,10 +265,10 @@ def test_what_is_good_is_executed_and_the_status_is_1(
 ) -> None:
     done: list[str] = []
 
-    def execute(run_dir: Path, **_: Any) -> Executed:
+    def execute(run_dir: Path, **_: Any) -> tuple[Outcome, None]:
         done.append(run_dir.name)
         write_json(run_dir / "status.json", {"state": "completed", "reason": ""})
-        return Executed(run_dir, Outcome("completed", ""), None)
+        return Outcome("completed", ""), None
 
     monkeypatch.setattr(execute_all, "execute", execute)
     write_json(sweep / GOOD / "status.json", {"state": "pending", "reason": ""})

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.launch.execute import Executed
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.rundir.files import REPORT, write_json
 from meshrunner.runner.sweep import execute_all, results
@@ -84,7 +83,7 @@ def test_sweep_writes_its_page_between_runs(tmp_path: Path, clock: Clock, monkey
         pages.append((tmp_path / REPORT).read_text() if (tmp_path / REPORT).exists() else "")
         write_json(run_dir / "status.json", {"state": "completed", "attempt": 1, "started": 1.0})
         clock.now += 60
-        return Executed(run_dir, Outcome("completed", ""), None)
+        return Outcome("completed", ""), None
 
     monkeypatch.setattr(execute_all, "execute", execute)
     monkeypatch.setattr(execute_all, "report", lambda *_, **__: None)
