@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshrunner.runner.rundir.damage import *  # noqa: F403
     from meshrunner.runner.rundir.events import *  # noqa: F403
-    from meshrunner.runner.rundir.layouts import *  # noqa: F403
     from meshrunner.runner.rundir.logs import *  # noqa: F403
-    from meshrunner.runner.rundir.owner import *  # noqa: F403
     from meshrunner.runner.rundir.plain_yaml import *  # noqa: F403
     from meshrunner.runner.rundir.records import *  # noqa: F403
     from meshrunner.runner.rundir.run import *  # noqa: F403
@@ -25,15 +23,14 @@ if TYPE_CHECKING:
 PUBLIC = {
     "damage": "find_damage inspect",
     "events": "StepRow Tail last_rows read_events",
-    "layouts": "Layouts add_layout",
     "logs": "last_exception last_lines last_stack",
-    "owner": "claim condition heartbeat owner_is_alive",
     "plain_yaml": "parse_yaml",
     "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking "
     "unreadable",
     "run": "key_of load_config load_overrides options_in_force place_run read_config read_overrides",
-    "states": "CRASHED EXIT_STATUS FINAL RESULTS Status is_count read_state read_status update_status",
-    "summary": "VERDICT Summary measured_rows only_of_completed predicted summarise write_summary",
+    "states": "CRASHED EXIT_STATUS FINAL RESULTS Status claim condition heartbeat is_count owner_is_alive read_state read_status "
+    "update_status",
+    "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",
 }
 """Module -> the names that other rooms use."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from meshrunner.recipes.storage import check_regular
 from meshrunner.runner.rundir import files, records
-from meshrunner.runner.rundir.layouts import Layouts
 from meshrunner.runner.rundir.run import load_config, load_overrides
 from meshrunner.runner.rundir.states import Status
-from meshrunner.runner.rundir.summary import Summary
+from meshrunner.runner.rundir.summary import Layouts, Summary
 
 EVENTS_BYTES = 512 << 20
 """Largest events.jsonl that is read: about a million steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -58,22 +58,18 @@ class Tail:
         return rows
 
 
-def _parsed(lines: Iterable[bytes]) -> list[StepRow]:
-    """Return the rows that some lines hold; damaged lines are left out."""
-    return [row for line in lines if (row := _parse(line)) is not None]
-
-
-def _parse(line: bytes) -> StepRow | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or not is_count(row.get("step")) or not is_count(row.get("attempt", 1)):
-        return None
-    for key, value in row.items():
-        if type(value) is not float and value is not None and type(value) is not bool and not is_count(value):
-            row[key] = None  # every figure is a number
-    return StepRow(row)
+def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
+    """Yield the rows that some lines hold; damaged lines are left out."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and is_count(row.get("step")) and is_count(row.get("attempt", 1)):
+            for key, value in row.items():
+                if type(value) is not float and value is not None and type(value) is not bool and not is_count(value):
+                    row[key] = None  # every figure is a number
+            yield StepRow(row)
 
 
 def last_rows(run_dir: Path, count: int) -> list[StepRow]:
@@ -86,7 +82,7 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
             lines = file.read().split(b"\n")
     except (OSError, ValueError):
         return []
-    return _parsed(lines[1:-1] if begin else lines[:-1])[-count:]  # the first may be half a line
+    return list(_parsed(lines[1:-1] if begin else lines[:-1]))[-count:]  # the first may be half a line
 
 
 def read_events(run_dir: Path) -> list[StepRow]:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
-
-from meshrunner.recipes.storage import read_regular
-from meshrunner.runner.rundir.files import RECORD_BYTES
 
 
 class YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -19,14 +15,6 @@ class YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore
 YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
-
-
-def load_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises OSError, and ValueError that says how it is damaged."""
-    value = parse_yaml(read_regular(path, RECORD_BYTES).decode())
-    if not isinstance(value, dict):
-        raise ValueError("it is not a mapping")
-    return {str(key): each for key, each in value.items()}
 
 
 def parse_yaml(text: str) -> Any:

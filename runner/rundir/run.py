@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, PLAN, STATUS, is_run
+from meshrunner.recipes.storage import read_regular
+from meshrunner.runner.rundir.files import CONFIG, LOGS, OVERRIDES, PLAN, RECORD_BYTES, STATUS, is_run
 from meshrunner.runner.rundir.records import Environment, PlanRecord, unreadable
 from meshrunner.runner.rundir.states import Status, is_count
 
@@ -15,11 +16,7 @@ from meshrunner.runner.rundir.states import Status, is_count
 def place_run(
     config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
-    """
-    Write a new run directory in state `pending`; raise ConfigError if it already holds a run or cannot be written.
-
-    The arguments are the contents of config.yaml, in which `auto` values stay `auto`, of overrides.yaml and of plan.json.
-    """
+    """Write a new run directory in state `pending`; raise ConfigError if it already holds a run or cannot be written."""
     from omegaconf import OmegaConf  # imported here because workers import this module and start faster without it
 
     try:
@@ -45,11 +42,9 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from meshrunner.runner.rundir.plain_yaml import load_yaml
-
     path = run_dir / CONFIG
     try:
-        loaded = OmegaConf.to_container(OmegaConf.create(load_yaml(path)), resolve=True)
+        loaded = OmegaConf.to_container(OmegaConf.create(_load_yaml(path)), resolve=True)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG}") from None
     except (OSError, ValueError, OmegaConfBaseException) as error:
@@ -58,11 +53,19 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
+def _load_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file. Raises OSError, and ValueError that says how it is damaged."""
+    from meshrunner.runner.rundir.plain_yaml import parse_yaml
+
+    value = parse_yaml(read_regular(path, RECORD_BYTES).decode())
+    if not isinstance(value, dict):
+        raise ValueError("it is not a mapping")
+    return {str(key): each for key, each in value.items()}
+
+
 def load_config(run_dir: Path) -> dict[str, Any]:
     """Return the unresolved content of config.yaml. Raises OSError, or ValueError that says how the file is damaged."""
-    from meshrunner.runner.rundir.plain_yaml import load_yaml
-
-    config = load_yaml(run_dir / CONFIG)
+    config = _load_yaml(run_dir / CONFIG)
     if not is_count(config.get("steps")):  # the file was truncated, or is not ours
         raise ValueError("it has no number of steps")
     return config
@@ -90,19 +93,16 @@ class Overrides(NamedTuple):
 
 def load_overrides(run_dir: Path) -> Overrides:
     """Return the overrides of a run, empty if there is no file. Raises OSError, or ValueError that says how it is damaged."""
-    from meshrunner.runner.rundir.plain_yaml import load_yaml
-
     try:
-        found = load_yaml(run_dir / OVERRIDES)
+        found = _load_yaml(run_dir / OVERRIDES)
     except FileNotFoundError:
         return Overrides()
     choices, task = found.get("choices") or {}, found.get("task") or []
     if not isinstance(choices, dict) or not isinstance(task, list):
         raise ValueError("it is not a list of overrides and a choice of each group")
     chosen = {str(group): str(option) for group, option in choices.items() if option is not None}
-    return Overrides(
-        {group: option for group, option in chosen.items() if not group.startswith("hydra/")}, tuple(map(str, task))
-    )
+    own = {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
+    return Overrides(own, tuple(map(str, task)))
 
 
 def read_overrides(run_dir: Path) -> Overrides:

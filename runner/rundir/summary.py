@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from meshrunner.recipes.config_keys import affecting, differences, flatten
+from meshrunner.recipes.option import Affects
 from meshrunner.runner import figures
 from meshrunner.runner.rundir.events import StepRow, read_events
-from meshrunner.runner.rundir.files import PLAN, SUMMARY
-from meshrunner.runner.rundir.layouts import EarlierLayout, Layout, read_layouts, split_by_layout
+from meshrunner.runner.rundir.files import LAYOUTS, PLAN, SUMMARY
 from meshrunner.runner.rundir.records import Count, JsonFile, Measured, PlanRecord, Text, null_as, under
 from meshrunner.runner.rundir.states import Status
 
@@ -35,6 +37,30 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
 """Statistics of `Figure.over_steps` that are computed from rows."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
+
+
+class Layout(JsonFile):
+    """The settings that figures depend on, in force from an attempt on."""
+
+    attempt: Count
+    """The first attempt with this layout."""
+    settings: dict[str, Any]
+    """Flat keys of the configuration, and facts that it does not contain: devices and versions."""
+
+
+class Layouts(JsonFile):
+    """The content of `layouts.json`, in order."""
+
+    layouts: list[Layout] = []
+
+
+class EarlierLayout(JsonFile):
+    """The steps that a run completed under an earlier layout. Its figures leave them out."""
+
+    steps: tuple[Count, Count]
+    """First and last step."""
+    settings: dict[str, Any] | None = None
+    """The settings that were different; null if they are not on record."""
 
 
 class Recompilation(JsonFile):
@@ -158,3 +184,38 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
     summary = only_of_completed(summary, status.state) | facts | {"state": status.state, "reason": status.reason}
     summary.write(run_dir / SUMMARY)
     return summary
+
+
+def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Record the layout of an attempt, unless the attempt before has the same."""
+    settings = affecting(flatten(config), Affects.SPEED) | facts
+    known = read_layouts(run_dir)
+    if not known or known[-1].settings != settings:
+        Layouts(layouts=[*known, Layout(attempt=attempt, settings=settings)]).write(run_dir / LAYOUTS)
+
+
+def read_layouts(run_dir: Path) -> list[Layout]:
+    """Return the recorded layouts in order; [] if there are none or they are damaged."""
+    return Layouts.read(run_dir / LAYOUTS).layouts
+
+
+def split_by_layout(
+    rows: Sequence[StepRow], layouts: Sequence[Layout]
+) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
+    """Return the rows of the last layout that has any, and the layouts of the steps before them."""
+
+    def place(row: StepRow) -> int:
+        return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: not on record
+
+    groups = [(number, list(each)) for number, each in groupby(rows, key=place)]
+    if len(groups) < 2:
+        return rows, []
+    last, current = groups.pop()
+    earlier = []
+    for number, before in groups:
+        settings = None
+        if number:
+            changed = differences(layouts[number - 1].settings, layouts[last - 1].settings)
+            settings = {key: None if value is ... else value for key, value, _ in changed}
+        earlier.append(EarlierLayout(steps=(before[0].step, before[-1].step), settings=settings))
+    return current, earlier

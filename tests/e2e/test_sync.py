@@ -12,8 +12,7 @@ import wandb
 
 from meshrunner.runner import cli
 from meshrunner.runner.rundir.files import write_json
-from meshrunner.runner.rundir.owner import claim
-from meshrunner.runner.rundir.states import update_status
+from meshrunner.runner.rundir.states import claim, update_status
 from meshrunner.runner.trackers.follow import run_tracker
 from tests.e2e.wandb_stub import Stub
 from tests.run_dirs import make_run

@@ -21,9 +21,8 @@ import pytest
 from meshrunner.runner.process.tree import descendants, is_alive, kill, process_name
 from meshrunner.runner.rundir.events import StepRow, read_events
 from meshrunner.runner.rundir.files import write_json
-from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.run import place_run
-from meshrunner.runner.rundir.states import update_status
+from meshrunner.runner.rundir.states import claim, update_status
 from meshrunner.runner.trackers.base import tracker_of
 from meshrunner.runner.trackers.description import RunRecord, read_tracking
 from meshrunner.runner.trackers.follow import run_tracker, track_again
@@ -256,7 +255,7 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", kind="wandb")
     program = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from meshrunner.runner.rundir.owner import claim\nfrom meshrunner.runner.trackers.base import tracker_of\n"
+        "from meshrunner.runner.rundir.states import claim\nfrom meshrunner.runner.trackers.base import tracker_of\n"
         "from meshrunner.runner.trackers.description import RunRecord\n"
         "from meshrunner.runner.trackers.handle import TrackerHandle\n"
         "run_dir = Path(sys.argv[1]); claim(run_dir)\n"

@@ -22,7 +22,7 @@ from meshrunner.runner.compare.keys import MEASURED
 from meshrunner.runner.config import from_checkpoint
 from meshrunner.runner.config.experiment import Experiment, Sweep
 from meshrunner.runner.config.hydra import no_effect
-from meshrunner.runner.rundir.layouts import add_layout, read_layouts
+from meshrunner.runner.rundir.summary import add_layout, read_layouts
 from meshrunner.runner.trackers.description import settings
 from tests.composed import experiment
 

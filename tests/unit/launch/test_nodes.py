@@ -18,8 +18,7 @@ from meshrunner.runner.launch.nodes import Peers, only_this_node, this_node
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir.files import write_json
-from meshrunner.runner.rundir.owner import owner_is_alive, this_process
-from meshrunner.runner.rundir.states import Status
+from meshrunner.runner.rundir.states import Status, owner_is_alive, this_process
 
 JOB = {
     "SLURM_JOB_ID": "12",

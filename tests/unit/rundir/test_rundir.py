@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshrunner.recipes.errors import AlreadyRunning, ConfigError
-from meshrunner.runner.rundir import files, owner, run, states
+from meshrunner.runner.rundir import files, run, states
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
 
 
 def test_a_living_owner_keeps_its_run(run_dir: Path) -> None:
-    assert owner.claim(run_dir).attempt == 1
+    assert states.claim(run_dir).attempt == 1
     with pytest.raises(AlreadyRunning, match=f"process {os.getpid()} on {socket.gethostname()}"):
-        owner.claim(run_dir)
+        states.claim(run_dir)
 
 
 def claim_and_die(folder: str) -> None:
-    owner.claim(Path(folder))
+    states.claim(Path(folder))
     os._exit(0)
 
 
@@ -53,7 +53,7 @@ def test_an_owner_that_is_gone_is_replaced(run_dir: Path) -> None:
     process.start()
     process.join()
     assert states.read_status(run_dir).state == "running"
-    assert owner.claim(run_dir).attempt == 2
+    assert states.claim(run_dir).attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_an_owner_that_is_gone_is_replaced(run_dir: Path) -> None:
     ],
 )
 def test_an_owner_on_this_host_is_known_beyond_its_pid(changes: dict[str, object], alive: bool) -> None:
-    holder = owner.this_process() | changes
-    assert owner.owner_is_alive(states.Status(state="running", owner=holder, heartbeat=0)) is alive
+    holder = states.this_process() | changes
+    assert states.owner_is_alive(states.Status(state="running", owner=holder, heartbeat=0)) is alive
 
 
 def test_an_owner_on_another_host_lives_by_its_heartbeat() -> None:
-    holder = owner.this_process() | {"host": "another"}
+    holder = states.this_process() | {"host": "another"}
     status = states.Status(state="running", owner=holder, heartbeat=time.time())
-    assert owner.owner_is_alive(status)
-    assert not owner.owner_is_alive(status | {"heartbeat": time.time() - 1000})
-    assert not owner.owner_is_alive(status | {"state": "completed"})
+    assert states.owner_is_alive(status)
+    assert not states.owner_is_alive(status | {"heartbeat": time.time() - 1000})
+    assert not states.owner_is_alive(status | {"state": "completed"})
 
 
 def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_many_processes_claim_one_run_and_one_gets_it(run_dir: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from meshrunner.runner.rundir import owner\n"
+        "import sys, time; from pathlib import Path; from meshrunner.runner.rundir import states\n"
         "from meshrunner.recipes.errors import AlreadyRunning\n"
-        "try: owner.claim(Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()\n"
+        "try: states.claim(Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()\n"
         "except AlreadyRunning: print('busy', flush=True)"
     )
     racers = [

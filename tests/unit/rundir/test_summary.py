@@ -11,9 +11,8 @@ import pytest
 from meshrunner.runner.compare.cells import layout_remarks
 from meshrunner.runner.launch.report import row_cells
 from meshrunner.runner.rundir.events import StepRow, Tail, read_events
-from meshrunner.runner.rundir.layouts import add_layout, read_layouts
 from meshrunner.runner.rundir.states import Status
-from meshrunner.runner.rundir.summary import Summary, summarise, write_summary
+from meshrunner.runner.rundir.summary import Summary, add_layout, read_layouts, summarise, write_summary
 
 
 def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> StepRow:

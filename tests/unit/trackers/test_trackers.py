@@ -24,9 +24,8 @@ from meshrunner.runner.process import tree as processes
 from meshrunner.runner.rundir import sweep
 from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.files import read_json, write_json
-from meshrunner.runner.rundir.owner import claim
 from meshrunner.runner.rundir.run import place_run
-from meshrunner.runner.rundir.states import update_status
+from meshrunner.runner.rundir.states import claim, update_status
 from meshrunner.runner.rundir.sweep import add_runs
 from meshrunner.runner.trackers.base import Tracker, tracker_of
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord
