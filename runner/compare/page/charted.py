@@ -17,7 +17,6 @@ from meshrunner.runner.compare.findings import MEMORY, WORKLOAD, findings
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
-from meshrunner.runner.console import one_line
 from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number, table_figures
 from meshrunner.runner.rundir import StepRow, measured_rows
 
@@ -50,9 +49,9 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
     against = [row_places.get(id(each.row)) if each else None for each in comparison.against]
     axes: dict[tuple[int, ...], int] = {}
     return {
-        "keys": [one_line(key) for key in comparison.keys],
-        "baseline": one_line("=".join(comparison.baseline)) if comparison.baseline else None,
-        "workload": [one_line(key) for key in comparison.keys if key.partition(".")[0] in WORKLOAD],
+        "keys": comparison.keys,
+        "baseline": "=".join(comparison.baseline) if comparison.baseline else None,
+        "workload": [key for key in comparison.keys if key.partition(".")[0] in WORKLOAD],
         "scales": SCALES,
         "speed": comparison.speed.key,
         "memory": memory,
@@ -66,11 +65,9 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
         "runs": settings,
         "settings": names,
         "texts": texts,
-        "verdict": list(map(one_line, findings(comparison))),
-        "below": list(map(one_line, [*legend(comparison), *comparison.remarks])),
-        "notes": list(
-            map(one_line, [*reasons(comparison), *(f"{name}: {value}" for name, value in facts(comparison).items())])
-        ),
+        "verdict": findings(comparison),
+        "below": [*legend(comparison), *comparison.remarks],
+        "notes": [*reasons(comparison), *(f"{name}: {value}" for name, value in facts(comparison).items())],
     }
 
 
@@ -79,14 +76,11 @@ def _row(
 ) -> dict[str, Any]:
     points = max(FEWEST_POINTS, min(POINTS, ALL_POINTS // len(comparison.rows)))
     return {
-        "name": one_line(comparison.name(row)),
-        "state": one_line(row.state),
+        "name": comparison.name(row),
+        "state": row.state,
         "completed": bool(row.completed),
         "tested": len(row.measured(comparison.speed)) >= REPEATS,
-        "values": {
-            one_line(key): value if number(value) is not None else one_line(text(value))
-            for key, value in row.values.items()
-        },
+        "values": {key: value if number(value) is not None else text(value) for key, value in row.values.items()},
         "figures": {each.key: each.values(row.summaries) for each in figures if _known(row, each)},
         "devices": row.counted[0].summary.world_size,
         "limit": min((gib for run in row.runs if (gib := run.summary.device_memory_gib) is not None), default=None),
@@ -116,9 +110,9 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
     for name in dict.fromkeys(name for each in flat for name in each):
-        values = [one_line(text(each[name]))[:LONGEST_VALUE] if name in each else None for each in flat]
+        values = [text(each[name])[:LONGEST_VALUE] if name in each else None for each in flat]
         if len(set(values)) > 1 and not is_secret(name):
-            found[one_line(name)] = [-1 if each is None else texts.setdefault(each, len(texts)) for each in values]
+            found[name] = [-1 if each is None else texts.setdefault(each, len(texts)) for each in values]
     columns = list(found.values())
     return list(found), list(texts), [[column[i] for column in columns] for i in range(len(runs))]
 

@@ -7,20 +7,28 @@ as text: the page's content security policy forbids markup from strings.
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections import Counter
 from datetime import datetime
+from html import escape as escape_markup
 from pathlib import Path
 from string import Template
+from urllib.parse import quote
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.secrets import is_secret
 from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.page.charted import as_json
-from meshrunner.runner.compare.page.run_list import escape, runs_section
+from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.console import printable
+from meshrunner.runner.rundir import Failure, last_lines
+from meshrunner.runner.rundir.files import CONFIG, SUMMARY, rank_log
 
 PARTS = Path(__file__).parent
 """Directory of the page's template, style and scripts."""
@@ -30,6 +38,15 @@ VALUES = 12
 """Maximum values of a key to list above the table."""
 REASONS = 6
 """Maximum reasons to list below the table. A longer list is folded."""
+UNFOLDED = 12
+"""Largest number of runs whose list is unfolded at first. A click on a row's number unfolds a longer one."""
+LOG_LINES = 15
+"""Last lines of a log that are shown."""
+
+
+def escape(text: str) -> str:
+    """Return untrusted text escaped for HTML."""
+    return escape_markup(printable(text))
 
 
 def write_page(comparison: Comparison, file: Path) -> None:
@@ -67,7 +84,7 @@ def _page(comparison: Comparison, folder: Path) -> str:
         table=_table(comparison),
         legend="".join(f"<p>{escape(line)}</p>" for line in [*legend(comparison), *comparison.remarks]),
         reasons=_reasons(comparison),
-        runs=runs_section(comparison, folder),
+        runs=_runs(comparison, folder),
         style=(PARTS / "page.css").read_text(),
         data=as_json(comparison),
         script="\n".join((PARTS / f"{name}.js").read_text() for name in SCRIPTS),
@@ -115,3 +132,52 @@ def _cell(cell: str, *, key: bool) -> str:
     by = number[2].replace(",", "") if number else cell
     kind = " class=key" if key else " class=untested" if UNTESTED in cell else ""
     return f'<td data-by="{escape(by)}"{kind}>{escape(cell)}</td>'
+
+
+def _runs(comparison: Comparison, folder: Path) -> str:
+    """Return the list of all runs, by row; `folder`: the page's directory, to which links are relative."""
+    found = []
+    for i, row in enumerate(comparison.rows):
+        inside = "".join(_run(run, folder) for run in row.runs)
+        found.append(f'<section id="row-{i + 1}" data-row="{i}">{inside}</section>')
+    opened = " open" if len(comparison.runs) <= UNFOLDED else ""
+    return f'<details id="runs" class="all"{opened}><summary><h2>Runs</h2></summary>{"".join(found)}</details>'
+
+
+def _run(run: Run, folder: Path) -> str:
+    """Return a run with the end of the log of the rank that failed, or else of rank 0."""
+    environment = run.environment
+    variables = {**environment.launch_env, **environment.environment}
+    facts = {
+        "state": run.state,
+        "reason": run.reason,
+        "directory": run.path,
+        "command": shlex.join(environment.command),
+        "overrides": " ".join(run.task),
+        "device": run.summary.device,
+        "devices": run.summary.world_size,
+        "host": environment.host,
+        "system": environment.system,
+        "commit": environment.git_commit,
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items() if version),
+        "python": environment.python,
+        "environment": " ".join(f"{name}={value}" for name, value in variables.items() if not is_secret(name)),
+    }
+    lines = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items() if v not in (None, ""))
+    log = rank_log(run.path, run.record(Failure).rank or 0)
+    tail = escape("\n".join(last_lines(log)[-LOG_LINES:]))
+    end = f"<p>the end of {escape(log.name)}:</p><pre>{tail}</pre>" if tail else ""
+    return (
+        f"<details><summary><b>{escape(run.path.name)}</b> {escape(run.state)}</summary>"
+        f"<p>{_links(run, log, folder)}</p><dl>{lines}</dl>{end}</details>"
+    )
+
+
+def _links(run: Run, log: Path, folder: Path) -> str:
+    """Return links to a run's files. They are relative, so that page and runs can be copied together."""
+    files = [("directory", run.path), *((file.name, file) for file in (run.path / CONFIG, run.path / SUMMARY, log))]
+    return " ".join(
+        f'<a href="./{escape(quote(Path(os.path.relpath(file.absolute(), folder)).as_posix()))}">{escape(name)}</a>'
+        for name, file in files
+        if os.path.lexists(file)
+    )

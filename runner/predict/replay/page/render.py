@@ -13,9 +13,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from meshrunner.runner.compare.page.run_list import escape
 from meshrunner.runner.compare.page.write import PARTS as SHARED
-from meshrunner.runner.compare.page.write import put
+from meshrunner.runner.compare.page.write import escape, put
 from meshrunner.runner.ledger.allocations import CATEGORIES
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.replay.timeline import Timeline
