@@ -23,14 +23,7 @@ class Sink(Protocol):
         """Log one row of events.jsonl. `step` increases from call to call; unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        """
-        Finish the run and return once everything is written or sent.
-
-        Args:
-            summary: content of summary.json, or {}.
-            state: the run's final state, e.g. `completed` or `oom`.
-            reason: the reason for the state, or an empty string.
-        """
+        """Finish with the run's summary.json (or {}), final state and its reason. Return once all is written or sent."""
 
 
 class Tracker(Option):
@@ -58,25 +51,12 @@ class Tracker(Option):
         """Whether runs are tracked; if not, no process is started."""
         return True
 
-    @property
-    def compares(self) -> bool:
-        """Whether the table of a sweep is tracked; if not, no process is started at its end."""
-        return False
-
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
         """Start tracking. This runs in the tracker process, which logs all rows from step 1, also for a resumed run."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Track the table of a sweep that has ended and return once it is written or sent."""
-
-
-class NullSink:
-    """A sink that discards everything."""
-
-    def log(self, row: StepRow) -> None: ...
-
-    def finish(self, summary: dict[str, Any], state: str, reason: str) -> None: ...
+        """Track the table of a sweep that has ended and return once it is written or sent. Only called if overridden."""
 
 
 class NoTracker(Tracker):
@@ -87,7 +67,7 @@ class NoTracker(Tracker):
         return False
 
     def open(self, run: RunRecord) -> Sink:
-        return NullSink()
+        raise NotImplementedError("it is not active")
 
 
 class Several(Tracker):
@@ -110,14 +90,6 @@ class Several(Tracker):
     @property
     def members(self) -> dict[str, Tracker]:
         return dict(self.of)
-
-    @property
-    def active(self) -> bool:
-        return any(tracker.active for tracker in self.of.values())
-
-    @property
-    def compares(self) -> bool:
-        return any(tracker.compares for tracker in self.of.values())
 
     def open(self, run: RunRecord) -> Sink:
         raise NotImplementedError("open its members instead")

@@ -26,9 +26,6 @@ from meshrunner.runner.rundir import (
 )
 from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, is_sweep, tracking
 
-TAG_LENGTH = 64
-"""Longest tag that W&B accepts, in characters."""
-
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -40,7 +37,6 @@ class RunRecord:
     choices: dict[str, str]
     """Group -> chosen option: {"parallelism": "fsdp2", ...}."""
     tags: list[str]
-    """Options that are not the default, as `group=option`, at most 64 characters each."""
     name: str
     """The run directory's name."""
     group: str | None
@@ -67,7 +63,7 @@ class RunRecord:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return `described` of the run. It is complete once this attempt has written its first row."""
+        """Return the configuration and facts of the run. They are complete once this attempt has written its first row."""
         return described(self.config, self.choices, self.run_dir)
 
 
@@ -140,12 +136,7 @@ def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
-    """
-    Return a run's nested configuration with `auto` resolved, and facts about the run as additional keys.
-
-    The facts are `options` (group -> chosen option), `world_size`, `device`, `device_type`, `host`, `commit`, `versions` and
-    `directory`. Unknown ones are left out; before the workers have started, most are unknown.
-    """
+    """Return a run's nested configuration with `auto` resolved, and the known facts about the run as additional keys."""
     environment, summary = Environment.read(run_dir / ENVIRONMENT), Summary.read(run_dir / SUMMARY)
     versions = environment.packages | {"python": environment.python}
     facts = {
@@ -184,27 +175,19 @@ def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(choices: Mapping[str, str]) -> list[str]:
-    """Return the options that are not the default, as `group=option`."""
+    """Return the options that are not the default, as `group=option`. W&B accepts at most 64 characters."""
     usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
-    return [f"{group}={option}"[:TAG_LENGTH] for group, option in own.items() if option != usual.get(group)]
-
-
-SHOWN = Affects.SPEED | Affects.RESULT | Affects.FIGURES | Affects.CHANCE | Affects.FILES
-"""A key with one of these effects is a setting of the run."""
-NO_SETTINGS = ("directory", "host", "options", "versions")
-"""Facts in a description that are not settings."""
+    return [f"{group}={option}"[:64] for group, option in own.items() if option != usual.get(group)]
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return the settings in a description as flat keys, without unknown values.
-
-    The name of an option is listed under its group (`parallelism`) rather than its kind (`parallelism.kind`).
-    """
+    """Return the known settings in a description as flat keys. Options are under their group rather than `GROUP.kind`."""
     options, versions = description.get("options", {}), description.get("versions", {})
-    flat = flatten({key: value for key, value in description.items() if key not in NO_SETTINGS})
-    shown = affecting(flat, SHOWN) | affecting(options, SHOWN)
+    no_settings = ("directory", "host", "options", "versions")
+    flat = flatten({key: value for key, value in description.items() if key not in no_settings})
+    effects = Affects.SPEED | Affects.RESULT | Affects.FIGURES | Affects.CHANCE | Affects.FILES
+    shown = affecting(flat, effects) | affecting(options, effects)
     shown |= {"torch": versions.get("torch"), "meshrunner": versions.get("meshrunner")}
     kinds = {f"{group}.kind" for group in options}
     return {key: value for key, value in shown.items() if value is not None and key not in kinds}

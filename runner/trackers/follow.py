@@ -2,8 +2,7 @@
 
 It reads only the directory, so it can also track a run or sweep that has already ended. MEMBER names one of several trackers.
 
-    python -m meshrunner.runner.trackers.follow RUN_DIR [MEMBER]
-    python -m meshrunner.runner.trackers.follow SWEEP_DIR [MEMBER]
+    python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from pathlib import Path
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, read_state, read_status
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, tracker_log
-from meshrunner.runner.trackers.base import tracker_of
+from meshrunner.runner.trackers.base import Tracker, tracker_of
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord, update_tracking
 
 POLL_S = 0.5
-LOWEST_PRIORITY = 19
 
 
 class RowBuffer:
@@ -37,10 +35,8 @@ class RowBuffer:
     def __init__(self, run_dir: Path, attempt: int) -> None:
         self._tail = Tail(run_dir / EVENTS)
         self._attempt = attempt
-        self._held: dict[int, StepRow] = {}
-        """Step -> row, in the order of the steps."""
-        self._last_step = 0
-        """Last step of this attempt."""
+        self._held: dict[int, StepRow] = {}  # by step, in the order of the steps
+        self._last_step = 0  # of this attempt
 
     def read(self, final: bool) -> list[StepRow]:
         """Return new rows that can no longer be replaced, by step; if `final`, all remaining rows."""
@@ -57,7 +53,7 @@ class RowBuffer:
 def main(folder: str, member: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
     """Run the tracker process of a `TrackerHandle`."""
     forkserver.enter(tracker_log(Path(folder), member), environment, path)
-    os.nice(LOWEST_PRIORITY)  # the tracker must not slow the measured training
+    os.nice(19)  # the lowest priority, so that the tracker does not slow the measured training
     code = run_tracker(Path(folder), ended, member)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -68,20 +64,18 @@ def run_tracker(folder: Path, ended: Connection | None = None, member: str = "")
     """
     Track a run until it has ended, or the table of a sweep. Return the exit code.
 
-    An exception of the tracker is printed to stderr and recorded in tracker.json.
-
-    Args:
-        ended: becomes readable when the run directory is complete; None: wait for a final state instead.
-        member: name of one of several trackers.
+    A run has ended when `ended` becomes readable or, if that is None, when its state is final. An exception of the tracker is
+    printed to stderr and recorded in tracker.json.
     """
     try:
         update_tracking(folder, member, phase="opening", warning=None)
-        if is_sweep(folder):
-            sweep = SweepRecord.load(folder)
+        record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
+        tracker = tracker_of(record).members[member]
+        if isinstance(record, RunRecord) and tracker.active:
+            _track_run(record, tracker, ended, member)
+        elif isinstance(record, SweepRecord):
             update_tracking(folder, member, phase="finishing")
-            tracker_of(sweep).members[member].compare(sweep)
-        else:
-            _track_run(folder, ended, member)
+            tracker.compare(record)
         update_tracking(folder, member, phase="finished")
     except BaseException as error:  # including a tracker's SystemExit
         traceback.print_exc()
@@ -92,10 +86,10 @@ def run_tracker(folder: Path, ended: Connection | None = None, member: str = "")
     return 0
 
 
-def _track_run(run_dir: Path, ended: Connection | None, member: str) -> None:
-    run = RunRecord.load(run_dir)
-    rows = RowBuffer(run.run_dir, run.attempt)
-    sink = tracker_of(run).members[member].open(run)
+def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, member: str) -> None:
+    run_dir = run.run_dir
+    rows = RowBuffer(run_dir, run.attempt)
+    sink = tracker.open(run)
     update_tracking(run_dir, member, phase="following")
     complete = False
     while not complete:
@@ -118,5 +112,5 @@ def track_again(folder: Path, *members: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3) or not (is_run(Path(sys.argv[1])) or is_sweep(Path(sys.argv[1]))):
-        sys.exit("usage: python -m meshrunner.runner.trackers.follow RUN_DIR or SWEEP_DIR [MEMBER]")
+        sys.exit("usage: python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]")
     sys.exit(track_again(Path(sys.argv[1]), *sys.argv[2:]))

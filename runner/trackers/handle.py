@@ -22,33 +22,26 @@ from meshrunner.runner.trackers.base import Tracker
 from meshrunner.runner.trackers.description import ensure_run_id, read_tracking, update_tracking
 
 TRACKER_GRACE_S = 2.0
-"""Seconds from END_SIGNAL to SIGKILL, for a hung tracker."""
+"""Seconds from END_SIGNAL to SIGKILL."""
 
 
 class TrackerHandle:
     """A tracker process for a run or for a sweep's table. It cannot raise into the launcher or outlive it."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
-        """
-        Start tracking a claimed run or a sweep that has ended. Problems are reported by `finish`.
-
-        Args:
-            member: name of one of several trackers.
-            timeout_s: longest wait in `finish`; None: the tracker's own.
-        """
+        """Start tracking a claimed run or a sweep that has ended. `finish` reports problems and waits up to `timeout_s`."""
         self._folder = folder
         self._subject = "sweep" if is_sweep(folder) else "run"
         self._tracker = tracker
         self._member = member
         self._timeout_s = tracker.finish_timeout_s if timeout_s is None else timeout_s
         self.process: ForkServerProcess | None = None
-        """The tracker process; None if it is inactive or has finished."""
         self._end_of_run: Connection | None = None
         self._deadline = 0.0
         self._problem: str | None = None
-        self._temporary = ""
-        """Directory for temporary files of the tracker's library, which does not remove them if its process is killed."""
-        if tracker.compares if self._subject == "sweep" else tracker.active:
+        self._temporary = ""  # for files that the tracker's library leaves behind if its process is killed
+        tracks = self._subject == "run" or type(tracker).compare is not Tracker.compare
+        if tracks and tracker.active:
             try:
                 self._start()
             except Exception as error:

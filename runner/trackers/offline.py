@@ -17,19 +17,15 @@ from meshrunner.runner.console import one_line
 from meshrunner.runner.rundir import owner_is_alive, read_status
 from meshrunner.runner.rundir.files import WANDB, is_run, is_sweep
 
-ANSWER_S = 10
-"""Seconds to wait for the server's first answer."""
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """A run that W&B recorded offline."""
+    """A run or sweep directory, and the `.wandb` file that W&B recorded offline in it."""
 
     folder: Path
-    """The run or sweep directory."""
     record: Path
-    """The `.wandb` file."""
 
     @property
     def uploaded(self) -> bool:
@@ -67,7 +63,7 @@ def server() -> str:
 def silence(url: str) -> str:
     """Return why a server does not answer, empty if it answers anything. wandb itself would retry for hours."""
     try:
-        urlopen(Request(url, method="HEAD"), timeout=ANSWER_S).close()
+        urlopen(Request(url, method="HEAD"), timeout=10).close()
     except HTTPError:
         return ""
     except (OSError, ValueError) as error:
@@ -76,11 +72,7 @@ def silence(url: str) -> str:
 
 
 def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> str:
-    """
-    Upload offline runs with `wandb sync`, calling `done` with each run once it is uploaded.
-
-    Return the last line of the command's output, to explain why a run was not uploaded.
-    """
+    """Upload runs with `wandb sync`, calling `done` with each uploaded run. Return the last line of the command's output."""
     command = [sys.executable, "-m", "wandb", "sync", *(str(run.record.parent) for run in runs)]
     environment = os.environ | {"WANDB_ERROR_REPORTING": "false"}
     left = list(runs)

@@ -16,8 +16,6 @@ from meshrunner.runner.rundir.files import HPARAMS, TENSORBOARD
 from meshrunner.runner.trackers.base import Sink, Tracker
 from meshrunner.runner.trackers.description import RunRecord, settings
 
-FLUSH_S = 5
-"""Seconds between flushes, so the longest delay of a row."""
 VERBATIM = "    "
 """Prefix of lines that Markdown shows as they are."""
 NO_CHART = ("step", "attempt", "time", "profiled")
@@ -36,11 +34,9 @@ class TensorBoard(Tracker):
 
 class TensorBoardRun:
     """
-    The event files of a run.
+    The event files of a run: `tensorboard` with curves and texts, `tensorboard/hparams` with settings and final figures.
 
-    `tensorboard` contains scalars under the keys of events.jsonl and the texts `config`, `tags`, `summary` and `state`.
-    `tensorboard/hparams` contains the settings and final figures for the HParams tab. The curves are in a separate file because
-    the tab treats every scalar in the file of the settings as a result.
+    They are separate because the HParams tab treats every scalar in the file of the settings as a result.
     """
 
     def __init__(self, run: RunRecord) -> None:
@@ -68,7 +64,7 @@ class TensorBoardRun:
             file.close()
 
     def _begin_hparams(self) -> EventFile:
-        """Return the file for the HParams tab. It is started at the first row, when the settings are known."""
+        """Return the file for the HParams tab, started at the first row, when all settings are known."""
         if self._hparams is None:
             self._hparams = EventFile(self._run.run_dir / HPARAMS)
             self._hparams.session_start(settings(self._run.describe()))
@@ -76,28 +72,25 @@ class TensorBoardRun:
 
 
 class EventFile:
-    """The event file in a directory, which TensorBoard calls a run."""
+    """The event file in a directory, with scalars, Markdown texts, and the start and end of a session for the HParams tab."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_S)
+        self._writer = EventFileWriter(str(folder), flush_secs=5)
 
     def scalars(self, figures: dict[str, Any], step: int, at: float | None = None) -> None:
-        """Write scalars; `at` is a Unix time, None for now."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=key, simple_value=value) for key, value in figures.items()]
         self._write(Summary(value=values), step, at)
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Write a Markdown text."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._write(text_pb(f"{tag}/text_summary", text), step)
 
     def session_start(self, settings: dict[str, Any]) -> None:
-        """Write the settings for the HParams tab. Lists and objects are written as JSON."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         plain = {
@@ -106,7 +99,6 @@ class EventFile:
         self._write(hparams_pb(plain, trial_id=""), 0)  # without an id, the tab would merge runs with equal settings
 
     def session_end(self, *, completed: bool) -> None:
-        """Write the final state for the HParams tab."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams import metadata
         from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS

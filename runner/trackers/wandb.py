@@ -16,7 +16,7 @@ from pydantic import Field
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.process.tree import descendants, is_alive, process_name
 from meshrunner.runner.rundir.files import WANDB
-from meshrunner.runner.trackers.base import NullSink, Sink, Tracker
+from meshrunner.runner.trackers.base import Sink, Tracker
 
 if TYPE_CHECKING:
     from meshrunner.runner.rundir import StepRow
@@ -24,12 +24,8 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison"
 """Job type of the W&B run with a sweep's table, and the key of the table."""
-TOKENS = "train/tokens"
-"""Default x axis of `train/` charts, so that runs of different batch sizes can be compared."""
-NO_CHART = (TOKENS, "step", "time", "attempt", "profiled")
+NO_CHART = ("train/tokens", "step", "time", "attempt", "profiled")
 """Keys of a row without a chart of their own."""
-GROUP_LENGTH = 128
-"""Longest group that W&B accepts, in characters."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -55,14 +51,8 @@ class Wandb(Tracker):
     def active(self) -> bool:
         return self.mode != "disabled"
 
-    @property
-    def compares(self) -> bool:
-        return self.active
-
     def open(self, run: RunRecord) -> Sink:
-        """Open a W&B run; raises wandb.errors.Error without an API key, or if the server does not answer within 90 s."""
-        if not self.active:
-            return NullSink()
+        """Open a W&B run. Raises wandb.errors.Error without an API key, or if the server does not answer within 90 s."""
         started = self._start(
             run.run_dir,
             run.run_id,
@@ -72,7 +62,7 @@ class Wandb(Tracker):
             tags=list(dict.fromkeys([*run.tags, *self.tags])),
             config=run.config,
         )
-        started.define_metric("train/*", step_metric=TOKENS)
+        started.define_metric("train/*", step_metric="train/tokens")  # runs of different batch sizes can be compared
         for key in NO_CHART:
             started.define_metric(key, hidden=True)
         return WandbRun(started, run.describe)
@@ -112,11 +102,15 @@ class Wandb(Tracker):
             entity=self.entity,
             dir=folder,
             resume="allow" if self.mode == "online" else None,
-            group=group and group[:GROUP_LENGTH],
+            group=group and group[:128],  # the longest that W&B accepts
             **settings,
-            settings=wandb.Settings(
-                console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
-            ),
+            settings={
+                "console": "off",
+                "silent": True,
+                "disable_git": True,
+                "disable_code": True,
+                "x_disable_stats": True,
+            },
         )
         # Each offline segment has all rows, and segments with the same id overwrite each other in a sync.
         for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):

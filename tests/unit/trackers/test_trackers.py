@@ -265,12 +265,10 @@ def test_invalid_several_trackers_are_refused(overrides: list[str], error: str) 
         experiment(*overrides)
 
 
-def test_several_trackers_are_active_if_one_is(tmp_path: Path) -> None:
-    tracker = tracker_of(RunRecord.load(placed(tmp_path / "run", kind="several", of=SEVERAL)))
-    assert tracker.active and tracker.compares
+def test_inactive_members_of_several_trackers_start_no_process(tmp_path: Path) -> None:
     none = {"a": {"kind": "none"}, "b": {"kind": "wandb", "mode": "disabled"}}
     tracker = tracker_of(RunRecord.load(placed(tmp_path / "other", kind="several", of=none)))
-    assert not tracker.active and not tracker.compares
+    assert not any(member.active for member in tracker.members.values())
     assert Trackers(tmp_path / "other", tracker).finish_or_warn("") is None
     assert not (tmp_path / "other" / "tracker-a.json").exists(), "no process was started"
 
