@@ -13,10 +13,6 @@ from meshrunner.recipes.option import Option, did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
-Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Modes that record CUDA graphs, according to torch._inductor.list_mode_options."""
-
 
 class Compile(Option):
     """Choice of the parts of the model to compile."""
@@ -74,7 +70,7 @@ class TorchCompile(Compile):
 
     backend: str
     """Backend of torch.compile: inductor, aot_eager (graphs without code generation), ..."""
-    mode: Mode | None
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     """inductor's trade-off between compile time and speed; null: inductor's default."""
     fullgraph: bool | Literal["auto"]
     """true: a graph break is an error; auto: true unless FSDP units are inside the compiled region."""
@@ -95,11 +91,11 @@ class TorchCompile(Compile):
 
     @property
     def records_cuda_graphs(self) -> bool:
-        return self.mode in CUDA_GRAPH_MODES
+        return self.mode in ("reduce-overhead", "max-autotune")  # as torch._inductor.list_mode_options says
 
     @property
     def autotunes(self) -> bool:
-        return self.mode is not None and self.mode.startswith("max-autotune")
+        return self.mode in ("max-autotune", "max-autotune-no-cudagraphs")
 
     def problems(self) -> list[str]:
         if self.backend in ("inductor", "aot_eager", "eager"):

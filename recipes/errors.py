@@ -1,8 +1,4 @@
-"""
-The exceptions that end a command in an orderly way. Their messages are for the user and are shown without a traceback.
-
-In a worker each makes the run fail: exit status 1. 75, preempted, is a state of a run, not an error.
-"""
+"""The exceptions that end a command with a message and without a traceback. In a worker each makes the run fail."""
 
 from __future__ import annotations
 

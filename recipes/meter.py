@@ -44,8 +44,7 @@ class Meter(Protocol):
         """
         Report that the model is ready and the first step is about to begin. Counts are for the full model, not a shard.
 
-        `active_params` are those that one token passes through. `describe_data` is `Sequences.describe`, whose result changes
-        while data is still being read.
+        `active_params` are those that one token passes through. The result of `describe_data` changes while data is being read.
         """
 
     def resumed(self, step: int, tokens: int) -> None:
@@ -68,15 +67,10 @@ class Meter(Protocol):
         observed: Mapping[str, torch.Tensor],
     ) -> None:
         """
-        Report that one optimizer step was launched. On an accelerator it may still be running.
+        Report that one optimizer step was launched, counted from 1. On an accelerator it may still be running.
 
         Raises FloatingPointError if a loss or gradient norm since metrics were last read was not finite.
 
-        Args:
-            step: counts from 1.
-            loss: mean token loss of this data-parallel rank over the step's micro batches, 0-d, on the device.
-            grad_norm: global gradient norm before clipping, 0-d, the same on every rank.
-            tokens: tokens of the step over all ranks.
-            observed: further figures, 0-d, on the device, by their keys in events.jsonl, which are the same at every step. The
-                mean over ranks is recorded.
+        Tensors are 0-d and on the device: this rank's mean token loss, the global gradient norm before clipping, and further
+        figures by their keys in events.jsonl, which are the same at every step. `tokens` counts those of all ranks.
         """

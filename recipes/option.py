@@ -1,10 +1,7 @@
 """The base class of every option that YAML can choose, and validators for its fields.
 
 A config group is a base class (`Model`, `Parallelism`, ...), and each option is a subclass: its pydantic fields are the YAML
-keys, and its methods do the work. `kind` in the YAML names the class. It is either a short name from the base class's `kinds`,
-or `my_package.module:MyClass` for a user's own class, which needs no registration.
-
-Modules of options do not import torch at the top, so that a configuration can be checked without it.
+keys, and its methods do the work. Modules of options do not import torch at the top, so that checking needs no torch.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ def shortened(value: Any, length: int = 80) -> str:
     """Return the repr of a value, cut to one line."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an int with thousands of digits, a list that contains itself
+    except ValueError:  # an int with thousands of digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= length else f"{text[:length]}..."
 
@@ -69,17 +66,12 @@ def own_or_installed(module_name: str) -> ModuleType:
 
 
 INT64 = 2**63 - 1
-"""The largest number that torch, numpy and the file formats can hold."""
 NOT_IMPORTED = "kind_import"
 """Type of the pydantic error for a class that cannot be imported in the current directory."""
 
 
 class Affects(Flag):
-    """
-    Effects of changing a configuration key on a run.
-
-    A section declares the effects of its keys in `affects`. A field overrides them with `Annotated[int, Affects.SPEED]`.
-    """
+    """Effects of changing a configuration key. A field overrides its section's with `Annotated[int, Affects.SPEED]`."""
 
     NOTHING = 0
     SPEED = auto()
@@ -146,15 +138,14 @@ class Option(Section):
             raise PydanticCustomError(NOT_IMPORTED, f"module '{module_name}' has no '{class_name}'.{hint}")
         if not (isinstance(found, type) and issubclass(found, cls)):
             raise PydanticCustomError("kind_class", f"'{path}' is not a class derived from {cls.__name__}")
-        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):
             raise PydanticCustomError(
-                "kind_class", f"'{path}' does not define {', '.join(missing)}; see {cls.__module__}:{cls.__name__}"
+                "kind_class", f"'{path}' does not define {missing}; see {cls.__module__}:{cls.__name__}"
             )
         return found
 
 
 def _blank(module_name: str, class_name: str) -> Option:
-    """Return an instance without state, for unpickling."""
     option: type[Option] = attrgetter(class_name)(own_or_installed(module_name))
     return option.__new__(option)
 
@@ -196,11 +187,9 @@ class WholeNumbers(BeforeValidator):
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeNumbers:
     """
-    Return a validator that accepts whole numbers and some words: `workers: Annotated[int | Auto, whole("auto")]`.
+    Return a validator that accepts whole numbers and words (None: null): `workers: Annotated[int | Auto, whole("auto")]`.
 
-    Args:
-        words: accepted words; None stands for null.
-        at_most: a limit that no real run reaches. Larger numbers, such as typing errors, would fail late or exhaust memory.
+    `at_most` is a limit that no real run reaches. Larger numbers, such as typing errors, would fail late or exhaust memory.
     """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])

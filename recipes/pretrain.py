@@ -49,18 +49,12 @@ Batch = tuple[Tensor, Tensor]
 """Tokens and targets, each [micro_batch, seq_len]."""
 
 
-class Assembled(NamedTuple):
-    """A model, distributed over the devices and initialised."""
+def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
+    """
+    Build the network on meta, distribute it over the devices and initialise it.
 
-    model: nn.Module
-    trained: list[Trainable]
-    """The parameters that are not frozen."""
-    parameters: int
-    """Number of parameters of the full model, including frozen ones."""
-
-
-def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assembled:
-    """Build the network on meta, distribute it over the devices and initialise it."""
+    Return the model, the parameters that are not frozen, and the number of all parameters of the full model.
+    """
     layout = recipe.parallelism
     # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
     network = recipe.model.on_meta(recipe.seq_len)
@@ -83,7 +77,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Assemble
         if parameter.requires_grad:
             groups = layout.shard_groups(clean_name(name), parameter, mesh, tensor_parallel)
             trained.append(Trainable(clean_name(name), parameter, groups))
-    return Assembled(model, trained, parameters)
+    return model, trained, parameters
 
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
@@ -198,14 +192,11 @@ def train(
     stop_requested: Callable[[], bool] | None = None,
 ) -> Result:
     """
-    Train up to step `recipe.steps` or until a stop is requested. The last step is saved if checkpoints are on.
+    Train up to step `recipe.steps` or until a stop is requested on any rank. The last step is saved if checkpoints are on.
 
-    Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, NotSaved if a checkpoint cannot be
-    written, and FloatingPointError (by the meter) if a loss or gradient is not finite.
-
-    Args:
-        checkpoints: the directory of the run's checkpoints; None: checkpoints are neither read nor written.
-        stop_requested: whether this rank was requested to stop; None: it never is.
+    Without a directory for `checkpoints`, they are neither read nor written. Raises ConfigError if the recipe does not fit the
+    devices, the data or the checkpoint, NotSaved if a checkpoint cannot be written, and FloatingPointError (by the meter) if a
+    loss or gradient is not finite.
     """
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
@@ -237,21 +228,10 @@ def train(
     return Result(run.model, step)
 
 
-class Updated(NamedTuple):
-    """The result of `update`; all values are 0-d."""
-
-    loss: Tensor
-    """The mean loss of this rank's tokens."""
-    grad_norm: Tensor
-    """The global gradient norm before clipping."""
-    observed: dict[str, Tensor]
-    """Further figures of the step, recorded as the mean over ranks."""
-
-
 def update(
     recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: list[Batch], lr: float
-) -> Updated:
-    """Take one optimizer step."""
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further figures, all 0-d."""
     loss = backward(recipe, model, batches)
     grad_norm = global_norm(trained, loss.device)
     if recipe.max_grad_norm is not None:
@@ -269,7 +249,7 @@ def update(
     recipe.precision.after_step(model)
     for key, value in recipe.parallelism.after_step(model).items():
         observed[key] = torch.full((), float(value), device=loss.device)
-    return Updated(loss, grad_norm, observed)
+    return loss, grad_norm, observed
 
 
 def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:

@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 class StopAgreement:
     """
-    A non-blocking agreement among ranks to stop if any of them was asked to.
+    A non-blocking agreement among ranks to stop if `requested()` is true on any of them.
 
-    After every step the ranks start an asynchronous all-reduce of a flag over gloo, and read the result of the previous step's,
-    which is usually complete by then. The flag is `requested()`: whether this rank was asked to stop.
+    After every step they start an asynchronous all-reduce over gloo, and read the previous one, usually complete by then.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:

@@ -34,10 +34,10 @@ class Sequences(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """
-        Return facts for the run record, as JSON values. `different_data` compares two runs by these keys, if both have them:
+        Return facts for the run record, as JSON values. `different_data` compares two runs by:
 
-        `tokenizer_hash`; `corpus_hash` of the text read so far, which is the whole text if `complete`; `beginning_hash` of the
-        tokens that are available whenever a run with this configuration begins, used until then.
+        `tokenizer_hash`; `corpus_hash` of the text read so far, if that is `complete`; else `beginning_hash` of the tokens that
+        are available whenever a run with this configuration begins.
         """
 
 
@@ -94,7 +94,7 @@ class Random(Data):
 
 
 class RandomSequences:
-    """Sequences of random tokens, each from its own random stream keyed by (seed, index)."""
+    """Random tokens. Each sequence has its own random stream, keyed by (seed, index)."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec

@@ -13,9 +13,6 @@ from meshrunner.recipes.errors import ConfigError
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
-PROBE_TIMEOUT_S = 10.0
-"""Seconds the hub may take to answer a probe. Without the probe, the retries of the hub's client take over 25 s."""
-
 
 class HuggingFace(PackedText):
     """A split of a hub data set, in order. Text is downloaded once and cached."""
@@ -76,24 +73,23 @@ class HuggingFace(PackedText):
                 f"data: cannot reach the Hugging Face hub for '{self.name}' ({why}); use local files with data=jsonl "
                 "data.path=... or data=parquet data.path=..."
             )
-        if "BuilderConfig" in why or "Config name is missing" in why:
-            return ConfigError(f"data.subset: '{self.name}': {' '.join(str(error).split())[:600]}")
-        if "Bad split" in why:
-            return ConfigError(f"data.split: '{self.name}': {why}")
-        if isinstance(error, OSError | ValueError):
-            return ConfigError(f"data: cannot read '{self.name}': {type(error).__name__}: {why}")
+        if isinstance(error, OSError | ValueError):  # a ValueError if the subset or the split is wrong
+            key = {"BuilderConf": "data.subset", "Config name": "data.subset", "Bad split: ": "data.split"}.get(
+                why[:11], "data"
+            )
+            return ConfigError(f"{key}: cannot read '{self.name}': {' '.join(str(error).split())[:600]}")
         return None
 
 
 def why_unreachable() -> str:
-    """Return why the hub, or the mirror in HF_ENDPOINT, cannot be reached; "" if it can."""
+    """Return why the hub or its mirror cannot be reached, "" if it can, sooner than after the retries of the hub's client."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        get_session().head(constants.ENDPOINT, timeout=PROBE_TIMEOUT_S)
+        get_session().head(constants.ENDPOINT, timeout=10)
     except Exception as error:
         return first_line(error)
     return ""

@@ -20,7 +20,8 @@ class Loader:
     """
     A prefetching loader. Step s, counted from 1, gets sequences (s - 1) * global_batch to s * global_batch - 1 under any layout.
 
-    Data-parallel rank r takes the r-th of `ranks` equal slices and splits it into consecutive micro batches.
+    Data-parallel rank r of `ranks` takes the r-th equal slice and splits it into consecutive micro batches. `shift` offsets
+    every index, and is not 0 if earlier steps of a resumed run had another batch size.
     """
 
     def __init__(
@@ -35,13 +36,6 @@ class Loader:
         first_step: int = 1,
         shift: int = 0,
     ) -> None:
-        """
-        Args:
-            global_batch: sequences per optimizer step over all ranks, a multiple of `ranks` x `micro_batch`.
-            rank, ranks: data-parallel rank and number of data-parallel ranks, not of all ranks.
-            first_step: step of the first call of `next`; 1 unless the run is resumed.
-            shift: offset of every sequence index; not 0 if earlier steps of the run had another batch size.
-        """
         assert 0 <= rank < ranks and global_batch % (ranks * micro_batch) == 0, (global_batch, micro_batch, rank, ranks)
         self._sequences = sequences
         self._global_batch = global_batch

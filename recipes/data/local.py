@@ -51,19 +51,18 @@ class LocalText(PackedText):
         """Return absolute paths, sorted. Raises ConfigError if there are none."""
         path = Path(self.path).expanduser().absolute()
         if path.is_dir():
-            found = [str(Path(top) / name) for top, _, names in os.walk(path) for name in names]
-            found = [name for name in found if name.endswith(self.suffixes)]
-            if not found:
-                raise ConfigError(f"data.path: no file in the directory '{path}' ends in {' or '.join(self.suffixes)}")
-        elif path.exists():
-            found = [str(path)]
-        elif glob.has_magic(self.path):
+            every = [str(Path(top) / name) for top, _, names in os.walk(path) for name in names]
+            found = [name for name in every if name.endswith(self.suffixes)]
+            problem = f"no file in the directory '{path}' ends in {' or '.join(self.suffixes)}"
+        elif glob.has_magic(self.path) and not path.exists():
             every = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
             found = [name for name in every if Path(name).is_file()]
-            if not found:
-                raise ConfigError(f"data.path: no file matches '{path}'")
+            problem = f"no file matches '{path}'"
         else:
-            raise ConfigError(f"data.path: no such file: '{path}'; expected a file, a directory or a glob pattern")
+            found = [str(path)] if path.exists() else []
+            problem = f"no such file: '{path}'; expected a file, a directory or a glob pattern"
+        if not found:
+            raise ConfigError(f"data.path: {problem}")
         return sorted(found)
 
     def source(self) -> dict[str, Any]:

@@ -24,19 +24,23 @@ class PackedSequences:
     """
     Sequence i of an epoch is `tokens[k * L : k * L + L + 1]`, where L = seq_len and k is the i-th entry of a permutation.
 
-    The permutation is blockwise: sequences b * S to b * S + S - 1 are shuffled among themselves, by (seed, epoch, b). A block is
-    available as soon as its tokens are, and does not depend on later tokens. An epoch ends with the data. Until the end of the
-    data is known, there is only the first epoch.
+    The permutation is blockwise: sequences b * S to b * S + S - 1, where S = shuffle, are shuffled among themselves, by (seed,
+    epoch, b). A block is available as soon as its tokens are, and does not depend on later tokens. If shuffle is None, the only
+    block waits for the end of the data, with which an epoch ends. Until the end is known, there is only the first epoch.
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
-        """shuffle: S, sequences per block; None: one block of all sequences, which must wait for the end of the data."""
         self.entry = entry
         self.spec = spec
         self.shuffle = shuffle
         self._progress = PackProgress()
         self._tokens: NDArray[np.unsignedinteger[Any]] = np.empty(0, np.uint16)
-        self._permutations = lru_cache(maxsize=4)(self._permutation)
+
+        @lru_cache(maxsize=4)
+        def permutation(epoch: int, block: int, size: int) -> NDArray[np.int64]:
+            return np.random.default_rng([spec.seed % 2**64, epoch, block]).permutation(size)
+
+        self._permutation = permutation
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
         length = self.spec.seq_len
@@ -74,15 +78,12 @@ class PackedSequences:
                 self._wait(needed)
         if not self._progress.complete:
             assert size is not None
-            return index // size * size + int(self._permutations(0, index // size, size)[index % size])
+            return index // size * size + int(self._permutation(0, index // size, size)[index % size])
         n = sequence_count(len(self._tokens), length)
         epoch, index = divmod(index, n)
         size = min(size or n, n)
         start = index // size * size
-        return start + int(self._permutations(epoch, index // size, min(size, n - start))[index - start])
-
-    def _permutation(self, epoch: int, block: int, size: int) -> NDArray[np.int64]:
-        return np.random.default_rng([self.spec.seed % 2**64, epoch, block]).permutation(size)
+        return start + int(self._permutation(epoch, index // size, min(size, n - start))[index - start])
 
     def _wait(self, tokens: int | None) -> None:
         """Wait for at least `tokens` tokens (None: all), then map them. Raises RuntimeError when no producer is left."""

@@ -1,7 +1,4 @@
-"""Text of every Python installation: the language reference (prose) and the standard library's sources.
-
-It differs between Python versions, so runs on different versions train on different text. The run record has its hash.
-"""
+"""Text of every Python installation, which differs between Python versions: the language reference and library sources."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
 SAMPLE_BYTES = 1_000_000
-"""Bytes of source code that the tokenizer is trained on, in addition to all prose."""
+"""Source code that the tokenizer is trained on, in addition to all prose."""
 
 
 class Stdlib(PackedText):

@@ -28,8 +28,6 @@ BATCH_CHARACTERS = 256_000
 """Characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
 """Most seconds of work that a killed producer loses."""
-
-
 Position = dict[str, Any]
 """A position in a source of texts, as JSON values; {}: the start."""
 
@@ -56,7 +54,6 @@ class PackedText(Data):
         """Yield each document from a position on, with the position after it. Raises ConfigError if one cannot be read."""
 
     def no_text_message(self) -> str:
-        """Return the error message for a source without text."""
         return "data: the source contains no text; choose another"
 
     def sample(self) -> Iterator[str]:
@@ -111,7 +108,6 @@ class PackedText(Data):
         return PackedSequences(self.entry(spec), spec, self.shuffle)
 
     def entry(self, spec: DataSpec) -> CacheEntry:
-        """Return the cache entry of this text with this tokenizer."""
         identity: dict[str, Any] = {"source": self.source()}
         if self.tokenizer is None:
             identity["train"] = self._vocabulary(spec)
@@ -121,7 +117,6 @@ class PackedText(Data):
         return CacheEntry(identity)
 
     def _vocabulary(self, spec: DataSpec) -> int:
-        """Return the vocabulary size of the tokenizer to train."""
         if self.vocab_size == "auto":
             return min(spec.vocab_size, tokenizers.MAX_AUTO_VOCAB)
         self._check_vocabulary(self.vocab_size, spec)

@@ -5,8 +5,7 @@
     progress.json     valid length of tokens.bin, checksums, position in the source; replaced atomically, after tokens.bin
     .lock             locked (flock) by the one process that writes the entry
 
-Tokens beyond the recorded number are ignored, so a writer may be killed at any time. Entries never expire. The directory may be
-removed by hand when nothing is running.
+Tokens beyond the recorded number are ignored, so a writer may be killed at any time. Entries never expire.
 """
 
 from __future__ import annotations
@@ -51,20 +50,18 @@ class PackProgress:
 
     @property
     def itemsize(self) -> int:
-        """Bytes per token in tokens.bin."""
         return 2 if self.vocab <= 1 << 16 else 4
 
     @property
     def dtype(self) -> str:
-        """numpy dtype of the tokens in tokens.bin."""
+        """numpy dtype of tokens.bin."""
         return f"<u{self.itemsize}"
 
 
 class CacheEntry:
-    """The cache entry of one source and tokenizer. Nothing is created until something is written."""
+    """The cache entry for an identity: everything that the packed tokens depend on, as JSON values."""
 
     def __init__(self, identity: dict[str, Any]) -> None:
-        """identity: everything that the packed tokens depend on, as JSON values."""
         text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
         self.folder = cache_dir() / "tokens" / hashlib.sha256(text.encode()).hexdigest()[:20]
         self.tokenizer = self.folder / "tokenizer.model"
@@ -85,11 +82,7 @@ class CacheEntry:
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
-        """
-        Return the progress record if the files match it, else empty the entry. The caller holds the lock.
-
-        thorough: check the CRC of the tokens whatever their size.
-        """
+        """Return the progress record if the files match it, else empty the entry. The caller holds the lock."""
         progress = self.read()
         with suppress(FileNotFoundError):
             if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:

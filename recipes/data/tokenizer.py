@@ -35,11 +35,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """
-    Train a tokenizer model of at most `vocab_size` pieces. The same texts give the same bytes.
-
-    Raises ConfigError if the vocabulary is too small for 256 bytes and the characters of the texts.
-    """
+    """Train a tokenizer model of at most `vocab_size` pieces. The same texts give the same bytes."""
     from sentencepiece import SentencePieceTrainer
 
     # Read first, because sentencepiece would replace an exception with its own.
@@ -63,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
 
 
 def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
-    """Load a tokenizer from a model file's bytes. Raises ConfigError, naming `where`, if they are not a usable model."""
+    """Load a tokenizer from a model file's bytes, named `where` in messages."""
     from sentencepiece import SentencePieceProcessor
 
     try:

@@ -61,10 +61,11 @@ class Run:
         loader = Loader(self.sequences, **size, **self.ranks, device=CPU, first_step=first)
         found = []
         for _ in range(count):
-            done = update(self.recipe, self.model, self.trained, self.optimizer, loader.next(), 1e-3)
-            allocations = done.observed.get("perf/comm_allocations")
+            batches = loader.next()
+            loss, grad_norm, observed = update(self.recipe, self.model, self.trained, self.optimizer, batches, 1e-3)
+            allocations = observed.get("perf/comm_allocations")
             counted = None if allocations is None else allocations.item()
-            found.append((done.loss.item(), done.grad_norm.item(), counted))
+            found.append((loss.item(), grad_norm.item(), counted))
         loader.close()
         return found
 

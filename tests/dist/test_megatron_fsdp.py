@@ -175,7 +175,7 @@ def allocators(cases: list[tuple[str, ...]]) -> list[str]:
     for overrides in cases:
         recipe = experiment(*overrides)
         with on_cpu():
-            model: Any = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, 2)), CPU).model
+            model: Any = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, 2)), CPU)[0]
         found.append(type(model.param_and_grad_buffer.weight_alloc).__name__)
     return found
 
@@ -190,7 +190,7 @@ def dtypes(overrides: tuple[str, ...]) -> tuple[dict[str, torch.dtype], float]:
     """Return parameter -> its compute dtype, and the loss of a micro batch."""
     recipe = experiment(*overrides)
     with on_cpu():
-        model: Any = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, 2)), CPU).model
+        model: Any = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, 2)), CPU)[0]
         tokens = torch.zeros(recipe.micro_batch, recipe.seq_len, dtype=torch.long)
         loss = backward(recipe, model, [(tokens, tokens)])
     return {clean_name(name): parameter.dtype for name, parameter in model.raw_param.items()}, loss.item()
