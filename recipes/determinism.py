@@ -1,4 +1,4 @@
-"""`deterministic`: a run repeats its losses bit for bit, also after a resume, with the same layout and devices."""
+"""The key `deterministic`: a run repeats its losses bit for bit, also after a resume, with the same layout and devices."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def compute_deterministically(*, compiles: bool) -> None:
-    """
-    Make torch use algorithms whose results do not depend on thread order. An operator without such an algorithm raises.
-
-    In the backward of attention, flash and memory-efficient kernels then accumulate without atomics, and cuDNN's are not chosen.
-    Compiled scatters call deterministic operators, and inductor decides by rules instead of by timing.
-    """
+    """Make torch use algorithms whose results do not depend on thread order. An operator without such an algorithm raises."""
     import torch
 
     torch.use_deterministic_algorithms(True)
@@ -21,4 +16,4 @@ def compute_deterministically(*, compiles: bool) -> None:
     if compiles:
         from torch._inductor import config
 
-        config.deterministic = True
+        config.deterministic = True  # decide by rules instead of by timing

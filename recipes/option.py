@@ -156,11 +156,11 @@ def chosen(base: type[Option]) -> BeforeValidator:
     def choose(value: Any) -> Any:
         if isinstance(value, base):
             return value
-        known = f"known kinds: {', '.join(sorted(base.kinds))}"
-        if not isinstance(value, dict):
-            raise PydanticCustomError("not_a_mapping", f"expected a mapping with 'kind', got {value!r}; {known}")
-        if "kind" not in value:
-            raise PydanticCustomError("kind_missing", f"the key 'kind' is missing; {known}")
+        if not isinstance(value, dict) or "kind" not in value:
+            known = f"known kinds: {', '.join(sorted(base.kinds))}"
+            raise PydanticCustomError(
+                "kind_missing", f"expected a mapping with 'kind', got {shortened(value)}; {known}"
+            )
         try:
             option = base.resolve(value["kind"])
         except PydanticCustomError as error:

@@ -2,9 +2,8 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-needs an initialised process group of nodes x workers ranks. The assembly has one order that works, because every step changes
-what the next one sees: build on meta -> tensor or expert parallelism -> wrap plan -> recomputation and compilation ->
-data-parallel wrapping, which materialises and initialises -> optimizer -> loader.
+needs an initialised process group of nodes x workers ranks. The seven steps of the assembly have one order that works, because
+each changes what the next one sees.
 """
 
 from __future__ import annotations
@@ -174,13 +173,6 @@ def prepare(
     return Prepared(recipe, model, trained, optimizer, saver, loader, global_batch, done, consumed)
 
 
-class Result(NamedTuple):
-    """The trained model and the last completed step, which is less than `recipe.steps` if a stop was requested."""
-
-    model: nn.Module
-    step: int
-
-
 def train(
     recipe: Recipe,
     meter: Meter,
@@ -190,9 +182,11 @@ def train(
     workers: int,
     checkpoints: Path | None = None,
     stop_requested: Callable[[], bool] | None = None,
-) -> Result:
+) -> tuple[nn.Module, int]:
     """
     Train up to step `recipe.steps` or until a stop is requested on any rank. The last step is saved if checkpoints are on.
+
+    Return the trained model and the last completed step.
 
     Without a directory for `checkpoints`, they are neither read nor written. Raises ConfigError if the recipe does not fit the
     devices, the data or the checkpoint, NotSaved if a checkpoint cannot be written, and FloatingPointError (by the meter) if a
@@ -225,7 +219,7 @@ def train(
     finally:
         gc.enable()
         run.loader.close()
-    return Result(run.model, step)
+    return run.model, step
 
 
 def update(

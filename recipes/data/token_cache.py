@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -94,35 +94,29 @@ class CacheEntry:
             path.unlink(missing_ok=True)
         return None
 
-    def lock(self, *, wait: bool = True) -> AbstractContextManager[bool]:
+    @contextmanager
+    def lock(self, *, wait: bool = True, exclusive: bool = True) -> Iterator[bool]:
         """Hold the writer's lock, or yield False if it is taken and `wait` is false. It ends with the process."""
-        return self._flock(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(stack.enter_context((self.folder / ".lock").open("ab")), how)
+                locked = True
+            except BlockingIOError:
+                locked = False
+            except OSError as error:  # including a file system without locks
+                raise ConfigError(
+                    f"cannot lock the cache entry {self.folder} ({error.strerror}); set MESHRUNNER_CACHE to another directory"
+                ) from None
+            yield locked
 
     def is_locked(self) -> bool:
         """Whether a process holds the lock."""
         if not self.folder.is_dir():
             return False
-        with self._flock(fcntl.LOCK_SH | fcntl.LOCK_NB) as free:
+        with self.lock(wait=False, exclusive=False) as free:
             return not free
-
-    @contextmanager
-    def _flock(self, how: int) -> Iterator[bool]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / ".lock").open("ab")
-        except OSError as error:
-            raise ConfigError(f"cannot write to the cache entry {self.folder} ({error.strerror})") from None
-        with file:
-            try:
-                fcntl.flock(file, how)
-                locked = True
-            except BlockingIOError:
-                locked = False
-            except OSError as error:  # a file system without locks
-                raise ConfigError(
-                    f"cannot lock the cache directory ({error.strerror}); set MESHRUNNER_CACHE to another directory"
-                ) from None
-            yield locked
 
 
 def sequence_count(tokens: int, seq_len: int) -> int:

@@ -78,7 +78,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     meter, stop = RunMeter(experiment, run_dir, context), context.stop_requested
     try:
-        result = train(
+        model, step = train(
             experiment,
             meter,
             device=device,
@@ -97,8 +97,8 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         except Exception:  # a failure of the profiler must not hide the lack of memory
             traceback.print_exc()
         raise ran_out from error
-    _kept_alive.append(result.model)
-    return 0 if result.step == experiment.steps else STOPPED_EARLY
+    _kept_alive.append(model)
+    return 0 if step == experiment.steps else STOPPED_EARLY
 
 
 def _keep_freed_memory() -> None:

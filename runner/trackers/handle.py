@@ -62,7 +62,7 @@ class TrackerHandle:
         self.process = process
 
     def end(self) -> None:
-        """Signal the end of the run to the tracker. status.json, events.jsonl and summary.json must be complete."""
+        """Signal that the run has ended, with status.json, events.jsonl and summary.json complete."""
         if self._end_of_run is not None:
             self._end_of_run.close()
             self._end_of_run = None

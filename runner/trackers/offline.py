@@ -14,7 +14,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from meshrunner.runner.console import one_line
-from meshrunner.runner.rundir import owner_is_alive, read_status
 from meshrunner.runner.rundir.files import WANDB, is_run, is_sweep
 
 POLL_S = 0.2
@@ -34,11 +33,6 @@ class OfflineRun:
             return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
         except FileNotFoundError:
             return False
-
-    @property
-    def growing(self) -> bool:
-        """Whether the run is still being executed, so that its record is incomplete."""
-        return owner_is_alive(read_status(self.folder))
 
 
 def find_offline_runs(folder: Path) -> list[OfflineRun]:

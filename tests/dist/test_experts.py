@@ -248,8 +248,8 @@ def trained(steps: int, folder: Path | None, overrides: tuple[str, ...]) -> tupl
     """Losses of the steps that were left to do, and the biases behind them."""
     recorder, saving = Recorder(), ("checkpoint=dcp", "checkpoint.every=1") if folder is not None else ()
     recipe = experiment(*EXPERTS, *overrides, *saving, f"steps={steps}")
-    result = pretrain.train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder)
-    loads = network_of(result.model).loads
+    model, _ = pretrain.train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder)
+    loads = network_of(model).loads
     assert loads is not None
     return recorder.losses, loads.bias.clone()
 

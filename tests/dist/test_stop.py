@@ -27,7 +27,7 @@ def requested_at(folder: Path, request: tuple[int, int] | None, overrides: tuple
         rank, step = request
         return dist.get_rank() == rank and len(recorder.losses) >= step
 
-    result = train(
+    model, step = train(
         experiment(*SMALL, "steps=8", *overrides),
         recorder,
         device=CPU,
@@ -36,8 +36,8 @@ def requested_at(folder: Path, request: tuple[int, int] | None, overrides: tuple
         checkpoints=folder,
         stop_requested=requested if request is not None else None,
     )
-    MODELS.append(result.model)
-    return result.step, recorder.losses
+    MODELS.append(model)
+    return step, recorder.losses
 
 
 @pytest.mark.slow

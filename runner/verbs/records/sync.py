@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
+from meshrunner.runner.rundir import owner_is_alive, read_status
 from meshrunner.runner.trackers.offline import OfflineRun, find_offline_runs, server, silence, upload
 
 
@@ -13,7 +14,7 @@ def sync(arguments: list[str]) -> int:
     given = parse("sync", arguments)
     directories = [existing(directory) for directory in given.directories]
     found = list(dict.fromkeys(run for directory in directories for run in find_offline_runs(directory)))
-    growing = [run for run in found if run.growing]
+    growing = [run for run in found if owner_is_alive(read_status(run.folder))]
     todo = [run for run in found if not run.uploaded and run not in growing]
     for run in growing:
         warn(f"{shown(run.folder)} is still running, so its record is incomplete")
