@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
-from meshrunner.recipes.precision.float8 import ALIGNMENT
+from meshrunner.recipes.precision.base import FLOAT8_ALIGNMENT
 from meshrunner.recipes.recipe import Recipe
 
 
@@ -41,10 +41,10 @@ TABLE = [
         instead="precision=bf16, or parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate=NUMBER_OF_DEVICES",
     ),
     Conflict(
-        when=lambda r, p, d: r.precision.compute == "fp8" and r.micro_batch * r.seq_len % ALIGNMENT > 0,
+        when=lambda r, p, d: r.precision.compute == "fp8" and r.micro_batch * r.seq_len % FLOAT8_ALIGNMENT > 0,
         where="micro_batch",
-        reason=f"float8 matmuls sum over the tokens of a micro batch, whose number must be a multiple of {ALIGNMENT}",
-        instead=f"a multiple of {ALIGNMENT} for micro_batch x seq_len, or precision=bf16",
+        reason=f"float8 matmuls sum over the tokens of a micro batch, whose number must be a multiple of {FLOAT8_ALIGNMENT}",
+        instead=f"a multiple of {FLOAT8_ALIGNMENT} for micro_batch x seq_len, or precision=bf16",
     ),
     Conflict(
         when=lambda r, p, d: p.autocasts and r.precision.reduce_bytes < 4,

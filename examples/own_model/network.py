@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshrunner.recipes.model.distributions import ONES, Initial, TruncatedNormal
-from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.model.network import ONES, Initial, Network, TruncatedNormal
 
 if TYPE_CHECKING:
     from examples.own_model.gpt import GPT

@@ -83,12 +83,10 @@ class Decoder(Model):
     if TYPE_CHECKING:  # each is a key in some subclasses, and derived from other keys in the rest
 
         @property
-        def n_layers(self) -> int:
-            """Number of blocks."""
+        def n_layers(self) -> int: ...
 
         @property
-        def head_dim(self) -> int:
-            """Width of one head."""
+        def head_dim(self) -> int: ...
 
     dim: Annotated[int, whole(at_most=2**17)]
     """Width of the residual stream."""
@@ -113,11 +111,6 @@ class Decoder(Model):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Decoder:
-        self.check_heads()
-        return self
-
-    def check_heads(self) -> None:
-        """Raise PydanticCustomError if the numbers of heads do not fit each other or the rotary embedding."""
         if self.n_heads % self.n_kv_heads:
             raise PydanticCustomError(
                 "heads", f"n_heads({self.n_heads}) is not a multiple of n_kv_heads({self.n_kv_heads})"
@@ -126,13 +119,13 @@ class Decoder(Model):
             raise PydanticCustomError(
                 "rope_scaling", "there is nothing to scale without rope_theta; use rope_scaling=null"
             )
+        return self
 
     def weights(self) -> Iterator[tuple[str, int]]:
         """
         Yield the name of each weight that multiplies a token, and the number of its elements that do.
 
-        Weights come in the order of the forward pass, once for each use. A tied output projection has the name of the
-        embedding table.
+        They come in forward order, once for each use. A tied output projection has the name of the embedding table.
         """
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
@@ -147,11 +140,9 @@ class Decoder(Model):
         The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of its input and 2 for its own gradient (Kaplan et al.
         2020, section 2.1). A frozen weight has no gradient of its own, and backward ends at the first trained weight.
 
-        The embedding table does not count, because it is looked up, not multiplied; a tied table counts as the output
-        projection. The attention term counts the full score matrix, ignoring causality, as torchtitan does.
-
-        Parameters are counted from the network itself. Attention is recognised by the name `attention.wv`, so a subclass whose
-        network has other names overrides this method.
+        The embedding table is looked up, not multiplied, so it counts only where it is tied to the output projection. The
+        attention term counts the full score matrix, ignoring causality, as torchtitan does. Attention is recognised by the name
+        `attention.wv`, so a subclass whose network has other names overrides this method.
         """
         total, attention, goes_backward = 0, 0, not self.is_frozen("tok_embeddings.weight")
         for name, size in self.weights():

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from meshrunner.recipes.model.distributions import Initial
-from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.model.network import Initial, Network
 
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 """Prefixes that FSDP1, activation checkpointing and torch.compile add to parameter names."""
@@ -50,11 +49,7 @@ class Initialiser:
     device: torch.device
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
-        """
-        Allocate and initialise the network, or its wrapper, on meta, sharded or not.
-
-        `offload` keeps parameters in host memory. Values are drawn on the device, and buffers stay there.
-        """
+        """Allocate and initialise a network on meta, or its wrapper. offload: keep parameters, but no buffers, on the host."""
         model.to_empty(device="cpu" if offload else self.device)
         if offload:
             for module in model.modules():

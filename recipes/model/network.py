@@ -1,14 +1,16 @@
-"""The interface of a model's module, through which every layout can wrap, initialise and train it."""
+"""The interface through which every layout wraps, initialises and trains a model, and distributions of initial values."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.loss.base import LossFunction
     from meshrunner.recipes.model.balance import Loads
-    from meshrunner.recipes.model.distributions import Initial
 
 
 class Network(nn.Module):
@@ -36,8 +37,8 @@ class Network(nn.Module):
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    `output` is the module of the projection, so that logits can be computed in chunks. A linear layer named `output` is called
-    once for all chunks, any other module once for each.
+    `output` is the module of the projection. A linear layer named `output` is called once for all chunks of logits, any other
+    module once for each.
     """
 
     @abstractmethod
@@ -65,8 +66,8 @@ class Network(nn.Module):
         return 0
 
     def calls(self, name: str) -> int:
-        """Return how often a forward with targets calls a module outside the blocks; "" is the network itself."""
-        return 1
+        """Return how often a forward with targets calls a module, which is at least once; "" is the network itself."""
+        return max(1, self.multiplied_modules().count(self.get_submodule(name)))
 
     def multiplied_modules(self) -> list[nn.Module]:
         """Return the modules whose weights multiply tokens, once for each call, in the order of a forward with targets."""
@@ -79,10 +80,6 @@ class Network(nn.Module):
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         """Return the style of tensor parallelism of each module that is split, by its name."""
         raise NotImplementedError(f"{type(self).__name__} has no tensor-parallel plan")
-
-    def collective_outputs(self) -> list[str]:
-        """Return the modules whose output comes from a tensor-parallel collective and is the input of a block."""
-        return []
 
     def tie_weights(self) -> None:
         """Tie shared parameters again after `Module.to_empty`, which unties them."""
@@ -104,3 +101,70 @@ class Network(nn.Module):
 def network_of(model: nn.Module) -> Network:
     """Return the network that a model is or wraps."""
     return next(module for module in model.modules() if isinstance(module, Network))
+
+
+CUTOFF = 3.0
+"""Truncation of the normal distribution, in standard deviations."""
+TABLE_SIZE = 1024
+"""Number of truncated-normal draws from which values beyond the cutoff are replaced."""
+
+
+class Initial(ABC):
+    """A distribution of initial values."""
+
+    @abstractmethod
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        """Draw the values of a parameter, fp32, on the device. The generator is there, too, or on the CPU for meta."""
+
+
+@dataclass(frozen=True)
+class Filled(Initial):
+    """The same value everywhere."""
+
+    value: float
+
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        return torch.full(shape, self.value, device=device)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Initial):
+    """A normal distribution with mean 0, truncated at `CUTOFF` standard deviations."""
+
+    std: float
+
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        value = torch.empty(shape, device=device).normal_(generator=generator)
+        # Values beyond the cutoff (0.3%) are replaced from a small table. On a CPU this is several times faster than
+        # inverting the error function for every value, and it needs no data-dependent control flow.
+        table = nn.init.trunc_normal_(torch.empty(TABLE_SIZE, device=device), a=-CUTOFF, b=CUTOFF, generator=generator)
+        rows = table[: shape[-1]] if shape[-1] <= TABLE_SIZE else table.repeat(-(-shape[-1] // TABLE_SIZE))[: shape[-1]]
+        return torch.where(value.abs() > CUTOFF, rows, value).mul_(self.std)
+
+
+@dataclass(frozen=True)
+class LogOfUniform(Initial):
+    """The logarithm of a variable that is uniform between two positive bounds."""
+
+    low: float
+    high: float
+
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        return torch.empty(shape, device=device).uniform_(self.low, self.high, generator=generator).log_()
+
+
+@dataclass(frozen=True)
+class InverseSoftplus(Initial):
+    """Values whose softplus is log-uniform between two positive bounds."""
+
+    low: float
+    high: float
+
+    def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
+        bounds = math.log(self.low), math.log(self.high)
+        value = torch.empty(shape, device=device).uniform_(*bounds, generator=generator).exp_()
+        return value + torch.log(-torch.expm1(-value))  # softplus(this) = log(1 + exp(this)) = value
+
+
+ONES = Filled(1.0)
+ZEROS = Filled(0.0)

@@ -7,21 +7,36 @@ it, and its own under "". `Transformer.tensor_plan` collects them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Placement
-    from torch.distributed.tensor.parallel import ParallelStyle
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInput, RowwiseParallel
 
-    TensorPlan = dict[str, ParallelStyle]
+TensorPlan = dict[str, ParallelStyle]
+
+
+class SplitParameters(ParallelStyle):
+    """Shards parameters of a module, each along its dimension in `dims`. Every rank slices its own copy; nothing is sent."""
+
+    def __init__(self, dims: dict[str, int]) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for path, dim in self.dims.items():
+            owner, _, name = path.rpartition(".")
+            whole = module.get_parameter(path)
+            shard = nn.Parameter(
+                distribute_tensor(whole, device_mesh, [Shard(dim)], src_data_rank=None),
+                requires_grad=whole.requires_grad,
+            )
+            module.get_submodule(owner).register_parameter(name, shard)
+        return module
 
 
 def stream_placement(sequence_parallel: bool) -> Placement:
     """Return how the residual stream, [batch, seq, dim], is placed on the tensor-parallel devices."""
-    from torch.distributed.tensor import Replicate, Shard
-
     return Shard(1) if sequence_parallel else Replicate()
 
 
@@ -31,9 +46,6 @@ def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_
 
     Megatron-LM does so (Shoeybi et al. 2019). `other_inputs` is the number of inputs of the module besides the stream.
     """
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
-
     stream = stream_placement(sequence_parallel)
     plan: TensorPlan = {layer: ColwiseParallel() for layer in into}
     plan[out] = RowwiseParallel(output_layouts=stream)
@@ -42,13 +54,3 @@ def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_
         others = (None,) * other_inputs
         plan[""] = PrepareModuleInput(input_layouts=(stream, *others), desired_input_layouts=(Replicate(), *others))
     return plan
-
-
-def shard_parameter(module: nn.Module, name: str, mesh: DeviceMesh, dim: int) -> None:
-    """Replace a parameter by its shard along a dimension. Every rank slices its own copy; nothing is sent."""
-    from torch import nn
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    whole = module.get_parameter(name)
-    shard = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
-    module.register_parameter(name, nn.Parameter(shard, requires_grad=whole.requires_grad))

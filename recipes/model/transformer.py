@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Its modules are split so that tensor parallelism can shard heads and FFN width."""
+"""The network of Llama 2 and 3. Tensor parallelism, which takes a second to import, is imported where it is used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshrunner.recipes.model.distributions import ONES, Initial, TruncatedNormal
-from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.model.tensor_plan import matmul_styles, stream_placement
+from meshrunner.recipes.model.network import ONES, Initial, Network, TruncatedNormal
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.decoder import Decoder, RopeScaling
@@ -116,6 +114,8 @@ class Attention(nn.Module):
         return self.wo(out.transpose(1, 2).flatten(2))  # [batch, seq, dim]
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
+        from meshrunner.recipes.model.tensor_plan import matmul_styles
+
         return matmul_styles(("wq", "wk", "wv"), "wo", sequence_parallel, other_inputs=1)
 
 
@@ -132,6 +132,8 @@ class FeedForward(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
+        from meshrunner.recipes.model.tensor_plan import matmul_styles
+
         return matmul_styles(("w1", "w3"), "w2", sequence_parallel)
 
 
@@ -186,6 +188,8 @@ class Transformer(Network):
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
+        from meshrunner.recipes.model.tensor_plan import stream_placement
+
         stream = stream_placement(sequence_parallel)
         plan: TensorPlan = {
             "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
@@ -199,9 +203,6 @@ class Transformer(Network):
             if styles := getattr(module, "styles", None):
                 plan |= {f"{name}.{part}".strip("."): style for part, style in styles(sequence_parallel).items()}
         return plan
-
-    def collective_outputs(self) -> list[str]:
-        return ["tok_embeddings"]
 
     def tie_weights(self) -> None:
         if self.config.tie_embeddings:

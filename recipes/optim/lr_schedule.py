@@ -32,7 +32,7 @@ class LRSchedule(Option):
         """Return the factor at a step, counted from 1."""
 
     def remarks(self, steps: int) -> list[str]:
-        """Return remarks on settings that work but may not be intended in a run of `steps` steps."""
+        """Return remarks on settings that may not be intended in a run of `steps` steps."""
         return []
 
 
@@ -73,13 +73,9 @@ class Warmup(LRSchedule):
         return self.final + (1 - self.final) * self.decay_factor(progress)
 
     def remarks(self, steps: int) -> list[str]:
-        warmup, total = self.warmup_steps, self.total_steps
-        if warmup >= total:
-            return [
-                f"lr_schedule.warmup_steps({warmup}) lasts all of total_steps({total}): the rate never decays smoothly"
-            ]
-        if warmup >= steps:
-            return [f"lr_schedule.warmup_steps({warmup}) lasts all of steps({steps}): the rate only rises"]
+        for key, length in (("total_steps", self.total_steps), ("steps", steps)):
+            if self.warmup_steps >= length:
+                return [f"lr_schedule.warmup_steps({self.warmup_steps}) lasts all of {key}({length}): no decay follows"]
         return []
 
 

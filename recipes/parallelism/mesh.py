@@ -70,6 +70,7 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> frozenset[str]:
     """Split a network on meta over `tensor` or `expert` devices, in place. Return the names of the tensor-parallel parameters."""
+    from torch import nn
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -77,8 +78,9 @@ def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> froz
         plan = network.tensor_plan(layout.sequence_parallel, layout.loss_parallel)
         parallelize_module(network, mesh["tensor"], plan)
         network.tie_weights()
-        for name in network.collective_outputs():
-            network.get_submodule(name).register_forward_hook(_wait_for_collective)
+        for module in network.modules():
+            if isinstance(module, nn.Embedding):
+                module.register_forward_hook(_wait_for_collective)
     tensor_parallel = frozenset(
         name
         for name, parameter in network.named_parameters()

@@ -102,10 +102,12 @@ def _split_dims(network: Network) -> dict[str, int]:
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
+    from meshrunner.recipes.model.tensor_plan import SplitParameters
+
     found: dict[str, int] = {}
     for module, style in network.tensor_plan(sequence_parallel=True, loss_parallel=False).items():
-        if own := getattr(style, "split_dims", None):  # one of this project's own styles
-            found |= {f"{module}.{name}": dim for name, dim in own(network.get_submodule(module)).items()}
+        if isinstance(style, SplitParameters):
+            found |= {f"{module}.{name}": dim for name, dim in style.dims.items()}
         if not isinstance(style, ColwiseParallel | RowwiseParallel):
             continue
         dim = int(isinstance(style, RowwiseParallel) != isinstance(network.get_submodule(module), nn.Embedding))

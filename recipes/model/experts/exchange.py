@@ -56,7 +56,10 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     with torch.no_grad():
         # Rows that arrive, by sending rank and by expert of this rank: [ranks, own experts].
         arriving = _wait(collectives.all_to_all_single(load, None, None, group)).view(ranks, -1)
-        received, sent = _sizes(arriving, load, rows.shape[0])
+        if load.is_meta:  # the loads are unknown: assume that every rank gets the same
+            received = sent = [rows.shape[0] // ranks + (rank < rows.shape[0] % ranks) for rank in range(ranks)]
+        else:  # the only place where the host waits for the device, because it issues the all-to-all with these sizes
+            received, sent = torch.stack((arriving.sum(1), load.view(ranks, -1).sum(1))).tolist()
         # They arrive sorted by rank, then by expert; the grouped matmul needs them sorted by expert alone.
         expert = torch.arange(arriving.shape[1], device=load.device).repeat(ranks)
         order = expert.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
@@ -66,22 +69,9 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     return _wait(collectives.all_to_all_single_autograd(results, sent, received, group))
 
 
-def _sizes(arriving: Tensor, load: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """
-    Return the rows received from each rank, and the rows sent to each.
+class ScaleGradient(torch.autograd.Function):
+    """Return `x` and multiply its gradient by a factor in backward."""
 
-    Only here does the host wait for the device, because it issues the all-to-all and must know its sizes. On meta, where
-    they are unknown, every rank is assumed to get the same load. `arriving` and `load`: see `exchanged`.
-    """
-    ranks = arriving.shape[0]
-    if load.is_meta:
-        even = [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
-        return even, even
-    received, sent = torch.stack((arriving.sum(1), load.view(ranks, -1).sum(1))).tolist()
-    return received, sent
-
-
-class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
@@ -90,9 +80,3 @@ class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.factor, None
-
-
-def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """Return `x` and multiply its gradient by a factor in backward."""
-    same: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
-    return same

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
-from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel
+from torch.distributed.tensor.parallel import RowwiseParallel
 
-from meshrunner.recipes.model.experts.exchange import exchanged, inverse_of, permute, scale_gradient
-from meshrunner.recipes.model.experts.grouped_mm import grouped_mm, leaves_empty_groups, zero_gradient
-from meshrunner.recipes.model.tensor_plan import matmul_styles, shard_parameter, stream_placement
+from meshrunner.recipes.model.experts.exchange import ScaleGradient, exchanged, inverse_of, permute
+from meshrunner.recipes.model.experts.grouped_mm import ZeroGradient, grouped_mm, leaves_empty_groups
+from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import FeedForward
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.decoder import Experts
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
 class Routed(NamedTuple):
@@ -97,9 +96,9 @@ class GroupedExperts(nn.Module):
         """Apply each expert to its rows. rows: [rows, dim], sorted by expert; load: rows of each expert, [experts], int64."""
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)]
         if self.ranks > 1:
-            weights = [scale_gradient(w, 1 / self.ranks) for w in weights]
+            weights = [ScaleGradient.apply(w, 1 / self.ranks) for w in weights]  # type: ignore[no-untyped-call]
         if leaves_empty_groups(rows.device):
-            weights = [zero_gradient(w, load == 0) for w in weights]
+            weights = [ZeroGradient.apply(w, load == 0) for w in weights]  # type: ignore[no-untyped-call]
         if torch.is_autocast_enabled(rows.device.type):  # autocast does not cover grouped matmuls
             dtype = torch.get_autocast_dtype(rows.device.type)
             rows, weights = rows.to(dtype), [w.to(dtype) for w in weights]
@@ -168,22 +167,18 @@ class ExpertFeedForward(nn.Module):
             if self.tensor_mesh is not None:
                 # Under tensor parallelism the gradient of x is summed over ranks afterwards. The routed part contributes this
                 # rank's share, but the shared expert's first layers have summed theirs already.
-                x = scale_gradient(x, 1 / self.tensor_mesh.size())
+                x = ScaleGradient.apply(x, 1 / self.tensor_mesh.size())  # type: ignore[no-untyped-call]
             y = y + self.shared(x)
         return y, load, routed.balance
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        return {"": SplitExperts(sequence_parallel)}
+        return {"": SplitExperts(stream_placement(sequence_parallel))}
 
 
 def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
     """Return the whole of `x`, of which a rank has what `placement` says. Its partial gradients are summed over the ranks."""
     shard = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement])
     return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-
-
-SPLIT_DIMS = {"w1": 2, "w3": 2, "w2": 1}
-"""Stack of experts -> the dimension that tensor parallelism splits: the hidden width of every expert."""
 
 
 def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
@@ -194,25 +189,18 @@ def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
         if isinstance(module, ExpertFeedForward):
             module.expert_group = group
             module.experts.ranks = group.size()
-            for name in SPLIT_DIMS:
-                shard_parameter(module.experts, name, mesh["expert"], 0)
+            SplitParameters({"w1": 0, "w3": 0, "w2": 0})._apply(module.experts, mesh["expert"])
 
 
-class SplitExperts(ParallelStyle):
+class SplitExperts(SplitParameters):
     """Tensor parallelism of a block's experts: every rank routes all tokens and holds a part of every expert's width."""
 
-    def __init__(self, sequence_parallel: bool) -> None:
-        super().__init__()
-        self.sequence_parallel = sequence_parallel
-
-    def split_dims(self, module: nn.Module) -> dict[str, int]:
-        """Return the dimension that is split of each parameter, by name."""
-        return {f"experts.{name}": dim for name, dim in SPLIT_DIMS.items()}
+    def __init__(self, stream: Placement) -> None:
+        super().__init__({"experts.w1": 2, "experts.w3": 2, "experts.w2": 1})
+        self.stream = stream
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, ExpertFeedForward)
         module.tensor_mesh = module.router.tensor_mesh = device_mesh
-        module.stream = stream_placement(self.sequence_parallel)
-        for name, dim in SPLIT_DIMS.items():
-            shard_parameter(module.experts, name, device_mesh, dim)
-        return module
+        module.stream = self.stream
+        return super()._apply(module, device_mesh)

@@ -34,7 +34,9 @@ def leaves_empty_groups(device: torch.device) -> bool:
     )
 
 
-class _ZeroGradient(torch.autograd.Function):
+class ZeroGradient(torch.autograd.Function):
+    """Return weights, [groups, in, out], and zero the gradients of the groups that are `empty`, [groups], bool."""
+
     @staticmethod
     def forward(ctx: Any, weights: Tensor, empty: Tensor) -> Tensor:
         ctx.save_for_backward(empty)
@@ -44,12 +46,6 @@ class _ZeroGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (empty,) = ctx.saved_tensors
         return gradient.masked_fill(empty.view(-1, 1, 1), 0), None
-
-
-def zero_gradient(weights: Tensor, empty: Tensor) -> Tensor:
-    """Return `weights`, [groups, in, out], and zero the gradients of the groups that are `empty`, [groups], bool."""
-    same: Tensor = _ZeroGradient.apply(weights, empty)  # type: ignore[no-untyped-call]
-    return same
 
 
 # Except for bf16 on the newest GPUs, torch loops over the groups and reads their ends on the host, which a CUDA graph cannot.

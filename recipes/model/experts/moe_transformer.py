@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.model.balance import Loads
-from meshrunner.recipes.model.distributions import Initial, TruncatedNormal
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
+from meshrunner.recipes.model.network import Initial, TruncatedNormal
 from meshrunner.recipes.model.transformer import Block, Transformer
 
 if TYPE_CHECKING:
@@ -37,15 +37,13 @@ class MoETransformer(Transformer):
         """blocks: those whose `feed_forward` is an `ExpertFeedForward` are called like an `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
-        routed = [
-            i
-            for i, block in enumerate(self.layers)
-            if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward)
-        ]
-        self.rows = {block: row for row, block in enumerate(routed)}
+        self.rows: dict[int, int] = {}
         """Block with experts -> its row of `expert_bias`."""
+        for number, block in enumerate(self.layers):
+            if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
+                self.rows[number] = len(self.rows)
         if experts is not None:
-            self.register_buffer("expert_bias", torch.empty(len(routed), experts.number))
+            self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return logits, or with targets the cross entropy, whose gradient includes the balance loss's."""

@@ -47,18 +47,6 @@ class MambaConfig(Section):
         """Width of all heads together."""
         return self.heads * self.head_dim
 
-    def unsupported(self, device_type: str) -> str | None:
-        """Implement `Model.unsupported`."""
-        if self.kernel != "fused" or (missing := _missing_for_fused(device_type)) is None:
-            return None
-        return f"model.mamba.kernel: fused needs {missing}; use model.mamba.kernel=torch"
-
-    def on(self, device_type: str) -> Self:
-        """Implement `Model.on`."""
-        if self.kernel != "auto":
-            return self
-        return self.model_copy(update={"kernel": "torch" if _missing_for_fused(device_type) else "fused"})
-
 
 def _missing_for_fused(device_type: str) -> str | None:
     """Return what the fused kernel lacks on `cpu` or `cuda` devices, None if nothing."""
@@ -120,10 +108,15 @@ class Hybrid(Decoder):
         return self
 
     def unsupported(self, device_type: str) -> str | None:
-        return None if self.mamba is None else self.mamba.unsupported(device_type)
+        if self.mamba is None or self.mamba.kernel != "fused" or not (missing := _missing_for_fused(device_type)):
+            return None
+        return f"model.mamba.kernel: fused needs {missing}; use model.mamba.kernel=torch"
 
     def on(self, device_type: str) -> Self:
-        return self if self.mamba is None else self.model_copy(update={"mamba": self.mamba.on(device_type)})
+        if self.mamba is None or self.mamba.kernel != "auto":
+            return self
+        kernel = "torch" if _missing_for_fused(device_type) else "fused"
+        return self.model_copy(update={"mamba": self.mamba.model_copy(update={"kernel": kernel})})
 
     def resolved(self) -> dict[str, Any]:
         return {} if self.mamba is None else {"mamba.kernel": self.mamba.kernel}

@@ -9,17 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from meshrunner.recipes.model.distributions import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.experts.moe_transformer import MoETransformer, to_plain, with_gradient_of
 from meshrunner.recipes.model.hybrid.mamba import Mamba
-from meshrunner.recipes.model.tensor_plan import matmul_styles, stream_placement
+from meshrunner.recipes.model.network import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
+from meshrunner.recipes.model.tensor_plan import TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import Attention, Block, FeedForward, RMSNorm
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.hybrid.hybrid import Hybrid
-    from meshrunner.recipes.model.tensor_plan import TensorPlan
-
 
 IGNORED = -100
 """The target that torch's cross entropy ignores."""
@@ -108,7 +106,7 @@ class PredictionBlock(nn.Module):
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
         """
-        Join the stream `x` with the embeddings of the tokens it predicts, each [batch, seq, dim], and apply a block.
+        Join the stream with the embeddings of the tokens it predicts, each [batch, seq, dim], and apply a block.
 
         Return the stream for the next module, and its norm for the output projection.
         """
@@ -121,12 +119,7 @@ class PredictionBlock(nn.Module):
         return {"join": ColwiseParallel(input_layouts=stream, output_layouts=stream)}
 
 
-BLOCKS: dict[str, type[nn.Module]] = {
-    "M": MambaBlock,
-    "*": AttentionBlock,
-    "-": FeedForwardBlock,
-    "E": ExpertsBlock,
-}
+BLOCKS: dict[str, type[nn.Module]] = {"M": MambaBlock, "*": AttentionBlock, "-": FeedForwardBlock, "E": ExpertsBlock}
 
 
 class HybridTransformer(MoETransformer):
@@ -169,9 +162,6 @@ class HybridTransformer(MoETransformer):
     def block_names(self) -> list[str]:
         return [*super().block_names(), *(f"mtp.{ahead}" for ahead in range(len(self.mtp)))]
 
-    def calls(self, name: str) -> int:
-        return 1 + len(self.mtp) if name == "output" else 1
-
     def multiplied_modules(self) -> list[nn.Module]:
         further_on = [each for module in self.mtp for each in (module, self.output)]
         return [self.layers, self.norm, self.output, *further_on]
@@ -185,11 +175,7 @@ class HybridTransformer(MoETransformer):
         return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
 
     def initial(self, name: str) -> Initial:
-        """
-        Initialise Mamba-2 as Dao and Gu do, with decay rates between 1 and 16 and steps between 0.001 and 0.1.
-
-        A convolution's weights have the variance of torch's default, which is uniform within +-1 / sqrt(width).
-        """
+        """Initialise Mamba-2 as Dao and Gu do, with decay rates between 1 and 16 and steps between 0.001 and 0.1."""
         match name.rpartition(".")[2]:
             case "a_log":
                 return LogOfUniform(1, 16)
@@ -201,6 +187,7 @@ class HybridTransformer(MoETransformer):
                 return ZEROS
         if ".scan.conv_" in name:
             assert self.config.mamba is not None
+            # the variance of torch's default, which is uniform within +-1 / sqrt(width)
             return TruncatedNormal((3 * self.config.mamba.conv) ** -0.5)
         if name.endswith("mamba.wo.weight"):
             return self.initial_into_stream()

@@ -16,15 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ParallelStyle
 
-from meshrunner.recipes.model.tensor_plan import matmul_styles, shard_parameter
+from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
-    from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
 class Mamba(nn.Module):
@@ -48,7 +44,7 @@ class Mamba(nn.Module):
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
         split = matmul_styles(("wz", "wx", "wb", "wc", "wdt"), "wo", sequence_parallel)
-        return {**split, "scan": SplitHeads()}
+        return {**split, "scan": SplitParameters({name: 0 for name, _ in self.scan.named_parameters()})}
 
 
 class CausalConvolution(nn.Module):
@@ -102,20 +98,6 @@ class Scan(nn.Module):
         y, width = y.flatten(2), self.norm.shape[0] // config.groups
         groups = (y * F.silu(z)).view(*y.shape[:-1], -1, width)
         return F.rms_norm(groups, (width,), eps=self.norm_eps).flatten(2) * _local(self.norm).to(y.dtype)
-
-
-class SplitHeads(ParallelStyle):
-    """Tensor parallelism of a `Scan`: every rank has some of the heads and groups, and their parameters."""
-
-    def split_dims(self, module: nn.Module) -> dict[str, int]:
-        """Return the dimension that is split of each parameter, by name."""
-        return {name: 0 for name, _ in module.named_parameters()}
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for part in module.modules():
-            for name in [name for name, _ in part.named_parameters(recurse=False)]:
-                shard_parameter(part, name, device_mesh, 0)
-        return module
 
 
 def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from meshrunner.recipes.model import transformer
 from meshrunner.recipes.model.network import Network
-from meshrunner.recipes.precision.float8 import Float8
+from meshrunner.recipes.precision.base import Float8
 from meshrunner.runner.predict.meta import kernels
 from meshrunner.runner.predict.meta.autocast import autocast_on_meta
 from meshrunner.runner.predict.meta.ddp_reducer import ddp_reducer

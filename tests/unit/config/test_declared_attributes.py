@@ -8,8 +8,7 @@ from meshrunner.recipes.compile import Compile
 from meshrunner.recipes.data.base import Data, DataSpec, RandomSequences, Sequences
 from meshrunner.recipes.option import Option
 from meshrunner.recipes.parallelism.fsdp2 import FSDP2
-from meshrunner.recipes.precision.base import FP32, Precision
-from meshrunner.recipes.precision.float8 import Float8
+from meshrunner.recipes.precision.base import FP32, Float8, Precision
 
 
 class OwnPrecision(Precision):

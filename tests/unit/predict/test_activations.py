@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from meshrunner.recipes.activation_checkpoint.selective_op import SelectiveOp
+from meshrunner.recipes.activation_checkpoint.base import SelectiveOp
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.devices import expected_device_type, expected_devices

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from meshrunner.recipes.loss.base import ChunkedLoss, Loss, PlainLoss, cross_entropy
-from meshrunner.recipes.model.distributions import ONES, Initial
-from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.model.network import ONES, Initial, Network
 from tests.memory import allocated
 
 VOCABULARY, DIM, BATCH, SEQ = 128_000, 16, 2, 128

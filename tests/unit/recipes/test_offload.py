@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from meshrunner.recipes.model import init_weights
-from meshrunner.recipes.model.distributions import Initial
 from meshrunner.recipes.model.init_weights import Initialiser
+from meshrunner.recipes.model.network import Initial
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm, local_gradients
 from meshrunner.recipes.optim.optimizer import step_if_finite
 from tests.composed import SMALL, experiment

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshrunner.recipes.model.distributions import InverseSoftplus, LogOfUniform, TruncatedNormal
+from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.hybrid import hybrid
 from meshrunner.recipes.model.hybrid.mamba import Mamba, scan
+from meshrunner.recipes.model.network import InverseSoftplus, LogOfUniform, TruncatedNormal
+from tests.composed import experiment
 
 HEADS, GROUPS, HEAD_DIM, STATE = 4, 2, 8, 16
 
@@ -138,12 +140,14 @@ def test_fused_kernel_gets_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_kernel_is_resolved_by_device_and_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = hybrid.MambaConfig(heads=4, head_dim=8, groups=2, state=8)
-    assert section.on("cpu").kernel == section.on("cuda").kernel == "torch"
-    fused = section.model_copy(update={"kernel": "fused"})
-    assert section.unsupported("cpu") is section.unsupported("cuda") is None
+    def kernel(model: Model, device_type: str) -> str:
+        return model.on(device_type).resolved()["mamba.kernel"]
+
+    auto, fused = (experiment("model=hybrid_tiny", f"model.mamba.kernel={key}").model for key in ("auto", "fused"))
+    assert kernel(auto, "cpu") == kernel(auto, "cuda") == "torch"
+    assert auto.unsupported("cpu") is auto.unsupported("cuda") is None
     assert fused.unsupported("cpu") == "model.mamba.kernel: fused needs a GPU; use model.mamba.kernel=torch"
     assert "fused needs package mamba_ssm" in str(fused.unsupported("cuda"))
     monkeypatch.setattr(hybrid, "find_spec", lambda name: name == "mamba_ssm")
-    assert section.on("cpu").kernel == "torch" and section.on("cuda").kernel == fused.on("cuda").kernel == "fused"
+    assert kernel(auto, "cpu") == "torch" and kernel(auto, "cuda") == kernel(fused, "cuda") == "fused"
     assert fused.unsupported("cuda") is None

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshrunner.recipes.model import transformer
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.decoder import RopeScaling
-from meshrunner.recipes.model.distributions import CUTOFF, ONES, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.init_weights import Initialiser, initial_value, parameter_seed
 from meshrunner.recipes.model.llama import Llama
+from meshrunner.recipes.model.network import CUTOFF, ONES, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.transformer import Attention, rope_frequencies, rope_table, rotate
 from tests.composed import SMALL, experiment
 
