@@ -23,7 +23,6 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.determinism import compute_deterministically
 from meshrunner.recipes.loss.base import cross_entropy
-from meshrunner.recipes.model.balance import balance
 from meshrunner.recipes.model.init_weights import Initialiser, clean_name
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
@@ -237,7 +236,7 @@ def update(
     for total in network.observed.values():
         total.zero_()
     if network.loads is not None:
-        observed |= balance(network.loads, grad_norm.isfinite())
+        observed |= network.loads.balance(grad_norm.isfinite())
     step_if_finite(optimizer, grad_norm)
     optimizer.zero_grad()
     recipe.precision.after_step(model)

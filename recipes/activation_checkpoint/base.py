@@ -199,7 +199,7 @@ def _packet(name: str) -> OpOverloadPacket[..., Any] | None:
     """Return the operator with a name such as `aten.mm`; None if torch has none."""
     import torch
 
-    from meshrunner.recipes.model.experts import grouped_mm  # noqa: F401 (registers an operator)
+    from meshrunner.recipes.model.experts import grouped_rows  # noqa: F401 (registers an operator)
 
     namespace, _, op = name.partition(".")
     return getattr(getattr(torch.ops, namespace), op, None) if op else None

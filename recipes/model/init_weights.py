@@ -88,38 +88,29 @@ class Initialiser:
     def _initialise(self, name: str, parameter: nn.Parameter) -> None:
         initial = self.network.initial(name)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        own = _own_slices(parameter)
         if self.network.is_stack(name):
             # A whole stack of experts can take more memory than all other parameters, so a rank draws only the matrices that
             # it holds a part of.
-            for number, shard in zip(_own_indices(parameter, 0), local, strict=True):
+            for number, shard in enumerate(local, start=own[0].start):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
-                shard.copy_(_own_shard(value, parameter, first_dim=1))
+                shard.copy_(value[own[1:]])
         else:
             value = initial_value(name, parameter.shape, initial, self.seed, self.device)
-            local.copy_(_own_shard(value, parameter))
+            local.copy_(value[own])
 
 
-def _own_shard(value: Tensor, parameter: nn.Parameter, first_dim: int = 0) -> Tensor:
-    """Return a view of this rank's shard of `value`, which spans the dimensions of the parameter from `first_dim` on."""
-    for dim in range(first_dim, parameter.dim()):
-        own = _own_indices(parameter, dim)
-        value = value.narrow(dim - first_dim, own.start, len(own))
-    return value
-
-
-def _own_indices(parameter: nn.Parameter, dim: int) -> range:
-    """Return the indices along a dimension that this rank holds."""
-    own = range(parameter.shape[dim])
+def _own_slices(parameter: nn.Parameter) -> tuple[slice, ...]:
+    """Return the slice of each dimension that this rank holds."""
+    own = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
-        shards = {
-            mesh_dim: placement
-            for mesh_dim, placement in enumerate(parameter.placements)
-            if isinstance(placement, Shard | _StridedShard) and placement.dim == dim
-        }
         # A strided shard divides what later mesh dimensions have sharded already, so it comes after them.
-        for mesh_dim in sorted(shards, key=lambda mesh_dim: isinstance(shards[mesh_dim], _StridedShard)):
-            size = -(-len(own) // mesh.size(mesh_dim))
-            begin = mesh.get_local_rank(mesh_dim) * size
-            own = own[begin : begin + size]
-    return own
+        placed = sorted(enumerate(parameter.placements), key=lambda each: isinstance(each[1], _StridedShard))
+        for mesh_dim, placement in placed:
+            if isinstance(placement, Shard | _StridedShard):
+                indices = own[placement.dim]
+                size = -(-len(indices) // mesh.size(mesh_dim))
+                begin = mesh.get_local_rank(mesh_dim) * size
+                own[placement.dim] = indices[begin : begin + size]
+    return tuple(slice(indices.start, indices.stop) for indices in own)

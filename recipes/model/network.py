@@ -1,4 +1,4 @@
-"""The interface through which every layout wraps, initialises and trains a model, and distributions of initial values."""
+"""The interface of a model's module, through which every layout wraps, initialises and trains it, and the types it uses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Generator, Tensor, nn
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     from meshrunner.recipes.loss.base import LossFunction
-    from meshrunner.recipes.model.balance import Loads
 
 
 class Network(nn.Module):
@@ -101,6 +101,62 @@ class Network(nn.Module):
 def network_of(model: nn.Module) -> Network:
     """Return the network that a model is or wraps."""
     return next(module for module in model.modules() if isinstance(module, Network))
+
+
+class Loads:
+    """
+    Tokens per expert on this rank since the last optimizer step.
+
+    A network with experts adds to it in every training forward, outside the recomputed code, so that each token is counted
+    once. It is not a module and its tensors are not buffers, because DDP overwrites buffers with those of rank 0.
+    """
+
+    def __init__(self, bias: Tensor, bias_rate: float) -> None:
+        self.bias, self.bias_rate = bias, bias_rate
+        """The buffer added to the scores that choose experts, [blocks with experts, experts], and its step size, or 0."""
+        self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
+        self.groups: tuple[dist.ProcessGroup, ...] = ()
+        """Process groups over which tokens are added up: the ranks with other data, one group per mesh dimension."""
+        self.expert_ranks = 1
+        """Expert-parallel ranks. Each holds the same number of neighbouring experts."""
+
+    def add(self, tokens: Tensor) -> None:
+        """Add the tokens per expert of one forward, [blocks, experts], int64."""
+        with torch.no_grad():
+            self.tokens += tokens
+
+    @torch.no_grad()
+    def balance(self, finite: Tensor) -> dict[str, Tensor]:
+        """
+        Sum over ranks, update the biases, restart the count and return figures, 0-d, fp32, equal on all ranks. Causes no sync.
+
+        bias += rate x sign(mean load - load), per block (Wang et al. 2024, arXiv 2408.15664, algorithm 1), unless the gradient
+        is not `finite`, 0-d, bool. A block's violation is its largest load / the mean load - 1.
+        """
+        for group in self.groups:
+            dist.all_reduce(self.tokens, group=group)
+        total = self.tokens.sum(-1, keepdim=True)
+        if self.bias_rate:
+            # mean - load, multiplied by the number of experts to stay in integers, where equal loads compare equal
+            below = torch.sign(total - self.tokens * self.tokens.shape[-1])
+            self.bias += torch.where(finite, self.bias_rate * below, 0.0)
+        violations = _violations(self.tokens)
+        figures = {
+            "experts/max_violation": violations.amax(),
+            "experts/mean_violation": violations.mean(),
+            "experts/unused": (self.tokens == 0).sum().float(),
+        }
+        if self.expert_ranks > 1:
+            by_rank = self.tokens.view(len(self.tokens), self.expert_ranks, -1).sum(-1)  # [blocks, ranks]
+            figures["experts/rank_violation"] = _violations(by_rank).amax()
+        self.tokens.zero_()
+        return figures
+
+
+def _violations(tokens: Tensor) -> Tensor:
+    """Return the violation of each block, [blocks], fp32. tokens: [blocks, experts or ranks]."""
+    share = tokens.float() / tokens.sum(-1, keepdim=True)
+    return share.amax(-1) * tokens.shape[-1] - 1
 
 
 CUTOFF = 3.0

@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes import pretrain
-from meshrunner.recipes.model.balance import Loads
 from meshrunner.recipes.model.experts import feed_forward
-from meshrunner.recipes.model.network import network_of
+from meshrunner.recipes.model.network import Loads, network_of
 from tests.composed import SMALL, experiment
 from tests.dist import test_checkpoint as checkpoints
 from tests.dist.ranks import on_ranks
@@ -44,7 +43,7 @@ def observe_experts(overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return `observe`, and also every step's loads before they are reset, and the biases after it."""
     loads: list[Tensor] = []
     biases: list[Tensor] = []
-    balance = pretrain.balance
+    balance = Loads.balance
 
     def recorded(own: Loads, *args: Any) -> dict[str, Tensor]:
         total = own.tokens.clone()
@@ -55,7 +54,7 @@ def observe_experts(overrides: tuple[str, ...]) -> dict[str, Any]:
         biases.append(own.bias.clone())
         return observed
 
-    with patch.object(pretrain, "balance", recorded):
+    with patch.object(Loads, "balance", recorded):
         return observe(overrides) | {"loads": loads, "biases": biases}
 
 

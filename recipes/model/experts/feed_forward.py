@@ -14,8 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from meshrunner.recipes.model.experts.exchange import ScaleGradient, exchanged, inverse_of, permute
-from meshrunner.recipes.model.experts.grouped_mm import ZeroGradient, grouped_mm, leaves_empty_groups
+from meshrunner.recipes.model.experts.grouped_rows import (
+    ScaleGradient,
+    ZeroGradient,
+    exchanged,
+    grouped_mm,
+    inverse_of,
+    leaves_empty_groups,
+    permute,
+)
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import FeedForward
 

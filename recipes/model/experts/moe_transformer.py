@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshrunner.recipes.model.balance import Loads
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
-from meshrunner.recipes.model.network import Initial, TruncatedNormal
+from meshrunner.recipes.model.network import Initial, Loads, TruncatedNormal
 from meshrunner.recipes.model.transformer import Block, Transformer
 
 if TYPE_CHECKING:

@@ -39,8 +39,7 @@ class Mamba(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix the tokens of each sequence. x and the result: [batch, seq, dim]."""
-        out: Tensor = self.wo(self.scan(self.wz(x), self.wx(x), self.wb(x), self.wc(x), self.wdt(x)))
-        return out
+        return self.wo(self.scan(self.wz(x), self.wx(x), self.wb(x), self.wc(x), self.wdt(x)))
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
         split = matmul_styles(("wz", "wx", "wb", "wc", "wdt"), "wo", sequence_parallel)

@@ -12,14 +12,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.model.balance import Loads, balance
 from meshrunner.recipes.model.decoder import Experts
 from meshrunner.recipes.model.experts import feed_forward
-from meshrunner.recipes.model.experts.exchange import inverse_of, permute
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts, balance_loss
-from meshrunner.recipes.model.experts.grouped_mm import grouped_mm
+from meshrunner.recipes.model.experts.grouped_rows import grouped_mm, inverse_of, permute
 from meshrunner.recipes.model.init_weights import Initialiser, initial_value
 from meshrunner.recipes.model.llama import MoE
+from meshrunner.recipes.model.network import Loads
 from meshrunner.runner.config.consistency import fit, remarks
 from tests.composed import config, experiment
 
@@ -231,7 +230,7 @@ def loads_of_a_step(rate: float = 0.25) -> Loads:
 
 def test_biases_move_by_the_sign_of_the_difference_from_the_mean() -> None:
     loads = loads_of_a_step()
-    found = balance(loads, torch.tensor(True))
+    found = loads.balance(torch.tensor(True))
     assert loads.bias.tolist() == [[-0.25, 0.25, 0, 0], [-0.25, 0.25, 0.25, 0.25]]
     expected = {"max_violation": 3.0, "mean_violation": 1.75, "unused": 3.0}
     assert {key.removeprefix("experts/"): value.item() for key, value in found.items()} == expected
@@ -242,19 +241,19 @@ def test_nonfinite_gradient_leaves_biases_unchanged() -> None:
     loads = loads_of_a_step()
     loads.bias += 0.3
     before = loads.bias.clone()
-    balance(loads, torch.tensor(False))
+    loads.balance(torch.tensor(False))
     assert torch.equal(loads.bias, before) and not loads.tokens.any()
 
 
 def test_violation_is_reported_per_expert_rank() -> None:
     loads = loads_of_a_step()
     loads.expert_ranks = 2
-    assert balance(loads, torch.tensor(True))["experts/rank_violation"].item() == 1.0
+    assert loads.balance(torch.tensor(True))["experts/rank_violation"].item() == 1.0
 
 
 def test_biases_stay_without_a_rate() -> None:
     loads = loads_of_a_step(rate=0.0)
-    balance(loads, torch.tensor(True))
+    loads.balance(torch.tensor(True))
     assert not loads.bias.any()
 
 

@@ -1,0 +1,157 @@
+"""Operations on rows of tokens sorted by expert: moving them between ranks, and multiplying each group by its own matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import _functional_collectives as collectives
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_wait: Callable[[Tensor], Tensor] = collectives.wait_tensor
+
+
+def inverse_of(order: Tensor) -> Tensor:
+    """Return the inverse of a permutation, [rows], int64."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+
+
+class _Permute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.copies = copies
+        return x[order // copies] if copies > 1 else x[order]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        gradient = gradient[inverse]
+        if ctx.copies > 1:
+            gradient = gradient.view(-1, ctx.copies, gradient.shape[-1]).sum(1)
+        return gradient, None, None, None
+
+
+def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
+    """
+    Return `copies` of each row of `x`, reordered: [rows x copies, dim].
+
+    Backward applies the inverse. Autograd's own would add up gradients row by row: slow on a GPU, and not deterministic.
+    """
+    return _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
+
+
+def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: Tensor, group: ProcessGroup) -> Tensor:
+    """
+    Send rows, [rows, dim], to the ranks that hold their experts, compute there, and bring the results back.
+
+    `experts` is this rank's `GroupedExperts`. `load` counts the rows for each expert of all ranks, [experts].
+    """
+    ranks = group.size()
+    with torch.no_grad():
+        # Rows that arrive, by sending rank and by expert of this rank: [ranks, own experts].
+        arriving = _wait(collectives.all_to_all_single(load, None, None, group)).view(ranks, -1)
+        if load.is_meta:  # the loads are unknown: assume that every rank gets the same
+            received = sent = [rows.shape[0] // ranks + (rank < rows.shape[0] % ranks) for rank in range(ranks)]
+        else:  # the only place where the host waits for the device, because it issues the all-to-all with these sizes
+            received, sent = torch.stack((arriving.sum(1), load.view(ranks, -1).sum(1))).tolist()
+        # They arrive sorted by rank, then by expert; the grouped matmul needs them sorted by expert alone.
+        expert = torch.arange(arriving.shape[1], device=load.device).repeat(ranks)
+        order = expert.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
+        inverse = inverse_of(order)
+    arrived = _wait(collectives.all_to_all_single_autograd(rows, received, sent, group))
+    results = permute(experts(permute(arrived, order, inverse), arriving.sum(0)), inverse, order)
+    return _wait(collectives.all_to_all_single_autograd(results, sent, received, group))
+
+
+class ScaleGradient(torch.autograd.Function):
+    """Return `x` and multiply its gradient by a factor in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """
+    Multiply each row by the weights of its group: [rows, out].
+
+    x: [rows, in], with the rows of a group next to each other, or none; weights: [groups, in, out], in the dtype of x, where in
+    and out are multiples of 16 bytes; ends: the row after the last of each group, [groups], int32.
+    """
+    if x.dtype == torch.bfloat16:
+        return F.grouped_mm(x, weights, offs=ends)
+    # torch 2.14 still rejects other dtypes on meta and fake tensors, and hence in the compiler
+    return torch.ops.meshrunner.grouped_mm(x, weights, ends)
+
+
+def leaves_empty_groups(device: torch.device) -> bool:
+    """
+    Whether the kernel leaves the weight gradient of a group without rows unwritten, with whatever was in that memory.
+
+    True on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
+    """
+    return device.type == "cuda" and (
+        torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10
+    )
+
+
+class ZeroGradient(torch.autograd.Function):
+    """Return weights, [groups, in, out], and zero the gradients of the groups that are `empty`, [groups], bool."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, empty: Tensor) -> Tensor:
+        ctx.save_for_backward(empty)
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (empty,) = ctx.saved_tensors
+        return gradient.masked_fill(empty.view(-1, 1, 1), 0), None
+
+
+# Except for bf16 on the newest GPUs, torch loops over the groups and reads their ends on the host, which a CUDA graph cannot.
+@torch.library.custom_op("meshrunner::grouped_mm", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return F.grouped_mm(x, weights, offs=ends)
+
+
+@_product.register_fake
+def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weights.shape[-1])
+
+
+@torch.library.custom_op("meshrunner::grouped_mm_weights", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _gradient_of_weights(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    # The transpose must not be made contiguous: the rows of a contiguous one would be `rows` long, which is seldom a multiple
+    # of 16 bytes.
+    return F.grouped_mm(x.transpose(-2, -1), gradient, offs=ends)
+
+
+@_gradient_of_weights.register_fake
+def _(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.shape[0], x.shape[1], gradient.shape[1])
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weights, ends = ctx.saved_tensors
+    gradient = gradient.contiguous()  # the kernel rejects an expanded gradient, such as that of a sum
+    of_x = of_weights = None
+    if ctx.needs_input_grad[0]:
+        of_x = torch.ops.meshrunner.grouped_mm(gradient, weights.transpose(-2, -1), ends)
+    if ctx.needs_input_grad[1]:
+        of_weights = torch.ops.meshrunner.grouped_mm_weights(x, gradient, ends)
+    return of_x, of_weights, None
+
+
+_product.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
