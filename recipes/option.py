@@ -107,6 +107,10 @@ class Option(Section):
     kind: str
     """Class of this option: a short name that the group defines, or `package.module:Class`."""
 
+    def unsupported(self, device_type: str) -> str | None:
+        """Return why the `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        return None
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the class by name, so that a worker imports it in the same way as `resolve`."""
         return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()

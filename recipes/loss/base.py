@@ -36,11 +36,7 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """
-        Return the loss function for a network that is not wrapped yet, except perhaps by tensor parallelism.
-
-        `output` is the network's module of that name, if it has one. It may be changed in place.
-        """
+        """Return the loss function, before FSDP wraps the network. output: its module of that name; may be changed in place."""
         return self.function(summed)
 
     @abstractmethod
@@ -73,7 +69,7 @@ class ChunkedLoss(Loss):
         return lambda output, hidden, targets: output(hidden, targets=targets) / targets.numel()
 
     def function(self, summed: SummedLoss) -> LossFunction:
-        """Return a loss function for any output projection. It calls the projection once per chunk."""
+        """Return a loss function that calls any output projection once per chunk."""
         import torch
         from torch.distributed.tensor import DTensor
         from torch.utils.checkpoint import checkpoint

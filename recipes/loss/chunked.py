@@ -29,11 +29,7 @@ def takes_chunks(output: nn.Module) -> bool:
 
 
 def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
-    """
-    Make `output(hidden, targets=targets)` return the sum of the token losses, computed from `tokens` tokens at a time.
-
-    Without targets it still returns logits. Call it before anything but tensor parallelism wraps the module.
-    """
+    """Make `output(hidden, targets=targets)` return the sum of the token losses; without targets it still returns logits."""
     assert isinstance(output, nn.Linear)
     # Tensor parallelism redistributes logits in forward hooks. They are applied to the logits of each chunk instead.
     hooks = list(output._forward_hooks.values())
@@ -75,7 +71,6 @@ def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets
     Return the sum of the token losses. The logits of a chunk are computed, freed, and computed again in backward.
 
     The weight's gradient is accumulated over the chunks in fp32 whatever its dtype, because bf16 would round every addition.
-
     weight: [vocab, dim], or this rank's rows of it; hidden: [batch, seq, dim]; targets: [batch, seq].
     """
     positions = max(1, tokens // hidden.shape[0])

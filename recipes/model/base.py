@@ -73,10 +73,6 @@ class Model(Option):
         """Return the reasons that its matmuls refuse elements of `element_bytes`, split over `tensor` devices; [] if none."""
         return []
 
-    def unsupported(self, device_type: str) -> str | None:
-        """Return why `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
-        return None
-
     def on(self, device_type: str) -> Self:
         """Return this model with its `auto` keys resolved for `cpu` or `cuda` devices."""
         return self

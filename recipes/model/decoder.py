@@ -122,11 +122,7 @@ class Decoder(Model):
         return self
 
     def weights(self) -> Iterator[tuple[str, int]]:
-        """
-        Yield the name of each weight that multiplies a token, and the number of its elements that do.
-
-        They come in forward order, once for each use. A tied output projection has the name of the embedding table.
-        """
+        """Yield the name of each weight and the number of its elements that multiply a token, in forward order, for each use."""
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
         for module in network.multiplied_modules():

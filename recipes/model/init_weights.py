@@ -88,20 +88,27 @@ class Initialiser:
     def _initialise(self, name: str, parameter: nn.Parameter) -> None:
         initial = self.network.initial(name)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        own = _own_slices(parameter)
+        own = _own_indices(parameter)
         if self.network.is_stack(name):
             # A whole stack of experts can take more memory than all other parameters, so a rank draws only the matrices that
             # it holds a part of.
             for number, shard in enumerate(local, start=own[0].start):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
-                shard.copy_(value[own[1:]])
+                shard.copy_(_narrowed(value, own[1:]))
         else:
             value = initial_value(name, parameter.shape, initial, self.seed, self.device)
-            local.copy_(value[own])
+            local.copy_(_narrowed(value, own))
 
 
-def _own_slices(parameter: nn.Parameter) -> tuple[slice, ...]:
-    """Return the slice of each dimension that this rank holds."""
+def _narrowed(value: Tensor, own: list[range]) -> Tensor:
+    """Return a view of the indices `own` of each dimension. Fake tensors on CUDA, which plans use, cannot be sliced."""
+    for dim, indices in enumerate(own):
+        value = value.narrow(dim, indices.start, len(indices))
+    return value
+
+
+def _own_indices(parameter: nn.Parameter) -> list[range]:
+    """Return the indices along each dimension that this rank holds."""
     own = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
@@ -113,4 +120,4 @@ def _own_slices(parameter: nn.Parameter) -> tuple[slice, ...]:
                 size = -(-len(indices) // mesh.size(mesh_dim))
                 begin = mesh.get_local_rank(mesh_dim) * size
                 own[placement.dim] = indices[begin : begin + size]
-    return tuple(slice(indices.start, indices.stop) for indices in own)
+    return own

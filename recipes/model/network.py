@@ -30,7 +30,7 @@ class Network(nn.Module):
     expert_mesh: DeviceMesh | None = None
     """Mesh with the dimensions `expert_shard` and `expert` if experts lie on several devices, else None."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32. Not buffers: see `Loads`."""
+    """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32. `reset_buffers` creates it."""
     loss: LossFunction
     """
     Set before training by the option in group `loss`. `forward` calls it, when it has targets, instead of its output projection:
@@ -87,12 +87,8 @@ class Network(nn.Module):
     def reset_buffers(self) -> None:
         """Compute the buffers, once the module is materialised."""
 
-    def begin_observing(self, key: str, device: torch.device) -> None:
-        """Record a figure of every step under `key`, in addition to the loss."""
-        self.observed = {**self.observed, key: torch.zeros((), device=device)}
-
     def observe(self, key: str, value: Tensor) -> None:
-        """Add the figure of this forward, 0-d. The mean over a step's forwards and ranks is recorded."""
+        """Add a figure of this forward to `observed`, 0-d. The mean over a step's forwards and ranks is recorded."""
         if key in self.observed and torch.is_grad_enabled():
             with torch.no_grad():
                 self.observed[key].add_(value)
@@ -104,12 +100,7 @@ def network_of(model: nn.Module) -> Network:
 
 
 class Loads:
-    """
-    Tokens per expert on this rank since the last optimizer step.
-
-    A network with experts adds to it in every training forward, outside the recomputed code, so that each token is counted
-    once. It is not a module and its tensors are not buffers, because DDP overwrites buffers with those of rank 0.
-    """
+    """Tokens per expert on this rank since the last optimizer step. They are no buffer: DDP would copy rank 0's to all ranks."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate

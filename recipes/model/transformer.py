@@ -77,12 +77,9 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
-    """
-    Whether torch lacks a fused kernel for grouped-query attention, and would materialise whole score matrices.
-
-    That is so for fp32 on CUDA: flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key as
-    query heads (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
-    """
+    """Whether torch lacks a fused kernel for grouped-query attention, and would materialise whole score matrices."""
+    # In fp32 on CUDA: flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key as query heads
+    # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     return query.is_cuda and query.dtype == torch.float32
 
 
@@ -222,11 +219,8 @@ class Transformer(Network):
         return TruncatedNormal(0.02)
 
     def initial_into_stream(self) -> Initial:
-        """
-        Return the distribution for projections into the residual stream, of which a block has two.
-
-        It is narrower, so that the variance of the stream does not grow with depth (Radford et al. 2019, GPT-2).
-        """
+        """Return a narrower normal for a block's two projections into the stream (Radford et al. 2019, GPT-2)."""
+        # The variance of the stream should not grow with depth.
         return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 
     def reset_buffers(self) -> None:

@@ -38,8 +38,7 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     It is accumulated in fp64, because the rounding error of fp32 on a CPU depends on how a layout shards the parameters. FSDP1
     and FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
 
-    This is a collective: every rank calls it with the same parameters in the same order. It communicates on `device`, by default
-    the parameters' own, which may be the host.
+    A collective, with the same parameters on every rank. device: where it communicates; by default the parameters' own.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:

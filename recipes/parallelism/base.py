@@ -143,10 +143,6 @@ class Parallelism(Option):
         """Return one sentence for each setting that this torch does not support."""
         return []
 
-    def unsupported(self, device_type: str) -> str | None:
-        """Return why the `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
-        return None
-
     def untraceable(self) -> str | None:
         """Return why a step cannot be traced on the meta device; None if it can."""
         return None

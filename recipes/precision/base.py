@@ -51,10 +51,6 @@ class Precision(Option):
         """Return the option that `auto` resolves to on `cpu` or `cuda` devices; any other option returns itself."""
         return self
 
-    def unsupported(self, device_type: str) -> str | None:
-        """Return why `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
-        return None
-
     def convert(self, network: Network) -> None:
         """Replace modules of a network on meta by others with the same parameters."""
 

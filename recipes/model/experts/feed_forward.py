@@ -6,7 +6,7 @@ expert, and the caller adds them up. A counter inside the block would count them
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 
-class Routed(NamedTuple):
-    """The choice of K experts for each of T tokens."""
-
-    weights: Tensor
-    """[T, K], fp32."""
-    experts: Tensor
-    """Indices of the experts, [T, K], int64."""
-    balance: Tensor
-    """The balance loss before it is weighted, 0-d, fp32; 0 if it is not used."""
-
-
 class Router(nn.Module):
     """Scores every expert for every token, in fp32 at any precision, and picks the best. FSDP shards its weight as usual."""
 
@@ -56,8 +45,12 @@ class Router(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.number, dim))
 
-    def forward(self, x: Tensor, bias: Tensor) -> Routed:
-        """Choose and weigh experts. x: [batch, seq, dim]; bias: added to the scores that choose, not that weigh, [experts]."""
+    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Return each token's K weights, [T, K], fp32, and experts, [T, K], int64, and the unweighted balance loss, 0-d, fp32.
+
+        x: [batch, seq, dim]; bias: added to the scores that choose, not that weigh, [experts].
+        """
         config, weight = self.config, self.weight.float()
         if self.tensor_mesh is not None:
             weight = on_all_ranks(weight, self.tensor_mesh, Replicate())
@@ -69,7 +62,7 @@ class Router(nn.Module):
         if config.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         balance = balance_loss(scores, experts) if config.balance == "sequence_loss" else scores.new_zeros(())
-        return Routed((weights * config.route_scale).flatten(0, 1), experts.flatten(0, 1), balance)
+        return (weights * config.route_scale).flatten(0, 1), experts.flatten(0, 1), balance
 
 
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
@@ -142,11 +135,7 @@ class ExpertFeedForward(nn.Module):
         self.shared = SharedExpert(dim, config.shared_ffn_dim) if config.shared_ffn_dim else None
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """
-        Return the sum of the experts' weighted outputs, the tokens of each expert on this rank, and the balance loss, 0-d.
-
-        x and the output: [batch, seq, dim]; bias: added to the scores that choose experts, [experts]; tokens: [experts], int64.
-        """
+        """Return the output, [batch, seq, dim] like x, the tokens of each expert here, [experts], int64, and the balance loss."""
         mesh = self.tensor_mesh
         if mesh is None:
             return self._route(x, bias)
@@ -157,10 +146,10 @@ class ExpertFeedForward(nn.Module):
         return y, load, whole + (balance - whole) / mesh.size()
 
     def _route(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        routed = self.router(x, bias)
+        weights, experts, balance = self.router(x, bias)
         tokens = x.flatten(0, 1)  # [T, dim]
         # Each token has K choices. `order` sorts the T x K choices by expert, keeping the order of tokens.
-        by_expert, order = routed.experts.flatten().sort(stable=True)
+        by_expert, order = experts.flatten().sort(stable=True)
         inverse = inverse_of(order)
         ends = torch.searchsorted(by_expert, torch.arange(self.number, device=x.device), right=True)
         load = ends.diff(prepend=ends.new_zeros(1))  # [experts]
@@ -168,7 +157,7 @@ class ExpertFeedForward(nn.Module):
         group = self.expert_group
         rows = self.experts(rows, load) if group is None else exchanged(self.experts, rows, load, group)
         results = permute(rows, inverse, order)  # [T x K, dim], sorted by token
-        weighted = results.view(len(tokens), self.per_token, -1).float() * routed.weights.unsqueeze(-1)  # [T, K, dim]
+        weighted = results.view(len(tokens), self.per_token, -1).float() * weights.unsqueeze(-1)  # [T, K, dim]
         y = weighted.sum(1).to(x.dtype).view_as(x)
         if self.shared is not None:
             if self.tensor_mesh is not None:
@@ -176,7 +165,7 @@ class ExpertFeedForward(nn.Module):
                 # rank's share, but the shared expert's first layers have summed theirs already.
                 x = ScaleGradient.apply(x, 1 / self.tensor_mesh.size())  # type: ignore[no-untyped-call]
             y = y + self.shared(x)
-        return y, load, routed.balance
+        return y, load, balance
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
         return {"": SplitExperts(stream_placement(sequence_parallel))}

@@ -38,11 +38,8 @@ class _Permute(torch.autograd.Function):
 
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
-    """
-    Return `copies` of each row of `x`, reordered: [rows x copies, dim].
-
-    Backward applies the inverse. Autograd's own would add up gradients row by row: slow on a GPU, and not deterministic.
-    """
+    """Return `copies` of each row of `x`, reordered: [rows x copies, dim]."""
+    # Autograd's own backward would add up gradients row by row: slow on a GPU, and not deterministic.
     return _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
 
 
@@ -96,11 +93,8 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_empty_groups(device: torch.device) -> bool:
-    """
-    Whether the kernel leaves the weight gradient of a group without rows unwritten, with whatever was in that memory.
-
-    True on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
-    """
+    """Whether the kernel leaves the weight gradient of a group without rows unwritten, with whatever was in that memory."""
+    # So on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10
     )

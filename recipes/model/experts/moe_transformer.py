@@ -21,7 +21,7 @@ class ExpertBlock(Block):
     """A block with experts. It also returns their load and balance loss."""
 
     def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """Return the new x, the load, [experts], and the balance loss, 0-d. bias: see `ExpertFeedForward.forward`."""
+        """Return the new x, the load, [experts], and the balance loss, 0-d. bias: see `Router.forward`."""
         x = x + self.attention(self.attention_norm(x), rope)
         y, load, balance = self.feed_forward(self.ffn_norm(x), bias)
         return x + y, load, balance
@@ -100,7 +100,7 @@ class MoETransformer(Transformer):
             self.expert_bias.zero_()
             self.loads = Loads(self.expert_bias, self.experts.balance_rate if self.experts.balance == "bias" else 0.0)
             if self.experts.balance == "sequence_loss":
-                self.begin_observing("experts/balance_loss", self.expert_bias.device)
+                self.observed = {"experts/balance_loss": torch.zeros((), device=self.expert_bias.device)}
 
 
 def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:

@@ -105,11 +105,7 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """
-        Join the stream with the embeddings of the tokens it predicts, each [batch, seq, dim], and apply a block.
-
-        Return the stream for the next module, and its norm for the output projection.
-        """
+        """Return the stream for the next module, and its norm for the output. x, token (embeddings): [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
@@ -169,7 +165,7 @@ class HybridTransformer(MoETransformer):
     def reset_buffers(self) -> None:
         super().reset_buffers()
         if len(self.mtp):
-            self.begin_observing("train/mtp_loss", self.output.weight.device)
+            self.observed = {**self.observed, "train/mtp_loss": torch.zeros((), device=self.output.weight.device)}
 
     def stays_fp32(self, name: str) -> bool:
         return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
@@ -195,10 +191,7 @@ class HybridTransformer(MoETransformer):
 
 
 def further(targets: Tensor, ahead: int) -> Tensor:
-    """
-    Shift targets by `ahead` tokens. At the end of a sequence, where they are unknown, they are IGNORED.
-
-    The length stays the same, because under sequence parallelism a rank holds a shard of every sequence.
-    """
+    """Shift targets by `ahead` tokens. At the end of a sequence, where they are unknown, they are IGNORED."""
+    # The length stays the same, because under sequence parallelism a rank holds a shard of every sequence.
     known = torch.arange(targets.shape[1], device=targets.device) < targets.shape[1] - ahead
     return torch.where(known, targets.roll(-ahead, 1), IGNORED)

@@ -133,14 +133,11 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
 
 
 def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:
-    """
-    Return exp(to_i - since_j) for j <= i, or j < i if strictly, else 0. to, since: [b n i g r]. Returns [b n g r i j].
-
-    It is masked before exp. Above the diagonal, exp overflows where decays are strong, and its gradient would be nan.
-    """
+    """Return exp(to_i - since_j) for j <= i, or j < i if strictly, else 0: [b n g r i j]. to, since: [b n i g r]."""
     to, since = (part.movedim(2, -1) for part in (to, since))
     length = to.shape[-1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=to.device).tril(-1 if strictly else 0)
+    # Masked before exp: above the diagonal, exp overflows where decays are strong, and its gradient would be nan.
     return (to.unsqueeze(-1) - since.unsqueeze(-2)).masked_fill(~allowed, -torch.inf).exp()
 
 
