@@ -41,11 +41,7 @@ class Meter(Protocol):
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        """
-        Report that the model is ready and the first step is about to begin. Counts are for the full model, not a shard.
-
-        `active_params` are those that one token passes through. The result of `describe_data` changes while data is being read.
-        """
+        """Report that the first step is about to begin. Counts are of the full model; active ones are used by each token."""
 
     def resumed(self, step: int, tokens: int) -> None:
         """Report that the run continues after `step`, having consumed `tokens`. Called before `started`."""

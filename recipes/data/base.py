@@ -67,11 +67,7 @@ class Data(Option):
         return None
 
     def prepare(self, spec: DataSpec) -> bool:
-        """
-        Check in the launching process that the data is usable, and return whether a process must run `produce`.
-
-        Raises ConfigError if the data is missing, unusable, or does not fit the model.
-        """
+        """Return whether a process must run `produce`. Raises ConfigError if the data is unusable or does not fit the model."""
         return False
 
     def produce(self, spec: DataSpec) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -39,7 +37,6 @@ class TrackerHandle:
         self._end_of_run: Connection | None = None
         self._deadline = 0.0
         self._problem: str | None = None
-        self._temporary = ""  # for files that the tracker's library leaves behind if its process is killed
         tracks = self._subject == "run" or type(tracker).compare is not Tracker.compare
         if tracks and tracker.active:
             try:
@@ -52,8 +49,7 @@ class TrackerHandle:
         update_tracking(self._folder, self._member, phase="starting", warning=None)
         ensure_run_id(self._folder)  # before several trackers could each write one
         ended, self._end_of_run = context.Pipe(duplex=False)
-        self._temporary = tempfile.mkdtemp(prefix="tracker-", dir=temporary_folder())
-        environment = os.environ | {"TMPDIR": self._temporary}
+        environment = os.environ | {"TMPDIR": temporary_folder()}  # W&B leaves files behind if it is killed
         arguments = (str(self._folder), self._member, ended, environment, list(sys.path))
         # A launcher that exits without `finish` terminates a daemon instead of waiting for it.
         process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
@@ -112,7 +108,6 @@ class TrackerHandle:
         process.join(TRACKER_GRACE_S)
         if not process.is_alive():  # otherwise it is in uninterruptible sleep and dies afterwards
             process.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 class Trackers:

@@ -104,13 +104,9 @@ class Wandb(Tracker):
             resume="allow" if self.mode == "online" else None,
             group=group and group[:128],  # the longest that W&B accepts
             **settings,
-            settings={
-                "console": "off",
-                "silent": True,
-                "disable_git": True,
-                "disable_code": True,
-                "x_disable_stats": True,
-            },
+            settings=wandb.Settings(
+                console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+            ),
         )
         # Each offline segment has all rows, and segments with the same id overwrite each other in a sync.
         for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
