@@ -38,14 +38,11 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     """
     Execute a run directory and record its outcome. Return it and the summary, which only the first node has.
 
+    ConfigError and AlreadyRunning mean that nothing was started.
+
     Args:
         force: continue from a checkpoint even if keys changed that affect the result.
         display: shows the run as one of several; None for a single run.
-
-    Raises:
-        ConfigError, AlreadyRunning: nothing was started.
-        Interrupted: by the user; the workers have ended and the state is recorded.
-        Moved: the directory was moved or removed.
     """
     try:
         experiment = check(read_config(run_dir))

@@ -29,11 +29,7 @@ POLL_S = 0.2
 
 
 def this_node(nodes: int) -> Node:
-    """
-    Return this process's node among `launch.nodes` nodes: the only one, or a task of the srun in slurm/run.sbatch.
-
-    Raises Incompatible if SLURM started another number of nodes or tasks, ConfigError without the address of the rendezvous.
-    """
+    """Return this process's node among `launch.nodes` nodes: the only one, or a task of the srun in slurm/run.sbatch."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, the step runs separate runs

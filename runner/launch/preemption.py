@@ -32,10 +32,11 @@ NEAR_LIMIT_S = 240.0
 class Preemption:
     """Detects stop requests. A context manager, inside which STOP_REQUESTS are handled in a SLURM job."""
 
-    def __init__(self, run_dir: Path, *, saves: bool = False) -> None:
-        """Prepare for a run; `saves`: whether it saves checkpoints."""
+    def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
+        """Prepare for a run; `saves`: whether it saves checkpoints. `stopping` is said at the first Ctrl-C."""
         self.request = run_dir / STOP_REQUEST
         self.saves = saves
+        self.stopping = stopping
         self.in_job = in_slurm_job()
         self.job_start = job_start_id()
         self.shared = SharedIntegers(1) if saves or self.in_job else None
@@ -78,7 +79,7 @@ class Preemption:
         """Pass a stop request on to the workers, and tell the user of it. Raise Interrupted if the job was cancelled."""
         if self.interrupted and not self._told:
             self._told = True
-            warn("saving a checkpoint; press Ctrl-C again to stop at once")
+            warn(f"{self.stopping}; press Ctrl-C again to stop at once")
         now = time.monotonic()
         if not self.in_job or self.shared is None or self.requested:
             return

@@ -33,9 +33,8 @@ from meshrunner.runner.launch.worker import STOPPED_EARLY
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.network import gloo_interface
 from meshrunner.runner.process.signals import first_interrupt
-from meshrunner.runner.process.tree import started_at
 from meshrunner.runner.process.worker_context import SharedIntegers, WorkerContext
-from meshrunner.runner.rundir import update_status
+from meshrunner.runner.rundir import started_at, update_status
 from meshrunner.runner.rundir.files import rank_error
 
 FAILURE_GRACE_S = 2.0

@@ -13,11 +13,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
-    """
-    Bind this worker, one of `workers` on the node, to the CPUs close to its GPU.
-
-    Call it before CUDA creates its context, so that the context's threads and host memory are close to the GPU, too.
-    """
+    """Bind this worker, one of `workers` on the node, to the CPUs close to its GPU. Call it before CUDA creates its context."""
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
         with suppress(ProcessLookupError):  # the thread has ended
@@ -25,11 +21,7 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """
-    Return the CPUs close to a worker's GPU; empty if these are all allowed CPUs, or too few for the workers that share them.
-
-    `bus_ids`: PCI addresses of the GPUs, in the order of the node's workers.
-    """
+    """Return the CPUs close to a worker's GPU; empty if these are all allowed CPUs, or too few for its workers."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
     return own if own != allowed and len(own) >= FEWEST_CORES * near.count(own) else set()

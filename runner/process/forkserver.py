@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.process.signals import STOP_REQUESTS, blocked, in_slurm_job
-from meshrunner.runner.process.tree import die_with_parent
+from meshrunner.runner.process.signals import STOP_REQUESTS, blocked, die_with_parent, in_slurm_job
 
 PRELOAD = [
     "meshrunner.runner.process.preload",
@@ -43,14 +42,8 @@ PRELOAD = [
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
 """Variables that were added to the forkserver's environment; None until it is started."""
-END_SIGNAL = signal.SIGUSR2
-"""
-The signal that makes a child write its stack to its log and end.
-
-Not SIGTERM: SLURM sends SIGTERM to every process of a job to request a stop, and only the launcher may act on it.
-"""
-
-
+END_SIGNAL = signal.SIGUSR2  # not SIGTERM, which SLURM sends to every process of a job, only for the launcher to act on
+"""The signal that makes a child write its stack to its log and end."""
 LONGEST = 40
 """Most bytes of the path in which `temporary_folder` is: the kernel limits the path of a socket to 107 bytes."""
 
@@ -59,13 +52,8 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
     """
     Start the forkserver, which imports torch in the background. Return within milliseconds.
 
-    Args:
-        variables: added to its environment. Libraries read many variables when they are loaded, before a child could set them.
-            A forkserver that was started with other variables is therefore replaced; it must have no children then. None:
-            keep a forkserver that was started, whichever variables it has.
-
-    Raises:
-        ConfigError: no folder for temporary files can be written.
+    `variables` are added to its environment, because libraries read many of them when they are loaded. They replace a forkserver
+    that was started with others, which must have no children then; None keeps it.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):
@@ -98,22 +86,14 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
 
 def temporary_folder() -> str:
     """
-    Return the folder for a command's temporary files: the forkserver's socket and the files of trackers.
+    Return the folder for the forkserver's socket and a command's other temporary files; raise ConfigError if there is none.
 
     The first call creates it. It is removed when the command ends, by the forkserver if the command is killed.
-
-    Raises:
-        ConfigError: no folder can be written.
     """
     # multiprocessing would choose a folder in TMPDIR, however long its path is.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
-    if settings.get("tempdir") is None:
-        settings["tempdir"] = _create_temporary_folder()
-        atexit.register(_remove_temporary_folder)
-    return str(settings["tempdir"])
-
-
-def _create_temporary_folder() -> str:
+    if settings.get("tempdir") is not None:
+        return str(settings["tempdir"])
     try:
         usual = tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -121,13 +101,14 @@ def _create_temporary_folder() -> str:
     for parent in (usual, "/tmp", "/var/tmp", "/dev/shm"):
         if len(os.fsencode(parent)) <= LONGEST:
             with suppress(OSError):
-                return tempfile.mkdtemp(prefix="meshrunner-", dir=parent)
+                settings["tempdir"] = folder = tempfile.mkdtemp(prefix="meshrunner-", dir=parent)
+                atexit.register(_remove_temporary_folder)
+                return folder
     raise ConfigError(f"TMPDIR: '{usual}' is too long a path for sockets, and /tmp and /var/tmp are not writable")
 
 
 def _remove_temporary_folder() -> None:
-    folder = current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if folder is not None:
+    if folder := current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
         shutil.rmtree(folder, ignore_errors=True)
 
 

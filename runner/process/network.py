@@ -1,5 +1,4 @@
-"""
-The network interface for gloo in a run on several nodes.
+"""The network interface for gloo in a run on several nodes.
 
 By default gloo uses the address that the host name resolves to. On Debian that is 127.0.1.1, and ranks on other nodes would
 connect to themselves.

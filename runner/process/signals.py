@@ -6,6 +6,7 @@ request and the second an interrupt. In a SLURM job SIGTERM and SIGUSR1 are stop
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -62,11 +63,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """
-    Make the first Ctrl-C call `request` inside the context; the second interrupts, or the first if `request` returns False.
-
-    Requires an enclosing `interruptible`.
-    """
+    """Call `request` at the first Ctrl-C, inside an `interruptible`. If it returns False, and at later ones, interrupt."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 
@@ -90,3 +87,11 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_prctl: Callable[..., int] = ctypes.CDLL(None).prctl  # looked up on import: unsafe between fork and exec
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent dies (PR_SET_PDEATHSIG)."""
+    _prctl(1, number)

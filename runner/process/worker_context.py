@@ -14,15 +14,13 @@ from meshrunner.recipes.meter import PHASES, Phase
 
 
 class SharedIntegers:
-    """
-    A fixed number of integers, initially 0, shared with child processes. There is no lock: each integer has one writer.
+    """A fixed number of integers, initially 0, shared with child processes. There is no lock: each integer has one writer."""
 
-    They are in an anonymous file (memfd), which needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
-    """
+    # An anonymous file (memfd) needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
 
-    def __init__(self, count: int, file: int | None = None) -> None:
-        """Create the memory, or map that of the parent's `file` descriptor."""
-        self._file = os.memfd_create("meshrunner") if file is None else file
+    def __init__(self, count: int, file: Any = None) -> None:
+        """Create the memory, or map the parent's `file`, a DupFd."""
+        self._file = os.memfd_create("meshrunner") if file is None else file.detach()
         weakref.finalize(self, os.close, self._file)
         if file is None:
             os.ftruncate(self._file, 8 * count)
@@ -41,11 +39,7 @@ class SharedIntegers:
         self._values[index] = value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inherited, (len(self), DupFd(self._file))
-
-
-def _inherited(count: int, file: Any) -> SharedIntegers:
-    return SharedIntegers(count, file.detach())
+        return SharedIntegers, (len(self), DupFd(self._file))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from meshrunner.recipes.errors import AlreadyRunning
 from meshrunner.runner.console import one_line
-from meshrunner.runner.process.tree import started_at
 from meshrunner.runner.rundir.files import LOGS, STATUS, STATUS_LOCK
 from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null_as
 
@@ -166,3 +165,13 @@ def heartbeat(run_dir: Path) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def started_at(pid: int) -> int | None:
+    """Return the start time of a process in clock ticks since boot; None if it is gone or a zombie."""
+    # psutil converts ticks to seconds since the epoch, which shift when the clock is set; `status.json` needs an exact value.
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

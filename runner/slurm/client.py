@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from meshrunner.recipes.errors import ConfigError
 
 TIMEOUT_S = 30.0
-FORGOTTEN = "Invalid job id"
-"""Part of squeue's message for a job that the controller no longer knows."""
 ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED",
     "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
@@ -66,7 +64,7 @@ def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
         try:
             found |= _queued(parent)
         except ConfigError as error:
-            if FORGOTTEN not in str(error):
+            if "Invalid job id" not in str(error):  # a job that the controller no longer knows
                 raise
     if missing := _parents(unique - set(found)):
         with suppress(ConfigError):  # without accounting the rest stays unknown

@@ -17,12 +17,7 @@ CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 
 
 def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
-    """
-    Return the sbatch script of a run directory, or of an array over runs of a sweep directory.
-
-    Args:
-        tasks: the array's tasks, lines of runs.txt counted from 0; () for a single run.
-    """
+    """Return the sbatch script of a run, or of an array whose tasks are lines of a sweep's runs.txt, counted from 0."""
     if not tasks:
         own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
     else:
@@ -80,8 +75,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
     Return the lines of slurm/run.sbatch with these options after its own. An option replaces the script's own of the same name.
 
-    Args:
-        extra: options as the user wrote them: `--mail-type END` is two words, `--comment='a b'` one.
+    `extra`: options as the user wrote them. `--mail-type END` is two words, `--comment='a b'` one.
     """
     given = _names([*options, *extra])
     lines = [

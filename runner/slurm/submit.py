@@ -42,7 +42,6 @@ def submit_runs(
 
     Args:
         folder: the run directory, or the sweep directory of several runs. They become a job array for each request of nodes.
-        experiments: experiments of the run directories to submit.
         names: all run directories of a sweep, as in runs.txt, whose lines number the tasks of an array; () for a single run.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
@@ -68,7 +67,7 @@ def submit_runs(
             own_id = job_number if task is None else f"{job_number}_{task}"
             Submission(job_id=own_id, submitted=time.time(), script=str(path)).write(run_dir / SLURM_JOB)
         if names:
-            say(f"submitted job array {job_number}: {_count(len(runs), 'run')} of {_count(nodes.number, 'node')}")
+            say(f"submitted job array {job_number}: {counted(len(runs), 'run')} of {counted(nodes.number, 'node')}")
         else:
             say(f"submitted job {job_number}")
     kind, place = "sweep" if names else "run", shown(folder)
@@ -77,8 +76,9 @@ def submit_runs(
         say(f"`meshrunner status {place}` shows the progress of the runs, `meshrunner compare {place}` compares them")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number > 1)}"
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun: `1 run`, `3 runs`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def wait(run_dirs: Sequence[Path]) -> int:

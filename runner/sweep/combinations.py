@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.config.compose import Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
@@ -120,7 +121,9 @@ def check_batch(
                         raise
                 wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
     if wrong:
-        raise ConfigError("\n".join(_wrong_jobs(wrong)))
+        listed = [f"{first_of(names, MAX_LISTED)}: {problem}" for problem, names in list(wrong.items())[:MAX_LISTED]]
+        more = [f"... and {len(wrong) - MAX_LISTED} more problems"] * (len(wrong) > MAX_LISTED)
+        raise ConfigError("\n".join(listed + more))
     sweeper = config.hydra.sweeper
     if sweeper._target_ == BASIC_SWEEPER and sweeper.get("max_batch_size") is None:  # no other batch follows
 
@@ -186,15 +189,6 @@ def _place(job: Combination, run: Composed) -> None:
         update_status(run.run_dir, state="skipped", reason=job.reason)
     elif state == "skipped" and not job.reason:
         update_status(run.run_dir, state="pending", reason="")
-
-
-def _wrong_jobs(wrong: dict[str, list[str]]) -> Iterator[str]:
-    """Yield one line per problem, with the jobs that have it."""
-    for problem, names in list(wrong.items())[:MAX_LISTED]:
-        more = f" and {len(names) - MAX_LISTED} more jobs" if len(names) > MAX_LISTED else ""
-        yield f"{', '.join(names[:MAX_LISTED])}{more}: {problem}"
-    if len(wrong) > MAX_LISTED:
-        yield f"... and {len(wrong) - MAX_LISTED} more problems"
 
 
 def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:

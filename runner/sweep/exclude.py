@@ -6,7 +6,7 @@ conditions do. Each names a group and some of its options, or a key and some of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, OverrideType, Sweep
 from hydra.errors import HydraException
 
-from meshrunner.recipes.config_keys import same_value
+from meshrunner.recipes.config_keys import flatten, same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.config.compose import Composed
@@ -45,11 +45,7 @@ def matching_rule(rules: list[str], composed: Composed) -> str | None:
 
 
 def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options: Callable[[str], list[str]]) -> None:
-    """
-    Raise ConfigError if a rule names an option that its group does not have, or a key that no combination of a sweep has.
-
-    `options` returns the names of a group's options.
-    """
+    """Raise ConfigError if a rule names none of a group's `options`, or a key that no combination of the sweep has."""
     for rule in rules:
         for key, values in conditions(rule):
             if any(key in each.overrides["choices"] for each in combinations):
@@ -62,7 +58,7 @@ def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options:
                             f"Known: {', '.join(sorted(known))}"
                         )
                 continue
-            known = sorted({name for each in combinations for name in _keys(each.config)})
+            known = sorted({name for each in combinations for name in flatten(each.config)})
             if key not in known:
                 hint = did_you_mean(key, [*known, *combinations[0].overrides["choices"]])
                 raise ConfigError(f"sweep.exclude: '{rule}': no combination of this sweep has a key '{key}'.{hint}")
@@ -93,11 +89,3 @@ def _condition(word: str) -> ExcludeCondition:
             raise ValueError(word)
         typed[text] = value
     return ExcludeCondition(key, typed)
-
-
-def _keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a configuration at every depth: `parallelism`, `parallelism.shard`."""
-    for key, value in config.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{key}.")

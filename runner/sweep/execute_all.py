@@ -15,12 +15,11 @@ from pathlib import Path
 from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted, Moved
 from meshrunner.runner.config.devices import CORES, NodeDevices, cores, node_devices, visible_gpus
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
-from meshrunner.runner.console import console, say, warn
+from meshrunner.runner.console import console, say
 from meshrunner.runner.launch.execute import execute
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.report import report
-from meshrunner.runner.process.signals import first_interrupt, interruptible
-from meshrunner.runner.process.tree import die_with_parent
+from meshrunner.runner.process.signals import die_with_parent, first_interrupt, interruptible
 from meshrunner.runner.rundir import (
     CRASHED,
     FINAL,
@@ -46,15 +45,8 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     """
     Execute the unfinished runs of a sweep, except those that another live process is executing.
 
-    Args:
-        experiment: the first run's configuration. Its `sweep` section applies to all runs.
-
-    Returns:
-        The exit status of the sweep, and whether the sweep must stop because of a stop request or `sweep.fail_fast`.
-
-    Raises:
-        Interrupted: the user interrupted the sweep; the remaining runs stay `pending`.
-        Moved: the sweep directory was moved or removed during the sweep.
+    The `sweep` section of `experiment`, the first run's configuration, applies to all runs. Return the exit status of the sweep,
+    and whether it must stop because of a stop request or `sweep.fail_fast`.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
     todo = [run_dir for run_dir in run_dirs if _is_due(run_dir, settings)]
@@ -63,8 +55,9 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     live = experiment.progress == "auto" and screen.is_terminal and not screen.is_dumb_terminal
     display = LiveTable(screen, run_dirs, todo) if live else RunLines(run_dirs, todo, steps=steps)
     page = LivePage(sweep_dir, len(run_dirs))
+    stopping = "stopping the runs, after a checkpoint if they save any"
     try:
-        with interruptible(), Preemption(sweep_dir) as preemption, display:
+        with interruptible(), Preemption(sweep_dir, saves=True, stopping=stopping) as preemption, display:
             if devices:
                 _Parallel(devices, needs, settings, display, page).execute(todo, preemption)
             else:
@@ -85,10 +78,9 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """
-    Return the devices to distribute among runs, and the devices that each run needs; raise ConfigError if there are too few.
+    Return the devices to distribute among runs, none if they cannot share the node, and the devices that each run needs.
 
-    The list of devices is empty if runs cannot share the node. GPUs are named as in CUDA_VISIBLE_DEVICES; CPU devices are only
-    numbered.
+    GPUs are named as in CUDA_VISIBLE_DEVICES; CPU devices are only numbered.
     """
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
@@ -168,34 +160,27 @@ class _Parallel:
         self.free = devices
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.starts: Counter[Path] = Counter()
-        self.interrupted = False
 
     def execute(self, todo: Sequence[Path], preemption: Preemption) -> None:
         """Execute runs; raises Interrupted once they have ended after a first Ctrl-C, or at the second."""
         try:
-            with first_interrupt(self._interrupt):
+            with first_interrupt(preemption.interrupt):
                 self._execute(list(todo), preemption)
         finally:
             self._signal_all(signal.SIGHUP)  # unlike a first SIGINT, this ends a run without a checkpoint
             for process, _ in self.running.values():
                 process.wait()
-        if self.interrupted:
+        if preemption.interrupted:
             raise Interrupted("by SIGINT")
-
-    def _interrupt(self) -> bool:
-        self.interrupted = True
-        return True
 
     def _execute(self, queue: list[Path], preemption: Preemption) -> None:
         stopping = False
         while queue or self.running:
             preemption.poll()
-            if (preemption.requested or self.interrupted) and not stopping:
+            if preemption.requested and not stopping:
                 stopping = True
                 queue.clear()
-                self._signal_all(signal.SIGINT if self.interrupted else signal.SIGTERM)
-                if self.interrupted:
-                    warn("stopping the runs, after a checkpoint if they save any; press Ctrl-C again to stop at once")
+                self._signal_all(signal.SIGINT if preemption.interrupted else signal.SIGTERM)
             # In order, so that small runs do not starve a large one that waits for devices.
             while queue and (self.needs[queue[0]].workers <= len(self.free) or not self.running):
                 run_dir = queue.pop(0)

@@ -112,17 +112,12 @@ def resume_sweep(sweep_dir: Path) -> int:
     return status or int(damaged > 0)
 
 
-def _checked(
-    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
-) -> SweepBatch:
-    return with_predictions(check_batch(loader, config, job_overrides, first, target), target)
-
-
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
     """Execute a batch of jobs on this node; raises ConfigError that lists all invalid jobs, and StopSweep."""
-    batch = _checked(loader, config, job_overrides, first, Target(workers_here))
+    target = Target(workers_here)
+    batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if first == 0:
         say(f"sweep directory: {shown(batch.sweep_dir)}")
     status, stop = execute_all(batch.place(), batch.combinations[0].experiment)
@@ -142,7 +137,7 @@ def launch_slurm(
             "hydra.launcher.wait: this sweeper needs the results of each batch; use hydra.launcher.wait=true"
         )
     target = Target(settings.workers, settings.apply_to, here=False)
-    batch = _checked(loader, config, job_overrides, first, target)
+    batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     names = batch.names()
     earlier = _earlier_runs(batch) if first == 0 else []
     if not settings.dry_run:
@@ -172,7 +167,8 @@ def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
     """Write the run directories of a batch for `meshrunner place -m`; raises ConfigError that lists all invalid jobs."""
-    batch = _checked(loader, config, job_overrides, first, Target(configured_workers))
+    target = Target(configured_workers)
+    batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     batch.place()
     say(f"sweep directory: {batch.sweep_dir}")
     return []

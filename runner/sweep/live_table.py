@@ -43,11 +43,9 @@ class _Running:
 
 
 class LiveTable(Tally):
-    """
-    The table as a context manager. Only runs that are executing are read again, because a sweep may have thousands of runs.
+    """The table as a context manager. Only runs that are executing are read again: a sweep may have thousands of runs."""
 
-    It is drawn by the caller's thread, which also forks and handles signals.
-    """
+    # It is drawn by the caller's thread, which also forks and handles signals.
 
     steps = False
     """Whether each run prints its steps."""

@@ -1,5 +1,4 @@
-"""
-Predicts runs before the first of them starts (`sweep.preflight`).
+"""Predicts runs before the first of them starts (`sweep.preflight`).
 
 A prediction that fails or takes too long stops nothing: the run starts as if it fitted.
 """
@@ -104,7 +103,6 @@ def _warn(jobs: list[Combination]) -> None:
         warn(f"{job.runs[0].run_dir.name}: {does_not_fit(job.plan)}")
     if len(jobs) > MAX_LISTED:
         warn(f"{len(jobs) - MAX_LISTED:,} more combinations are predicted not to fit")
-    if jobs and jobs[0].reason:
-        warn("they are left out (sweep.preflight=skip)")
-    elif jobs:
-        warn("starting them anyway; sweep.preflight=skip leaves them out")
+    if jobs:
+        skipped = "they are left out (sweep.preflight=skip)"
+        warn(skipped if jobs[0].reason else "starting them anyway; sweep.preflight=skip leaves them out")

@@ -24,7 +24,7 @@ from meshrunner.runner.rundir import (
 )
 from meshrunner.runner.rundir.files import CONFIG, SLURM_JOB, STATUS, is_run, is_sweep
 from meshrunner.runner.slurm.client import jobs, slurm
-from meshrunner.runner.slurm.submit import job_id
+from meshrunner.runner.slurm.submit import counted, job_id
 
 
 def cancel(arguments: list[str]) -> int:
@@ -47,7 +47,7 @@ def cancel(arguments: list[str]) -> int:
         problem = problem or find_damage(run_dir, (STATUS, SLURM_JOB))
     present = [run_dir for run_dir in run_dirs if run_dir.is_dir()]  # even a damaged run may be running
     interrupted, stopped = sum(map(_interrupt, present)), _stop_jobs(present)
-    print(f"cancelled {_count(stopped, 'SLURM job')} and {_count(interrupted, 'run')} on this machine")
+    print(f"cancelled {counted(stopped, 'SLURM job')} and {counted(interrupted, 'run')} on this machine")
     return int(bool(problem))
 
 
@@ -75,7 +75,3 @@ def _stop_jobs(run_dirs: Sequence[Path]) -> int:
         if known[number].state == "PENDING" and read_state(run_dir) == "running":
             update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
     return len(active)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
