@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.on_disk import choose_checkpoint
+from meshrunner.recipes.checkpoint.on_disk import Consumed, Training, choose_checkpoint
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.determinism import compute_deterministically

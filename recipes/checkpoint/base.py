@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from pathlib import Path
+from typing import Annotated, ClassVar, Protocol
 
-from meshrunner.recipes.option import Affects, Option
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
-    from torch import nn
-
-
-class Consumed(NamedTuple):
-    """The data consumed by all steps so far."""
-
-    sequences: int
-    tokens: int
-
-
-class Training(NamedTuple):
-    """The state to save, and what a checkpoint records about its run."""
-
-    config: dict[str, Any]
-    steps: int
-    seed: int
-    model: nn.Module
-    """The model that `Parallelism.apply` returned."""
-    optimizer: torch.optim.Optimizer
-    parameters: int
-    """Number of parameters of the full model."""
-    global_batch: int
+from meshrunner.recipes.checkpoint.on_disk import Consumed, Training
+from meshrunner.recipes.option import Affects, Count, Option, whole
 
 
 class Saver(Protocol):
@@ -52,8 +27,8 @@ class Checkpoint(Option):
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
-        "dcp": "meshrunner.recipes.checkpoint.dcp:DCP",
-        "dcp_async": "meshrunner.recipes.checkpoint.dcp:DCPAsync",
+        "dcp": "meshrunner.recipes.checkpoint.base:DCP",
+        "dcp_async": "meshrunner.recipes.checkpoint.base:DCPAsync",
     }
 
     affects: ClassVar[Affects] = Affects.FIGURES
@@ -73,3 +48,29 @@ class NoCheckpoint(Checkpoint):
     """No saving. A run still continues from checkpoints in its directory or in `load`."""
 
     saves: ClassVar[bool] = False
+
+
+class DCP(Checkpoint):
+    """Sharded checkpoints that load bit for bit under any layout. Training waits until they are on disk."""
+
+    in_background: ClassVar[bool] = False
+
+    every: Count
+    """Steps between checkpoints. The last step is always saved."""
+    keep: Annotated[int | None, whole(None), Affects.FILES]
+    """Number of newest checkpoints to keep; null: all of them."""
+
+    def saver(self, folder: Path, training: Training) -> Saver:
+        from meshrunner.recipes.checkpoint.save import DCPSaver
+
+        return DCPSaver(folder, training, self.every, self.keep, in_background=self.in_background)
+
+
+class DCPAsync(DCP):
+    """
+    The same files, written in the background. Training waits only for the copy to host memory and for an earlier save.
+
+    The copy's memory is allocated once: on every rank, as much host memory as its shards.
+    """
+
+    in_background: ClassVar[bool] = True

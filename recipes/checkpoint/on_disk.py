@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -25,6 +25,10 @@ from pydantic_core import from_json
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import checksum, replace_file
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 RECORD = "checkpoint.json"
 METADATA = ".metadata"
@@ -44,6 +48,25 @@ class OtherFormat(Damaged):
     """An intact checkpoint whose tensors mean something else in this version."""
 
 
+class Consumed(NamedTuple):
+    """The data consumed by all steps so far."""
+
+    sequences: int
+    tokens: int
+
+
+class Training(NamedTuple):
+    """The state to save, and what a checkpoint records about its run."""
+
+    config: dict[str, Any]
+    steps: int
+    seed: int
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    parameters: int
+    global_batch: int
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, defer_build=True))
 class Record:
     """The contents of checkpoint.json: everything but the tensors, and the checksums of the files."""
@@ -60,7 +83,6 @@ class Record:
     parameters: int
     """Number of parameters of the full model."""
     config: dict[str, Any]
-    """The validated configuration of the run."""
     files: dict[str, tuple[int, int]]
     """Name of a file in the same directory -> (bytes, CRC-32)."""
     format: int = FORMAT
@@ -243,7 +265,5 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
             why = f"the checksum differs for {', '.join(damaged)}"
             print(f"warning: skipping the checkpoint {candidate.path}: {why}", file=sys.stderr, flush=True)
     if found and load is not None:
-        raise ConfigError(
-            f"checkpoint.load: every checkpoint in {load} is damaged: a checksum differs; load another one"
-        )
+        raise ConfigError(f"checkpoint.load: the checksums of every checkpoint in {load} differ; load another one")
     return None

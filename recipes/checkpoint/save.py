@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from meshrunner.recipes.checkpoint.base import Consumed, Training
 from meshrunner.recipes.checkpoint.on_disk import (
     METADATA,
     TEMPORARY,
+    Consumed,
     Record,
+    Training,
     publish,
     remove_leftovers,
     step_folder,
@@ -34,9 +35,6 @@ from meshrunner.recipes.checkpoint.on_disk import (
 from meshrunner.recipes.checkpoint.state_dict import get_state
 from meshrunner.recipes.errors import NotSaved
 from meshrunner.recipes.storage import checksum
-
-COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""Timeout of collectives in a save. Ranks wait for the slowest disk; the launcher detects hangs."""
 
 
 class WriteResults(list[WriteResult]):
@@ -81,8 +79,9 @@ class DCPSaver:
         self, folder: Path, training: Training, every: int, keep: int | None, *, in_background: bool = False
     ) -> None:
         self.folder, self.training, self.every, self.keep = folder, training, every, keep
-        # A separate group, because collectives of a background save must not mix with those of training.
-        self.group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        # A separate group, because collectives of a background save must not mix with those of training. Ranks wait for the
+        # slowest disk; the launcher detects hangs.
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
         folder.mkdir(exist_ok=True)
         self.stager = DefaultStager(staging_options(training.model)) if in_background else None
         self._pending: tuple[int, Future[Any]] | None = None
@@ -110,10 +109,10 @@ class DCPSaver:
             self.stager.close()
 
     def _wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with self._explained(pending[0]):
-                pending[1].result()
+        if self._pending is not None:
+            (step, future), self._pending = self._pending, None
+            with self._explained(step):
+                future.result()
 
     def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
         """Return a writer that, once all shards are complete, writes the record and publishes the checkpoint."""

@@ -1,9 +1,9 @@
 """
 The state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout; and loading a checkpoint into it.
 
-For FSDP1 over tensor parallelism, torch (2.13) assumes that the tensor-parallel shards of a parameter have equal sizes, and
-crashes or hangs if they do not. `_UnevenShards` corrects that for parameters. For optimizer state the assumption is deep inside
-FSDP1. A state tensor has the shape of its parameter, so it is copied into the parameter, and read or written as the parameter.
+For FSDP1 over tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
+`_UnevenShards` corrects that for parameters. A tensor of the optimizer state has the shape of its parameter, so it is copied into
+the parameter, and read or written as the parameter.
 """
 
 from __future__ import annotations

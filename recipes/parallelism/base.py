@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, AutoCount, Count, Option, whole
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.buffers.placement import Schedule
     from meshrunner.recipes.precision.base import Precision
-
-    Groups = tuple[ProcessGroup, ...]
 
 
 class Degrees(NamedTuple):
@@ -176,7 +174,7 @@ class Parallelism(Option):
 
         return torch.autocast(device_type, precision.param_dtype)
 
-    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
         """Return a context manager around a micro batch. It decides when gradients are reduced, see `accumulate`."""
         return nullcontext()
 
@@ -211,7 +209,9 @@ class Parallelism(Option):
         """Return the buffers that the units, in the order of forward, need for all-gathers and for reduce-scatters, if known."""
         return None
 
-    def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
+    def shard_groups(
+        self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
+    ) -> tuple[ProcessGroup, ...]:
         """
         Return the process groups whose ranks hold different shards of a parameter of the model that `apply` returned.
 

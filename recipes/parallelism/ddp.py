@@ -54,6 +54,5 @@ class DDP(Parallelism):
             find_unused_parameters=torch.are_deterministic_algorithms_enabled(),
         )
 
-    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        wrapped: Any = model
-        return nullcontext() if last else wrapped.no_sync()
+    def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else model.no_sync()

@@ -12,15 +12,12 @@ from meshrunner.recipes.parallelism.unit_sizes import Stored, UnitParameters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.model.init_weights import Initialiser
-    from meshrunner.recipes.parallelism.base import Groups
     from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
     from meshrunner.recipes.precision.base import Precision
-
-ALIGNMENT = 16
-"""Bytes that FSDP1 aligns each parameter to within its unit's flat parameter, counted in the compute dtype."""
 
 
 class FSDP1(Parallelism):
@@ -71,18 +68,19 @@ class FSDP1(Parallelism):
             use_orig_params=True,
         )
 
-    def shard_groups(self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]) -> Groups:
+    def shard_groups(
+        self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
+    ) -> tuple[ProcessGroup, ...]:
         # FSDP1's parameters are plain views into a unit's shard. Only `split` says which are tensor-parallel.
         tensor = (mesh.get_group("tensor"),) if name in split else ()
         return (mesh.get_group("shard"), *tensor)
 
-    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        wrapped: Any = model
-        return wrapped.no_sync() if self.accumulate == "hold" and not last else nullcontext()
+    def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
+        return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
         """Return the shard of a unit's flat parameter, padded to equal shards. Its gradient is whole if any part is trained."""
-        aligned = ALIGNMENT // precision.param_bytes
+        aligned = 16 // precision.param_bytes  # FSDP1 aligns each parameter to 16 bytes of the compute dtype
         total = 0
         for parameter in unit.parameters:
             total += -total % aligned + parameter.numel

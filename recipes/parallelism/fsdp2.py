@@ -54,11 +54,14 @@ class FSDP2(Parallelism):
 
     def problems(self) -> list[str]:
         found = []
-        if self.expert > 1 and not takes_two_meshes():
-            found.append(
-                "parallelism.expert: this torch's FSDP2 cannot shard the parameters of one unit over two meshes; "
-                "use torch 2.12 or later, or parallelism.expert=1"
-            )
+        if self.expert > 1:
+            from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+            if not hasattr(_fsdp_common, "ShardPlacementResult"):  # torch 2.11
+                found.append(
+                    "parallelism.expert: this torch's FSDP2 cannot shard the parameters of one unit over two meshes; "
+                    "use torch 2.12 or later, or parallelism.expert=1"
+                )
         if self.buffers == "symmetric":
             from torch.distributed.fsdp import FSDPModule
 
@@ -159,12 +162,11 @@ class FSDP2(Parallelism):
 
         return {"perf/comm_allocations": sum(pool.step_done() for pool in pools_of[model])}
 
-    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        wrapped: Any = model
+    def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
         if self.accumulate == "hold":
-            wrapped.set_requires_gradient_sync(last)
+            model.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            wrapped.set_requires_all_reduce(last)  # replicas accumulate their sharded gradients until then
+            model.set_requires_all_reduce(last)  # replicas accumulate their sharded gradients until then
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
@@ -194,13 +196,6 @@ class FSDP2(Parallelism):
         if self.expert > 1 or precision.gathers_float8:
             return None
         return predicted(units, precision, degrees.shard, self.prefetch)
-
-
-def takes_two_meshes() -> bool:
-    """Whether this torch can shard the parameters of one unit over two meshes: from 2.12 on."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_common
-
-    return hasattr(_fsdp_common, "ShardPlacementResult")
 
 
 def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:

@@ -1,14 +1,15 @@
 """Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep its communication buffers in pools.
 
-The package (read and run: 0.6.1) is given classes of modules and makes every module of such a class a unit. Its parameters are
-DTensors whose shards end where its buckets end, at any row. torch's own functions must not gather them.
+Its parameters are DTensors whose shards end where its buckets end, at any row. torch's own functions must not gather them.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -20,6 +21,7 @@ from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParam
 from meshrunner.recipes.parallelism.wrap_policy import Reshard, WrapPlan
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
@@ -28,9 +30,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.precision.base import Precision
 
-PACKAGE = "megatron-fsdp"
-OLDEST = "0.6.1"
-"""Oldest release that was tested."""
+OLDEST = "0.6.1"  # the oldest release that was tested
 
 
 class MegatronFSDP(Parallelism):
@@ -59,15 +59,12 @@ class MegatronFSDP(Parallelism):
         from packaging.version import Version
 
         try:
-            found = version(PACKAGE)
+            found = version("megatron-fsdp")
             problem = f"{found} is installed" if Version(found) < Version(OLDEST) else ""
         except PackageNotFoundError:
             problem = "it is not installed"
         if problem:
-            return (
-                f"parallelism: megatron_fsdp needs {PACKAGE} {OLDEST}, {problem}; pip install 'meshrunner[megatron]', "
-                "or use parallelism=fsdp2"
-            )
+            return f"parallelism: megatron_fsdp needs megatron-fsdp {OLDEST}, {problem}; pip install 'meshrunner[megatron]'"
         if self.nccl_registration and find_spec("megatron") is None and find_spec("apex") is None:
             return (
                 "parallelism.nccl_registration: it needs the allocator of Megatron-Core or Apex, and neither is installed; "
@@ -95,8 +92,6 @@ class MegatronFSDP(Parallelism):
         return "parallelism=megatron_fsdp is a package of its own, which runs only on a GPU"
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:
-        from meshrunner.recipes.parallelism.megatron_network import unit_classes
-
         unit_classes(network, plan, self.zero, self.double_buffer)
 
     def apply(
@@ -106,11 +101,11 @@ class MegatronFSDP(Parallelism):
         from torch import distributed as dist
 
         from meshrunner.recipes.model.init_weights import clean_name
-        from meshrunner.recipes.parallelism.megatron_network import initialise, materialised, unit_classes
 
         network, device = initialiser.network, initialiser.device
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Transformer Engine and Apex are not installed")
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # Transformer Engine and Apex, which are optional, may be missing
             from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
         # A parameter computes in its own dtype. The optimizer updates an fp32 copy if that dtype is lower.
@@ -120,12 +115,10 @@ class MegatronFSDP(Parallelism):
                     parameter.data = parameter.data.to(precision.param_dtype)
         reduce_dtype = {"auto": precision.reduce_dtype, "fp32": torch.float32, "bf16": torch.bfloat16}[self.grad_comm]
         replicate, shard = replicas(mesh), mesh["shard"].size()
-        if self.zero == 0:  # the package reduces over the `shard` dimension among replicas, too
-            replicate, shard = 1, replicate * shard
-        hybrid = replicate > 1
+        hybrid = replicate > 1 and self.zero > 0  # with zero 0 the package reduces over the `shard` dimension, too
+        dims = {"replicate": replicate, "shard": shard} if hybrid else {"shard": replicate * shard}
         # The package requires a `tensor` dimension, even of one device.
-        dims = ({"replicate": replicate} if hybrid else {}) | {"shard": shard, "tensor": 1}
-        own_mesh = named_mesh(mesh.device_type, dims)
+        own_mesh = named_mesh(mesh.device_type, dims | {"tensor": 1})
         outer_group = dist.group.WORLD if hybrid else None
         with materialised(network, device, unit_by_unit=self.zero > 0):
             wrapped: nn.Module = fully_shard_model(
@@ -163,11 +156,10 @@ class MegatronFSDP(Parallelism):
             sharded: Optimizer = fully_shard_optimizer(optimizer, preproc_state_dict_for_dcp_ckpt=False)
         return sharded
 
-    def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        # If set, backward ends with gradients reduced among all devices and stored where the optimizer reads them. With unsharded
-        # gradients (`zero` 0 and 1), a second reduction would be wrong. `set_model_auto_sync` would warn in every step.
-        wrapped: Any = model
-        wrapped.model_auto_sync = last
+    def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
+        # If set, backward ends with gradients reduced among all devices. With unsharded gradients (`zero` 0 and 1), a second
+        # reduction would be wrong. `set_model_auto_sync` would warn in every step.
+        model.model_auto_sync = last
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
@@ -192,14 +184,13 @@ class MegatronFSDP(Parallelism):
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
         """Return the compute weights plus, below fp32, the master weights; approximate as `traffic` is."""
-
-        def share(count: int, sharded: bool) -> int:
-            return -(-count // degrees.shard) if sharded else count
-
-        compute, trained = share(unit.trained + unit.frozen, self.zero == 3), share(unit.trained, self.zero >= 1)
+        compute, gradients, trained = (
+            -(-count // (degrees.shard if self.zero >= stage else 1))
+            for stage, count in ((3, unit.trained + unit.frozen), (2, unit.trained), (1, unit.trained))
+        )
         masters = trained if precision.element_bytes < 4 else 0
         weights = -(-compute * precision.element_bytes // 4) + masters
-        return Stored(weights, share(unit.trained, self.zero >= 2), trained)
+        return Stored(weights, gradients, trained)
 
 
 @contextmanager
@@ -215,3 +206,91 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
     for state in optimizer.state.values():
         if "step" in state:
             state["step"] *= 0
+
+
+def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
+    """Return the classes of a plan's units. Raises ConfigError if megatron-fsdp, which wraps whole classes, cannot follow it."""
+    for name, unit in plan.items():
+        if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
+            units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
+            raise ConfigError(
+                f"wrap: reshard_after_forward of '{name}' must be null: with zero({zero}), megatron_fsdp {units_are}"
+            )
+    units = {name for name, unit in plan.items() if name and (zero < 3 or unit.reshard_after_forward)}
+    if not units and (zero == 3 or double_buffer != "none"):
+        raise ConfigError(
+            f"wrap: no unit of the plan is resharded, but megatron_fsdp with zero({zero}) and "
+            f"double_buffer({double_buffer}) needs one; use wrap=blocks"
+        )
+    repeated = [name for name in plan if name in units and network.calls(name) > 1]
+    if repeated and double_buffer != "none":
+        raise ConfigError(
+            f"wrap: '{repeated[0]}' is called {network.calls(repeated[0])} times in a forward, while other units occupy both "
+            f"buffers of double_buffer({double_buffer}); use double_buffer=none, or wrap=rules without that unit"
+        )
+    classes = {type(network.get_submodule(name)): name for name in units}
+    for name, module in network.named_modules():
+        around = [unit for unit in units if name.startswith(f"{unit}.")]
+        if around and name in plan:
+            raise ConfigError(
+                f"wrap: '{name}' cannot be a unit inside '{around[0]}', which megatron_fsdp gathers whole; use wrap=blocks"
+            )
+        alike = [unit for kind, unit in classes.items() if isinstance(module, kind)]
+        if alike and not around and name not in units:
+            raise ConfigError(
+                f"wrap: '{alike[0]}' is a resharded unit, '{name}' is not, and both are {type(module).__name__}. "
+                "megatron_fsdp selects units by class, not by name; use wrap=blocks, or parallelism=fsdp2"
+            )
+    return list(classes)
+
+
+@contextmanager
+def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
+    """
+    Let the code inside materialise a network on meta without initialising it. `zero` 0 needs everything allocated first.
+
+    With `unit_by_unit`, a device never holds more than one whole unit. megatron-fsdp materialises each module, then calls its
+    `reset_parameters`, which here only ties parameters again.
+    """
+    if not unit_by_unit:
+        network.to_empty(device=device)
+        network.tie_weights()
+        yield
+        return
+    users: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    owners: list[Any] = []
+
+    def tie(module: nn.Module, own: dict[str, list[tuple[nn.Module, str]]]) -> None:
+        """Give the materialised parameters of a module to every other module that used them."""
+        for name, others in own.items():
+            for other, other_name in others:
+                setattr(other, other_name, getattr(module, name))
+
+    for module in network.modules():
+        own = {name: users[parameter] for name, parameter in module.named_parameters(recurse=False)}
+        for name, others in own.items():
+            others.append((module, name))
+        if own:
+            owners.append(module)
+            owners[-1].reset_parameters = partial(tie, module, own)
+    yield
+    for owner in owners:
+        del owner.reset_parameters
+    for module in network.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.new_empty(buffer.shape, device=device))
+
+
+def initialise(wrapped: Any, initialiser: Initialiser) -> None:
+    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round them to bf16."""
+    import torch
+
+    from meshrunner.recipes.model.init_weights import clean_name
+
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            local, value = parameter.to_local(), initialiser.whole(clean_name(name), parameter.shape)
+            elements = getattr(parameter, "megatron_fsdp_slice", slice(None))  # absent if it is not sharded
+            local.copy_(value.flatten()[elements].view_as(local))
+    wrapped.install_optimized_model_weights()
+    initialiser.network.reset_buffers()

@@ -31,13 +31,11 @@ class LocalParameter(NamedTuple):
 
 
 class UnitParameters(NamedTuple):
-    """The parameters of a unit on one device, before data parallelism."""
+    """The parameters of a unit on one device, before data parallelism, and the fields of its `Unit` in the wrap plan."""
 
     parameters: tuple[LocalParameter, ...]
     reshard_after_forward: bool | int
-    """The value in `wrap_policy.Unit`; False for the root."""
     lookup: bool
-    """The value in `wrap_policy.Unit`."""
     calls: int = 1
     """Number of times that a forward calls the unit."""
 
@@ -47,12 +45,11 @@ class UnitParameters(NamedTuple):
 
     @property
     def trained(self) -> int:
-        """Number of elements of the trained parameters."""
+        """Number of trained elements."""
         return sum(parameter.numel for parameter in self.parameters if parameter.trained)
 
     @property
     def frozen(self) -> int:
-        """Number of elements of the frozen parameters."""
         return sum(parameter.numel for parameter in self.parameters if not parameter.trained)
 
 

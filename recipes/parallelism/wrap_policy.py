@@ -171,8 +171,7 @@ class Rules(Wrap):
                     f"wrap.rules[{number}]: '{rule.match}' matches no module that earlier rules do not match. "
                     f"Classes: {modules}; names such as {network.block_names()[0]}"
                 )
-        matched = {name: self.rules[number] for name, number in decided.items()}
-        return {name: rule.reshard_after_forward for name, rule in matched.items() if rule.wrap}
+        return {name: self.rules[i].reshard_after_forward for name, i in decided.items() if self.rules[i].wrap}
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         decided = tuple(f"{name}." for name in self._first_matches(network))
@@ -190,8 +189,7 @@ class Rules(Wrap):
         for name, module in network.named_modules():
             for number, rule in enumerate(self.rules):
                 if name and rule.matches(name, module):
-                    found[name] = number
-                    break
+                    found.setdefault(name, number)
         return found
 
 

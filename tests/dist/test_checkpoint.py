@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from meshrunner.recipes.checkpoint import save as save_module
-from meshrunner.recipes.checkpoint.base import Consumed, Training
-from meshrunner.recipes.checkpoint.on_disk import checkpoint_folders, choose_checkpoint, remove_checkpoint
+from meshrunner.recipes.checkpoint.on_disk import (
+    Consumed,
+    Training,
+    checkpoint_folders,
+    choose_checkpoint,
+    remove_checkpoint,
+)
 from meshrunner.recipes.checkpoint.save import ChecksummedWriter, DCPSaver
 from meshrunner.recipes.checkpoint.state_dict import get_state, patch_if_needed, restore
 from meshrunner.recipes.data.base import DataSpec

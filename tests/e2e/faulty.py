@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshrunner.recipes.checkpoint.base import Saver, Training
-from meshrunner.recipes.checkpoint.dcp import DCP
+from meshrunner.recipes.checkpoint.base import DCP, Saver
+from meshrunner.recipes.checkpoint.on_disk import Training
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.model.transformer import Transformer
 from meshrunner.recipes.optim.optimizer import AdamW

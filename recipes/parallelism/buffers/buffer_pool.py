@@ -42,12 +42,8 @@ class Use(NamedTuple):
     unit: str
     begin: int
     end: int
-    storage: StorageWeakRef
-
-    @property
-    def alive(self) -> bool:
-        """Whether anything, such as a view or a thread of torch, still refers to the buffer."""
-        return not self.storage.expired()  # type: ignore[no-untyped-call]
+    released: Callable[[], bool]
+    """Whether nothing, such as a view or a thread of torch, refers to the buffer any more."""
 
 
 class BufferPool:
@@ -97,7 +93,7 @@ class BufferPool:
             buffer = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (elements,), (1,))
         begin = buffer.data_ptr()
         reference = StorageWeakRef(buffer.untyped_storage())  # type: ignore[no-untyped-call]
-        self._uses.append(Use(unit, begin, begin + bucket.nbytes, reference))
+        self._uses.append(Use(unit, begin, begin + bucket.nbytes, reference.expired))
         return buffer
 
     def schedule(self) -> Schedule:
@@ -134,10 +130,10 @@ class BufferPool:
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
         """Raise ConfigError if another buffer of the unit, or one that overlaps the range, is not released in time."""
-        self._uses = [use for use in self._uses if use.alive]
+        self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:
-            while use.alive and (use.unit == unit or (use.begin < end and begin < use.end)):
+            while not use.released() and (use.unit == unit or (use.begin < end and begin < use.end)):
                 if time.monotonic() > deadline:
                     raise ConfigError(
                         f"parallelism.buffers: '{unit}' requests a second buffer while its first is in use; {INSTEAD}"

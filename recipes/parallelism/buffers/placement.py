@@ -38,12 +38,10 @@ class Schedule(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Offsets in one arena."""
+    """The offset of each unit's buffer in one arena of `nbytes`, in bytes."""
 
     offsets: dict[str, int]
-    """Unit -> the offset of its buffer in bytes."""
     nbytes: int
-    """Bytes of the arena."""
 
 
 def aligned(nbytes: int) -> int:
