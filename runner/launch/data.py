@@ -32,7 +32,7 @@ def prepare_data(
     Prepare the data for the workers that open it inside the context; a producer reads the rest in the background.
 
     A second run's producer of the same data waits for the first to end; the workers of both runs read the complete part. `doing`
-    is called with the current work, a few times a second. ConfigError: the data is missing, unusable or does not fit the model.
+    is called with the current work, a few times a second. Raise ConfigError if the data is missing, unusable or does not fit.
     """
     data = experiment.data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)

@@ -52,7 +52,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """Apply the allocator's settings in the environment, which torch may have read before they were set; raise ConfigError."""
+    """Apply the allocator's settings, which torch may not have read from the environment. Raise ConfigError if it rejects them."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)

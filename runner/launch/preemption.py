@@ -33,7 +33,7 @@ class Preemption:
     """Detects stop requests. A context manager, inside which STOP_REQUESTS are handled in a SLURM job."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
-        """Prepare for a run; `saves`: whether it saves checkpoints. `stopping` is said at the first Ctrl-C."""
+        """Prepare for a run; `saves`: whether it saves checkpoints. `stopping`: the message at the first Ctrl-C."""
         self.request = run_dir / STOP_REQUEST
         self.saves = saves
         self.stopping = stopping
