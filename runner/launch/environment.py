@@ -52,7 +52,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """Apply the allocator's settings, which torch may not have read from the environment. Raise ConfigError if it rejects them."""
+    """Apply the allocator's settings, which torch may not have read from the environment; raise ConfigError if they are wrong."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)
