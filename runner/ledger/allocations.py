@@ -55,7 +55,7 @@ class Allocation:
     phase: Phase
     """Phase in which it was allocated."""
     allocated_at: int
-    """Moment of the allocation, or of the first use if the memory is older than the ledger."""
+    """Moment of the allocation, or of the first use if the memory is older than the ledger (see `begins_at`)."""
     stream: int = 0
     """Device stream on which it was allocated."""
     preexisting: bool = False
@@ -67,9 +67,14 @@ class Allocation:
     is_block_output: bool = False
     """Whether it is an output of one of the network's blocks."""
 
-    def lives_after(self, moment: int) -> bool:
-        """Whether the memory is still held after a moment."""
-        return self.freed_at is None or self.freed_at > moment
+    @property
+    def begins_at(self) -> int:
+        """Moment from which it counts."""
+        return 0 if self.preexisting and self.category in PERSISTENT else self.allocated_at
+
+    def is_held(self, moment: int) -> bool:
+        """Whether the memory is held after a moment."""
+        return self.begins_at <= moment and (self.freed_at is None or self.freed_at > moment)
 
 
 class PeakMemory(NamedTuple):
@@ -103,21 +108,20 @@ class AllocationHistory:
                 most, when = total, allocation
         if when is None:
             return PeakMemory(0, dict.fromkeys(CATEGORIES, 0), None)
-        return PeakMemory(most, self.by_category(_begin(when)), when.phase)
+        return PeakMemory(most, self.by_category(when.begins_at), when.phase)
 
     def peaks(self) -> dict[Phase, int]:
         """Return the highest total of every phase that allocates."""
         found: dict[Phase, int] = {}
         for allocation, total in self._totals():
-            if total > found.get(allocation.phase, -1):
-                found[allocation.phase] = total
+            found[allocation.phase] = max(total, found.get(allocation.phase, 0))
         return found
 
     def by_category(self, moment: int) -> dict[str, int]:
         """Return the bytes of each category at a moment."""
         found = dict.fromkeys(CATEGORIES, 0)
         for allocation in self.allocations:
-            if _begin(allocation) <= moment and allocation.lives_after(moment):
+            if allocation.is_held(moment):
                 found[allocation.category] += allocation.nbytes
         return found
 
@@ -125,14 +129,9 @@ class AllocationHistory:
         """Yield every allocation with the bytes that are held right after it."""
         change = [0] * (self.now + 1)
         for allocation in self.allocations:
-            change[_begin(allocation)] += allocation.nbytes
+            change[allocation.begins_at] += allocation.nbytes
             if allocation.freed_at is not None:
                 change[allocation.freed_at] -= allocation.nbytes
         totals = list(accumulate(change))
         for allocation in self.allocations:
-            yield allocation, totals[_begin(allocation)]
-
-
-def _begin(allocation: Allocation) -> int:
-    """Return the moment from which an allocation counts."""
-    return 0 if allocation.preexisting and allocation.category in PERSISTENT else allocation.allocated_at
+            yield allocation, totals[allocation.begins_at]

@@ -62,7 +62,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         self._undo = ExitStack()
 
     def __enter__(self) -> MemoryLedger:
-        hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._after_optimizer_step(optimizer))
+        hook = register_optimizer_step_post_hook(self._after_optimizer_step)
         resize_before = UntypedStorage.resize_
 
         def resize(storage: UntypedStorage, size: int) -> Any:  # FSDP's way to free parameters; no mode intercepts it
@@ -82,9 +82,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = list(tensors_in(args))
-        if kwargs:
-            inputs.extend(tensors_in(kwargs.values()))
+        inputs = list(tensors_in((*args, *kwargs.values())))
         for value in inputs:
             if type(value) is not Tensor and isinstance(value, nn.Parameter):
                 self._track_parameter(value)
@@ -137,8 +135,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         for new in self.allocations[before:]:
             new.operator = func._schema.name
         if func._schema.name in BUFFERS:
-            for value in (*inputs, *results):
-                allocation = self.allocation_of(value)
+            for allocation in map(self.allocation_of, (*inputs, *results)):
                 if allocation is not None and allocation.category in UNKNOWN:
                     allocation.category = "communication"
 
@@ -210,7 +207,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         if parameter.is_leaf:
             self._set_category(parameter.grad, "gradients")
 
-    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._track_parameter(parameter)

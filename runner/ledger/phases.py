@@ -24,11 +24,7 @@ class Phases:
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
-        """
-        Args:
-            part: the first part.
-            compiles: whether any part of the network is compiled.
-        """
+        """Begin with `part`. `compiles`: whether any part of the network is compiled."""
         self.step = -1
         self._part = part
         self._block: int | None = None
@@ -76,8 +72,17 @@ class Phases:
         self._follow_module(network, None)
         if network._compiled_call_impl is not None:
             return
-        self._hooks.callback(setattr, network, "loss", network.loss)
-        network.loss = self._followed_loss(network.loss)
+        loss = network.loss
+
+        def followed(*args: Any) -> Any:
+            before, self._part = self._part, "loss"
+            try:
+                return loss(*args)
+            finally:
+                self._part = before
+
+        network.loss = followed
+        self._hooks.callback(setattr, network, "loss", loss)
         for number, name in enumerate(network.block_names()):
             self._follow_module(network.get_submodule(name), number)
 
@@ -106,16 +111,6 @@ class Phases:
         # Prepended, so that the hooks enclose those of sharding.
         self._until_exit(module.register_forward_pre_hook(self._hook(before), prepend=True))
         self._until_exit(module.register_forward_hook(self._hook(after), prepend=True))
-
-    def _followed_loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        def followed(*args: Any) -> Any:
-            before, self._part = self._part, "loss"
-            try:
-                return loss(*args)
-            finally:
-                self._part = before
-
-        return followed
 
     def _enter_in_backward(self, output: Any, part: str, block: int | None) -> None:
         """Enter a part once backward computes the gradient of a module's output."""

@@ -36,16 +36,10 @@ class BlockKind(NamedTuple):
     whole: KeptActivations
     """Activations that each would keep without recomputation."""
     kept: KeptActivations
-    """Activations that each keeps."""
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """
-    Return the kinds of recomputed blocks of an experiment that fits its devices (see `fit`).
-
-    Raises:
-        ConfigError: it cannot be known what blocks keep, with the reason.
-    """
+    """Return the kinds of recomputed blocks of an experiment that fits its devices; raises ConfigError if they are unknown."""
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
@@ -77,7 +71,10 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
     for block, (made, alive) in _made_in_forward(trace).items():
         results, alive = Counter(each.operator for each in made), [each for each in alive if not each.is_block_output]
         kept = Counter(each.operator for each in alive)
-        operators = {_short(name): (kept[name], results[name]) for name in sorted(kept)}
+        # Names as in `activation_checkpoint.save`: `mm`, `_c10d_functional.all_to_all_single`.
+        operators = {
+            name.replace("::", ".").removeprefix("aten."): (kept[name], results[name]) for name in sorted(kept)
+        }
         found[block] = KeptActivations(sum(each.nbytes for each in alive), operators)
     return found
 
@@ -114,11 +111,6 @@ def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[All
         if each.category in UNKNOWN and each.nbytes:
             made, alive = found[block]
             made.append(each)
-            if each.lives_after(backward):
+            if each.is_held(backward):
                 alive.append(each)
     return found
-
-
-def _short(name: str) -> str:
-    """Shorten `aten::mm` to `mm`; others read as in `activation_checkpoint.save`: `_c10d_functional.all_to_all_single`."""
-    return name.replace("::", ".").removeprefix("aten.")

@@ -107,9 +107,7 @@ def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], boo
     """
     Return the answer for a run that takes `needed` bytes when memory is unlimited, and can have `capacity` bytes.
 
-    Args:
-        error: relative error of the prediction.
-        runs_in: whether the run completes in the given bytes, if need be after allocator cache flushes.
+    `error` is the relative error of the prediction. `runs_in` tells whether the run completes in the given bytes.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
         return FITS
@@ -122,10 +120,7 @@ def explain(
     """
     Return the arithmetic behind an answer as a sentence.
 
-    Args:
-        kind: the kind of memory, `reserved` or `active`.
-        by_category: bytes at the peak; empty if unknown.
-        flushes: cache flushes after which the run completes within `capacity`; None if it does not complete.
+    `by_category` is empty if it is unknown. `flushes` is None if the run does not complete within `capacity`.
     """
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"

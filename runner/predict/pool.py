@@ -36,14 +36,7 @@ NOT_IN_TIME = Predicted(None, "there was no time")
 def predict_all(
     configs: Sequence[dict[str, Any]], *, active_only: bool, within_s: float | None = None
 ) -> list[Predicted]:
-    """
-    Predict runs that fit their devices (see `fit`).
-
-    Args:
-        configs: as in config.yaml. `auto` in launch.workers is resolved by `expected_devices`.
-        active_only: see `predict`.
-        within_s: seconds to wait; forecasts that are missing then are NOT_IN_TIME. None waits for all.
-    """
+    """Predict runs that fit their devices (see `fit`). Forecasts missing after `within_s` seconds are NOT_IN_TIME."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
@@ -52,8 +45,7 @@ def predict_all(
 
     def hand_over(connection: Connection | None = None) -> None:
         """Send the next configuration, if there is one, to a process, by default to a new one."""
-        number = next(numbers, None)
-        if number is None:
+        if (number := next(numbers, None)) is None:
             return
         if connection is None:
             connection, process = _start(number, active_only)

@@ -1,13 +1,11 @@
 """
 Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
-The run is traced on the meta device. For a GPU, the trace is replayed through a model of the caching allocator; for a CPU, or
-with `active_only`, the memory that tensors hold decides.
+For a GPU, the trace is replayed through a model of the caching allocator; for a CPU, or with `active_only`, the memory that
+tensors hold decides.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import ExpectedDevices
@@ -29,8 +27,8 @@ from meshrunner.runner.predict.forecast import (
     needs_memory,
     why,
 )
-from meshrunner.runner.predict.replay.allocations import InstantClock, Replayed, replay
-from meshrunner.runner.predict.replay.timeline import changes_without_allocator, timeline
+from meshrunner.runner.predict.replay.replay import InstantClock, Replayed, replay
+from meshrunner.runner.predict.replay.timeline import points_without_allocator, timeline
 from meshrunner.runner.predict.trace.depth import extrapolate, start_peak, step_peak
 from meshrunner.runner.predict.trace.tracer import Trace
 from meshrunner.runner.predict.workload import Workload, trace_run
@@ -44,15 +42,10 @@ def predict(
     experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
     """
-    Predict a run that fits its devices (see `fit`).
+    Predict a run that fits its devices; raises whatever a class of the user's raises (see `own_code.fault`).
 
-    Args:
-        active_only: trace only two shallow models, which is faster but does not predict reserved memory.
-        with_timeline: also return memory over the last step, for which the model is traced at full depth in any case.
-
-    Raises:
-        ConfigError: the configuration is wrong.
-        Exception: raised by a class of the user's (see `own_code.fault`).
+    `active_only` traces only two shallow models, which is faster but does not predict reserved memory. `with_timeline` also
+    returns memory over the last step, for which the model is traced at full depth in any case.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -78,14 +71,14 @@ def predict(
             hardware = None
     if device.type == "cuda" and not active_only:
         verdict, memory, replayed = _reserved_memory(
-            workload, device, hardware, traces[0], expandable=expandable, record_changes=with_timeline
+            workload, device, hardware, traces[0], expandable=expandable, record_points=with_timeline
         )
     else:
         verdict, memory = _active_memory(workload, device, traces)
     over_time = None
     if with_timeline:
-        changes = replayed.changes if replayed else changes_without_allocator(traces[0].events)
-        over_time = timeline(changes, traces[0].last_step, _capacity(device), round(device.memory_gib * GIB))
+        points = replayed.points if replayed else points_without_allocator(traces[0].events, traces[0].last_step)
+        over_time = timeline(points, _capacity(device), round(device.memory_gib * GIB))
     return Forecast(verdict, memory, speed, tuple(remarks), over_time)
 
 
@@ -120,14 +113,14 @@ def _reserved_memory(
     trace: Trace,
     *,
     expandable: bool,
-    record_changes: bool,
+    record_points: bool,
 ) -> tuple[Verdict, MemoryForecast, Replayed]:
     """Judge by the memory that the allocator reserves; without `hardware`, freed memory is reusable at once."""
 
     def replay_within(nbytes: int | None) -> Replayed:
         clock = InstantClock() if hardware is None else workload.clock(hardware)
         allocator = CachingAllocator(nbytes, expandable=expandable)
-        return replay(trace.events, clock, allocator, record_changes=record_changes and nbytes is None)
+        return replay(trace.events, clock, allocator, record_points=record_points and nbytes is None)
 
     replayed = replay_within(None)
     capacity, needed = _capacity(device), replayed.peak_reserved
@@ -137,26 +130,27 @@ def _reserved_memory(
         judge(needed, capacity, RESERVED_ERROR_PCT / 100, lambda nbytes: replay_within(nbytes).completed),
         explain("reserved", needed, capacity, device.name, replayed.peak.by_category, flushes),
     )
-    figures = _memory_forecast(device, replayed.peak, replayed.startup_active, trace, RESERVED_ERROR_PCT)
-    forecast = replace(
-        figures,
-        peak_reserved_gib=needed / GIB,
-        peak_reserved_pct=100 * needed / (device.memory_gib * GIB),
-        alloc_retries=limited.retries,
-    )
+    startup, retries = replayed.startup_active, limited.retries
+    forecast = _memory_forecast(device, replayed.peak, startup, trace, RESERVED_ERROR_PCT, needed, retries)
     return verdict, forecast, replayed
 
 
 def _memory_forecast(
-    device: ExpectedDevices, peak: PeakMemory, startup: int, trace: Trace, error_pct: float
+    device: ExpectedDevices,
+    peak: PeakMemory,
+    startup: int,
+    trace: Trace,
+    error_pct: float,
+    reserved: int | None = None,
+    retries: int | None = None,
 ) -> MemoryForecast:
     block = largest_block_bytes(trace)
     return MemoryForecast(
         peak_active_gib=peak.total / GIB,
         peak_active_pct=100 * peak.total / (device.memory_gib * GIB),
-        peak_reserved_gib=None,
-        peak_reserved_pct=None,
-        alloc_retries=None,
+        peak_reserved_gib=None if reserved is None else reserved / GIB,
+        peak_reserved_pct=None if reserved is None else 100 * reserved / (device.memory_gib * GIB),
+        alloc_retries=retries,
         startup_gib=startup / GIB,
         phase=str(peak.phase),
         by_category_gib={name: nbytes / GIB for name, nbytes in peak.by_category.items()},

@@ -31,7 +31,6 @@ class LargestThatFits:
     """Forecast for `value`, or for the first value tried if none fits."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return one object."""
         searched = {"max": {self.key: self.value}, "tried": self.tried} if self.tried else {}
         return searched | self.forecast.as_json()
 
@@ -46,12 +45,7 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> LargestThatFits:
-    """
-    Find the largest value of a key with which a run fits.
-
-    Raises:
-        ConfigError: the key does not take a whole number, or no value of it can be configured.
-    """
+    """Find the largest value of a key with which a run fits; raises ConfigError if no whole number is allowed."""
     found: dict[int, Forecast] = {}
 
     def allowed(value: int) -> bool:
@@ -85,11 +79,8 @@ def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda
     """
     Return the largest allowed whole number that fits, or None if the least does not.
 
-    Numbers above one that does not fit are assumed not to fit either.
-
-    Args:
-        fits: the expensive predicate, called only with allowed numbers and once for each.
-        allowed: the cheap predicate; other numbers are skipped, such as those that do not divide a batch.
+    Numbers above one that does not fit are assumed not to fit either. `fits` is expensive, and called at most once for a number.
+    Numbers that are not `allowed`, such as those that do not divide a batch, are skipped.
     """
     below, end = 0, 1
     for least in (2**power for power in range(MOST.bit_length())):

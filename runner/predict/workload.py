@@ -15,10 +15,7 @@ from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_dept
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 ERROR_PCT = 7.0
-"""
-Largest difference from published words per second (docs/measurements/plan.md), where no share of the peak rates was fitted to
-a run of the device.
-"""
+"""Largest difference from published words per second (docs/measurements/plan.md) without a calibration of the device."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +77,13 @@ class Workload:
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
     """
-    Trace the whole run, or two shallow models. Return the workload, and the traces with their memory.
+    Trace the whole run, or two shallow models if these suffice and the model allows it.
 
-    Args:
-        shallow: whether two shallow models suffice; models that do not allow it are still traced at full depth.
+    Return the workload, and the traces with their memory.
     """
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
-    recipes = (
-        [experiment] if depths is None else [at_depth(experiment, depths.shallow), at_depth(experiment, depths.deeper)]
-    )
+    recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
     nodes, workers = experiment.launch.nodes, device.workers
     traces = tuple(trace_recipe(each, nodes=nodes, workers=workers, device_type=device.type) for each in recipes)
     first, degrees = traces[0], experiment.parallelism.degrees(nodes, workers)
@@ -98,11 +92,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """
-    Trace a run that can be traced (see `Parallelism.untraceable`), whatever constants the device has.
-
-    Allocations, which take no time, are dropped: so `step_time` is three times as fast.
-    """
+    """Trace a run that can be traced (see `Parallelism.untraceable`). Its allocations are dropped, for a faster `step_time`."""
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
     timed: list[EventLog] = [
         [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]

@@ -10,8 +10,8 @@ from meshrunner.runner.predict.allocator.segments import (
     MIB,
     BlockPool,
     ExpandableSegments,
-    FixedSegments,
     MemoryBlock,
+    Segments,
     round_up,
 )
 
@@ -34,11 +34,7 @@ class CachingAllocator:
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:
-        """
-        Args:
-            capacity: bytes this process can reserve: the device's memory less contexts and communicators. None: unlimited.
-            expandable: whether segments grow (`expandable_segments:True`).
-        """
+        """`capacity`: bytes that this process can reserve, None if unlimited. `expandable`: `expandable_segments:True`."""
         self.active = 0
         """Bytes of blocks in use, as torch's `active_bytes`."""
         self.retries = 0
@@ -46,7 +42,7 @@ class CachingAllocator:
         self.synchronize: Callable[[], None] = lambda: None
         """Called before the cache is flushed: waits for the device, and frees the blocks that wait for it."""
         self._expandable = expandable
-        self.segments = ExpandableSegments(capacity) if expandable else FixedSegments(capacity)
+        self.segments = ExpandableSegments(capacity) if expandable else Segments(capacity)
         self._pools: dict[tuple[int, bool], BlockPool] = {}
 
     def allocate(self, nbytes: int, stream: int) -> MemoryBlock:
@@ -88,11 +84,7 @@ def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
     """
     Return whether segments are expandable, and a sentence for each setting that is not modelled.
 
-    Args:
-        name, conf: name and value of PYTORCH_ALLOC_CONF or one of its older names.
-
-    Raises:
-        ConfigError: torch would refuse the value.
+    `name` and `conf` are the name and value of PYTORCH_ALLOC_CONF or one of its older names.
     """
     expandable, remarks = False, []
     for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # at commas outside of brackets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 
 MIB, GIB = 2**20, 2**30
@@ -54,27 +53,23 @@ class MemoryBlock:
 class BlockPool:
     """The free blocks of one stream, either for small or for large requests."""
 
-    __slots__ = ("_free", "segment", "small", "unmapped")
+    __slots__ = ("free", "segment", "small", "unmapped")
 
     def __init__(self, small: bool) -> None:
         self.small = small
         self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT
         """Size of a segment, or of an expandable segment's pages."""
-        self._free: list[tuple[int, int, MemoryBlock]] = []
+        self.free: list[tuple[int, int, MemoryBlock]] = []
+        """Free blocks, ordered by size and address."""
         self.unmapped: list[tuple[int, MemoryBlock]] = []
         """Unmapped blocks of expandable segments, ordered by address."""
 
-    def free_blocks(self) -> list[MemoryBlock]:
-        """Return the free blocks ordered by size, then address."""
-        return [block for _, _, block in self._free]
-
     def add(self, block: MemoryBlock) -> None:
         """Add a free block. It must already be merged with its free neighbours."""
-        insort(self._free, (block.size, block.address, block))
+        insort(self.free, (block.size, block.address, block))
 
     def remove(self, block: MemoryBlock) -> None:
-        """Remove a free block."""
-        del self._free[bisect_left(self._free, (block.size, block.address))]
+        del self.free[bisect_left(self.free, (block.size, block.address))]
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """
@@ -82,7 +77,7 @@ class BlockPool:
 
         A block that can still grow counts as the size it can reach, so the last block of an expandable segment is used last.
         """
-        free = self._free
+        free = self.free
         i = bisect_left(free, (size,))
         if i == len(free):
             return None
@@ -115,8 +110,8 @@ def _size_when_grown(block: MemoryBlock) -> int:
     return block.size if after is None or after.mapped else block.size + after.size
 
 
-class Segments(ABC):
-    """Memory that the allocator has reserved from the driver."""
+class Segments:
+    """Memory reserved from the driver: segments of fixed size (`cudaMalloc`), given back once they are entirely free."""
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
@@ -126,13 +121,17 @@ class Segments(ABC):
         """Most bytes reserved; may be set to measure it anew."""
         self._end = 0
 
-    @abstractmethod
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Return a block of at least `size` bytes in new memory, or None if the device has too little left."""
+        nbytes = pool.segment if size < OWN_SEGMENT else round_up(size, OWN_SEGMENT_UNIT)
+        return MemoryBlock(pool, self._addresses(nbytes), nbytes) if self._reserve(nbytes) else None
 
-    @abstractmethod
     def release(self, pool: BlockPool) -> None:
         """Give free memory of a pool back to the driver."""
+        for _, _, block in pool.free.copy():
+            if not block.is_split:
+                pool.remove(block)
+                self.reserved -= block.size
 
     def _reserve(self, nbytes: int) -> bool:
         """Reserve memory if enough is left, and return whether it was reserved."""
@@ -147,20 +146,6 @@ class Segments(ABC):
         begin = self._end
         self._end = round_up(begin + nbytes, LARGE_SEGMENT)
         return begin
-
-
-class FixedSegments(Segments):
-    """Segments of fixed size (`cudaMalloc`), which can be given back once they are entirely free."""
-
-    def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        nbytes = pool.segment if size < OWN_SEGMENT else round_up(size, OWN_SEGMENT_UNIT)
-        return MemoryBlock(pool, self._addresses(nbytes), nbytes) if self._reserve(nbytes) else None
-
-    def release(self, pool: BlockPool) -> None:
-        for block in pool.free_blocks():
-            if not block.is_split:
-                pool.remove(block)
-                self.reserved -= block.size
 
 
 class ExpandableSegments(Segments):
@@ -186,7 +171,7 @@ class ExpandableSegments(Segments):
 
     def release(self, pool: BlockPool) -> None:
         page = pool.segment
-        for block in pool.free_blocks():
+        for _, _, block in pool.free.copy():
             begin, end = round_up(block.address, page), (block.address + block.size) // page * page
             if begin < end:
                 pool.remove(block)

@@ -35,11 +35,7 @@ class _Autocast(TorchFunctionMode):
     """Like torch.autocast, it casts a parameter once and keeps the result until the context ends."""
 
     def __init__(self, dtype: torch.dtype | None, active: list[_Autocast], *, on_cuda: bool) -> None:
-        """
-        Args:
-            dtype: the lower precision; None turns autocast off until the context ends.
-            active: the modes entered so far, the innermost last; the mode is in it while it is entered.
-        """
+        """`active` holds the modes entered so far, the innermost last. Without a dtype, autocast is off in the context."""
         super().__init__()
         self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -66,14 +62,11 @@ class _Autocast(TorchFunctionMode):
         dtype = self.dtype if func in LOWER else torch.float32 if func in fp32 else None
         if dtype is None:
             return func(*args, **kwargs)
-        return func(*self._cast_all(args, dtype), **{key: self._cast(value, dtype) for key, value in kwargs.items()})
-
-    def _cast_all(self, values: Any, dtype: torch.dtype) -> Any:
-        return type(values)(self._cast(value, dtype) for value in values)
+        return func(*self._cast(args, dtype), **{key: self._cast(value, dtype) for key, value in kwargs.items()})
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if type(value) in (list, tuple):
-            return self._cast_all(value, dtype)
+            return type(value)(self._cast(each, dtype) for each in value)
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype in (dtype, torch.float64):
             return value
         is_weight = value.is_leaf and value.requires_grad and dtype == self.dtype and value.dtype == torch.float32
@@ -91,19 +84,14 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
     active: list[_Autocast] = []
 
     def autocast(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
+        # Checkpointing stores the arguments of its forward's autocast, and recomputes under an autocast with them.
+        if forward_dtype := kwargs.pop("dtype_on_meta", None):
+            return autocast("meta", forward_dtype)
         if device != "meta":
             return device_autocast(device, dtype, enabled=enabled, **kwargs)
         if torch.compiler.is_compiling():  # code is traced on the CPU
             return device_autocast("cpu", dtype, enabled=enabled)
         return _Autocast((dtype or torch.bfloat16) if enabled else None, active, on_cuda=device_type == "cuda")
-
-    # Checkpointing stores the arguments of its forward's autocast, and recomputes under `torch.amp.autocast` with them.
-    def autocast_of_forward(
-        device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any
-    ) -> Any:
-        if forward_dtype := kwargs.pop("dtype_on_meta", None):
-            return autocast("meta", forward_dtype)
-        return device_autocast(device, dtype, enabled=enabled, **kwargs)
 
     def autocast_arguments(device_type: str = "cuda") -> tuple[dict[str, Any] | None, dict[str, Any]]:
         on_device, on_cpu = arguments_before(device_type)
@@ -122,7 +110,7 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
 
     enabled_before = in_torch.replace(torch, "is_autocast_enabled", is_enabled)
     dtype_before = in_torch.replace(torch, "get_autocast_dtype", dtype_of)
-    in_torch.replace(torch, "autocast", autocast)
-    in_torch.replace(torch.amp, "autocast", autocast_of_forward)
+    for module in (torch, torch.amp):
+        in_torch.replace(module, "autocast", autocast)
     arguments_before = in_torch.replace(checkpoint, "_get_autocast_kwargs", autocast_arguments)
     yield

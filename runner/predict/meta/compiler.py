@@ -30,8 +30,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transfor
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.predict.meta.fusion import GraphMemory, memory_of, nbytes
 from meshrunner.runner.predict.meta.replacements import Replacements
-from meshrunner.runner.predict.record.device_streams import META
 from meshrunner.runner.predict.record.recorder import Fusion, Recorder
+from meshrunner.runner.predict.record.trace_events import META
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
         "aot_eager_decomp_partition": _Backend(recorder, partitions=True, fuses=False),
         "eager": "eager",
     }
-    torch_compile = torch.compile
+    torch_compile, cpu_autocast = torch.compile, torch.amp.autocast_mode.autocast
 
     def traced_compile(function: Callable[..., Any], *, backend: str, mode: str | None = None, **arguments: Any) -> Any:
         if backend not in backends:
@@ -58,7 +58,16 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
                 f"plan: cannot predict the memory of compile.backend={backend}; use inductor or aot_eager"
             )
         compiled: Callable[..., Any] = torch_compile(function, backend=backends[backend], **arguments)
-        return _traced_under_autocast(compiled)
+
+        # dynamo traces the function mode that does the casts, so they are part of its graph. Code that turns autocast off inside
+        # the graph turns off that of the CPU, by which the mode knows. The CPU's autocast does nothing to tensors on meta.
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_autocast_enabled("meta"):
+                return compiled(*args, **kwargs)
+            with cpu_autocast("cpu", torch.get_autocast_dtype("meta")):
+                return compiled(*args, **kwargs)
+
+        return called
 
     in_torch.replace(torch, "compile", traced_compile)
 
@@ -76,24 +85,6 @@ def _pause_while_compiling(in_torch: Replacements, recorder: Recorder) -> None:
     in_torch.callback(callback_handler.remove_start_callback, begin)
     callback_handler.register_end_callback(end)
     in_torch.callback(callback_handler.remove_end_callback, end)
-
-
-def _traced_under_autocast(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """
-    Turn the CPU's autocast on wherever autocast on meta is.
-
-    dynamo traces the function mode that does the casts, so they are part of its graph. Code that turns autocast off inside the
-    graph turns off that of the CPU, by which the mode knows. The CPU's autocast itself does nothing to tensors on meta.
-    """
-    cpu_autocast = torch.amp.autocast_mode.autocast
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_autocast_enabled("meta"):
-            return compiled(*args, **kwargs)
-        with cpu_autocast("cpu", torch.get_autocast_dtype("meta")):
-            return compiled(*args, **kwargs)
-
-    return called
 
 
 class _Backend:
@@ -154,11 +145,7 @@ def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
 
 
 class Interpreter(fx.Interpreter):
-    """
-    Runs a graph of compiled code on meta, and records its kernels.
-
-    Each node is an operator of its own, the result of a fused kernel, or inside a kernel. Without `memory`, each is an operator.
-    """
+    """Runs a graph of compiled code on meta, and records its kernels. Without `memory`, each node is an operator of its own."""
 
     def __init__(self, graph: fx.GraphModule, memory: GraphMemory | None, recorder: Recorder) -> None:
         super().__init__(graph)
@@ -183,7 +170,11 @@ class Interpreter(fx.Interpreter):
         finally:
             self.recorder.fusion = Fusion.NONE
         if read is not None:
-            self._record_kernel(n, read)
+            size = nbytes(n) + sum(each for node, each in read.items() if node not in self.in_cache)
+            self.in_cache.update(read, [n])
+            value = n.meta.get("val")
+            dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
+            self.recorder.fused_kernel(f"fused::{n.name}", dtype, size)
         return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,14 +186,6 @@ class Interpreter(fx.Interpreter):
             _, operator, *rest = args
             return operator(*rest, **kwargs)
         return super().call_function(target, args, kwargs)
-
-    def _record_kernel(self, n: fx.Node, read: dict[fx.Node, int]) -> None:
-        size = nbytes(n) + sum(each for node, each in read.items() if node not in self.in_cache)
-        self.in_cache.update(read)
-        self.in_cache.add(n)
-        value = n.meta.get("val")
-        dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
-        self.recorder.fused_kernel(f"fused::{n.name}", dtype, size)
 
 
 def move_to(device: torch.device, graph: fx.GraphModule) -> None:

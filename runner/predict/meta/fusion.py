@@ -41,7 +41,6 @@ class GraphMemory(NamedTuple):
 
 
 def memory_of(graph: Graph) -> GraphMemory:
-    """Return the nodes of a graph that do work or get memory."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     unfused = {node for node in calls if _is_unfused(node)}
     needed = {_base(each) for node in (*unfused, graph.output_node()) for each in node.all_input_nodes}
@@ -59,7 +58,8 @@ def memory_of(graph: Graph) -> GraphMemory:
             continue
         read = reads[node] = _reads(node, reads, in_memory)
         realized = len(node.users) > 1 and len(read) > READS_TO_INLINE
-        if node in needed or _name(node) in REDUCTIONS or _mutates(node) or realized:
+        mutates = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        if node in needed or _name(node) in REDUCTIONS or mutates or realized:
             in_memory.add(node)
             kernels[node] = read
     return GraphMemory(unfused, kernels)
@@ -102,11 +102,6 @@ def _is_view(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     return node.target.is_view or _name(node) in VIEWS
-
-
-def _mutates(node: Node) -> bool:
-    """Whether a node writes an argument, such as a buffer of the module."""
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _is_unfused(node: Node) -> bool:

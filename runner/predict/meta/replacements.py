@@ -12,12 +12,7 @@ class Replacements(ExitStack):
     """Context manager that restores every replaced attribute when it ends."""
 
     def replace(self, owner: Any, name: str, value: Any) -> Any:
-        """
-        Replace an attribute and return its value before.
-
-        Raises:
-            ConfigError: this release of torch has no such attribute.
-        """
+        """Replace an attribute and return its value before; raises ConfigError if this release of torch has no such attribute."""
         held = vars(owner)
         if name not in held:
             import torch

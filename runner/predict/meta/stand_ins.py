@@ -7,14 +7,19 @@ On meta, torch's operators have shapes, dtypes and autograd, but no streams, no 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, GradBucket, _compute_bucket_assignment_by_size
 from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 
 from meshrunner.recipes.model import transformer
@@ -22,10 +27,9 @@ from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.precision.base import Float8
 from meshrunner.runner.predict.meta import kernels
 from meshrunner.runner.predict.meta.autocast import autocast_on_meta
-from meshrunner.runner.predict.meta.ddp_reducer import ddp_reducer
 from meshrunner.runner.predict.meta.replacements import Replacements
-from meshrunner.runner.predict.record.device_streams import META
 from meshrunner.runner.predict.record.recorder import Recorder
+from meshrunner.runner.predict.record.trace_events import META, TracedDevice, TracedStream
 
 
 def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
@@ -63,6 +67,66 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
         in_torch.replace(user, "_no_dispatch_record_stream", recorder.used_by_stream)
 
 
+def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
+    """
+    Reduce DDP's buckets by a hook in Python: the C++ refuses a fake process group.
+
+    After the first step DDP would rebuild its buckets and broadcast their order as data; here they have that order from the
+    beginning. Its timer of steps does not exist on meta.
+    """
+    init, init_helper = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
+
+    def traced_init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        device, stream = recorder.device, recorder.device.Stream()
+        self.register_comm_hook(self.process_group, lambda group, bucket: _reduce(device, stream, group, bucket))
+        self.reducer = _Overridden(self.reducer, _rebuild_buckets=lambda: False)  # type: ignore[assignment]
+        self.logger = _Overridden(self.logger, set_runtime_stats_and_log=lambda: None)
+
+    def traced_init_helper(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        cap = self.bucket_bytes_cap
+        first = _DEFAULT_FIRST_BUCKET_BYTES if self.bucket_bytes_cap_default else cap
+
+        def rebuilt(parameters: list[Tensor], limits: list[int], sparse: list[bool]) -> Any:
+            if limits != [sys.maxsize]:  # DDP keeps these buckets
+                return _compute_bucket_assignment_by_size(parameters, limits, sparse)
+            # In the order in which gradients arrive. DDP reverses the result.
+            buckets, sizes = _compute_bucket_assignment_by_size(parameters[::-1], [first, cap], sparse[::-1])
+            last = len(parameters) - 1
+            return [[last - number for number in bucket] for bucket in reversed(buckets)], sizes[::-1]
+
+        with Replacements() as in_dist:
+            in_dist.replace(dist, "_compute_bucket_assignment_by_size", rebuilt)
+            init_helper(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    in_torch.replace(DistributedDataParallel, "__init__", traced_init)
+    in_torch.replace(DistributedDataParallel, "_ddp_init_helper", traced_init_helper)
+
+
+def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Reduce one bucket as the C++ does: divide, then sum on NCCL's stream. After the last one, compute waits for all of them."""
+    buffer, computing = bucket.buffer(), device.current_stream()
+    buffer.div_(group.size())
+    stream.wait_stream(computing)
+    with device.stream(stream):
+        dist.all_reduce(buffer, group=group)
+    if bucket.is_last():
+        computing.wait_stream(stream)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
+class _Overridden:
+    """A C++ object with some of its methods replaced."""
+
+    def __init__(self, wrapped: Any, **methods: Any) -> None:
+        self.__dict__.update(methods, _wrapped=wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_wrapped"], name)
+
+
 def optimizer_devices(in_torch: Replacements, recorder: Recorder) -> None:
     """Allow fused and foreach optimizers on meta, where their shapes work although torch does not list the device."""
     for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
@@ -73,7 +137,7 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
     """Ignore the operators that DTensor runs on tensors of global shape only to find the shape of a result."""
     for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
         if hasattr(ShardingPropagator, name):
-            in_torch.replace(ShardingPropagator, name, recorder.unrecorded(vars(ShardingPropagator)[name]))
+            in_torch.replace(ShardingPropagator, name, recorder.pause()(vars(ShardingPropagator)[name]))
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:

@@ -94,9 +94,5 @@ def _flops(operator: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> 
     if operator.flops is None:
         return 0
     flops = int(operator.flops(*args, **kwargs, out_val=result))
-    return flops // 2 if operator.kind != "matmul" and _is_causal(args, kwargs) else flops
-
-
-def _is_causal(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether half of an attention's scores are masked and so not computed."""
-    return kwargs.get("is_causal") is True or any(value is True for value in args)
+    is_causal = kwargs.get("is_causal") is True or any(value is True for value in args)  # half of the scores are masked
+    return flops // 2 if operator.kind != "matmul" and is_causal else flops

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, UntypedStorage
@@ -14,7 +16,6 @@ from torch.distributed import ProcessGroup, get_process_group_ranks
 from meshrunner.runner.ledger.allocations import START, Allocation
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger, plain_tensors, tensors_in
 from meshrunner.runner.ledger.phases import Phases
-from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.operators import collective, cost, nbytes_of, traits
 from meshrunner.runner.predict.record.trace_events import (
     Allocated,
@@ -22,6 +23,7 @@ from meshrunner.runner.predict.record.trace_events import (
     EventLog,
     Freed,
     Operator,
+    TracedDevice,
     TraceEvent,
     UsedByStream,
 )
@@ -43,9 +45,9 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
         """
-        Args:
-            on_host: the device is the CPU, so tensors on the CPU count as well, such as the optimizer's step counts.
-            rounding: each allocation is rounded up to a multiple of this many bytes.
+        Record what the device does. Each allocation is rounded up to a multiple of `rounding` bytes.
+
+        `on_host`: the device is the CPU, so tensors on the CPU count as well, such as the optimizer's step counts.
         """
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
@@ -67,17 +69,14 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def unrecorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that nothing is recorded while it runs."""
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            self.paused += 1
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.paused -= 1
-
-        return called
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Record nothing in the context."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
 
     def used_by_stream(self, tensor: Tensor, stream: Any) -> None:
         """Record that another stream uses a tensor."""
@@ -94,10 +93,9 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
             self.events.append(event)
 
     def _block_ended(self, output: Any) -> None:
-        for each in tensors_in((output,)):
-            for part in plain_tensors(each):
-                if (allocation := self.allocation_of(part)) is not None:
-                    allocation.is_block_output = True
+        for part in chain.from_iterable(map(plain_tensors, tensors_in((output,)))):
+            if (allocation := self.allocation_of(part)) is not None:
+                allocation.is_block_output = True
 
     def _log_collective(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         name = collective(func._schema.name.partition("::")[2])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 from meshrunner.runner.ledger.allocations import CATEGORIES, START, Phase
 from meshrunner.runner.predict.record.trace_events import Allocated, Collective, EventLog, Freed, Operator
-from meshrunner.runner.predict.replay.allocations import MemoryChange
 
 POINTS = 2000
 """Points of a timeline: about as many as a screen has pixels."""
@@ -53,41 +52,30 @@ class Timeline(NamedTuple):
     """Bytes of the device's memory."""
 
 
-def timeline(changes: Iterable[MemoryChange], step: int, capacity: int, memory: int, most: int = POINTS) -> Timeline:
-    """
-    Return the memory of one step.
-
-    Args:
-        changes: from the first allocation of the run to the end of the step.
-        most: points to keep, among them the highest of each phase and of the whole step.
-    """
-    found: list[Point] = []
-    held, reserved = [0] * len(CATEGORIES), None
-    columns = {name: column for column, name in enumerate(CATEGORIES)}
-    for allocation, nbytes, phase, reserved_then in changes:
-        if phase.step == step and not found:
-            found.append(Point(0, phase, tuple(held), reserved))
-        if allocation is not None:
-            held[columns[allocation.category]] += nbytes
-        reserved = reserved_then
-        if found:
-            found.append(Point(len(found), phase, tuple(held), reserved))
-    return Timeline(_thinned(found, most), list(_parts(found)), capacity, memory)
+def timeline(points: list[Point], capacity: int, memory: int, most: int = POINTS) -> Timeline:
+    """Return the timeline of one step, with about `most` of its points."""
+    return Timeline(_thinned(points, most), list(_parts(points)), capacity, memory)
 
 
-def changes_without_allocator(events: EventLog) -> Iterator[MemoryChange]:
-    """Yield the changes of memory as if no allocator and no other stream held on to freed memory."""
-    phase = Phase(-1, START)
+def points_without_allocator(events: EventLog, step: int) -> list[Point]:
+    """Return the points of the last step as if no allocator and no other stream held on to freed memory."""
+    points: list[Point] = []
+    held, phase = dict.fromkeys(CATEGORIES, 0), Phase(-1, START)
+
+    def record() -> None:
+        if phase.step == step:
+            points.append(Point(len(points), phase, tuple(held.values()), None))
+
     for event in events:
-        if isinstance(event, Allocated):
-            phase = event.allocation.phase
-            yield MemoryChange(event.allocation, event.allocation.nbytes, phase, None)
-        elif isinstance(event, Freed):
-            yield MemoryChange(event.allocation, -event.allocation.nbytes, phase, None)
-        elif isinstance(event, Operator | Collective) and event.phase != phase:
-            if event.phase.part != phase.part:
-                yield MemoryChange(None, 0, event.phase, None)
-            phase = event.phase
+        if isinstance(event, Allocated | Operator | Collective):
+            before, phase = phase, event.allocation.phase if isinstance(event, Allocated) else event.phase
+            if phase[:2] != before[:2]:
+                record()
+        if isinstance(event, Allocated | Freed):
+            allocation = event.allocation
+            held[allocation.category] += allocation.nbytes if isinstance(event, Allocated) else -allocation.nbytes
+            record()
+    return points
 
 
 def _parts(points: Sequence[Point]) -> Iterator[Part]:

@@ -1,14 +1,41 @@
-"""Rates at which a device executes the events of a trace, derived from its option of the `hardware` group."""
+"""
+Rates at which a device executes the events of a trace, derived from its option of the `hardware` group.
+
+The constants of GPUs' collectives describe H100s, 8 per node, with NVSwitch inside the node and one 400 Gbit/s network adapter
+per device between nodes. They come from nccl-tests results and NCCL's tuning tables, as fitted in meta-pytorch/autoparallel
+(`cost_models/nccl_cost_model.py`). The following is assumed, not measured:
+
+- Other hardware differs only in bandwidth: link_bandwidth and network_bandwidth scale, latencies stay.
+- No other group uses the same links at the same time. Each device has its own network adapter: if every rank of a node is in
+  a different group with ranks of other nodes, each group has the adapter of one device per node.
+- A group that is spread unevenly is as fast as the node with the fewest of its ranks.
+- All collectives are rings, except all-reduces, which are trees where that is faster. NCCL has better algorithms for small
+  all-gathers with one device per node. A broadcast takes as long as an all-gather; an all-to-all has the latency of one.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from statistics import NormalDist
 from typing import Literal
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.hardware import CPU, GPU
-from meshrunner.runner.predict.timing import collectives
+
+GB, MB = 1e9, 1e6
+LINK_BANDWIDTH = 450.0
+"""GB/s of the H100, to which NODE_BANDWIDTH belongs."""
+NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
+"""(devices, GB/s): bytes of the whole buffer per second in all-gathers and reduce-scatters."""
+NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
+"""(devices, seconds)."""
+RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
+"""(bytes per rank, share of the network's bandwidth that is reached)."""
+STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
+"""Seconds of a ring's step to a device of the same node and of another node: together 38 microseconds per node of 8 devices."""
+TREE = 0.7
+"""Bandwidth of a tree relative to a ring."""
 
 Fp32Rate = Literal["fp32", "tf32"]
 """Field of `hardware.peak` that holds the rate of fp32 matmuls."""
@@ -23,7 +50,7 @@ class GPURates:
     def __init__(self, hardware: GPU, fp32_rate: Fp32Rate, workers: int) -> None:
         self._hardware, self._fp32_rate, self._workers = hardware, fp32_rate, workers
         efficiency = hardware.efficiency
-        self.bytes_per_second = hardware.memory_bandwidth * 1e9 * efficiency.memory
+        self.bytes_per_second = hardware.memory_bandwidth * GB * efficiency.memory
         """Memory bandwidth that elementwise operators reach."""
         self.kernel_s, self.host_s, self.contention = efficiency.kernel_s, efficiency.host_s, efficiency.contention
         """See `hardware.Efficiency`."""
@@ -42,8 +69,36 @@ class GPURates:
         return peak * 1e12 * share * reached
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """Return the seconds of a collective; for the arguments see `collectives.seconds`."""
-        return collectives.seconds(name, ranks, nbytes, self._hardware, self._workers)
+        """
+        Return the seconds of a collective; 0 for a group of one rank.
+
+        The time never falls as `nbytes` grows, nor as the group spreads evenly over more nodes.
+
+        Args:
+            ranks: of the group, numbered node by node.
+            nbytes: of the whole buffer, see `trace_events.Collective`.
+        """
+        n, hardware = len(ranks), self._hardware
+        if n < 2:
+            return 0.0
+        on_node = Counter(rank // self._workers for rank in ranks).values()
+        nodes, fewest, most = len(on_node), min(on_node), max(on_node)
+        latency = _interpolate(NODE_LATENCY, n)
+        transfer = nbytes / (_interpolate(NODE_BANDWIDTH, n) * GB * hardware.link_bandwidth / LINK_BANDWIDTH)
+        if nodes > 1:
+            latency = STEP_ACROSS * nodes + STEP_IN_NODE * (n - nodes)
+            # A ring carries all but a rank's own part from node to node, split over the adapters of the group's ranks on a node.
+            sent = nbytes * (n - fewest) / n if name == "all_to_all" else nbytes * (n - 1) / n / fewest
+            ramp = _interpolate(RAMP, nbytes / n)
+            # Data that crosses the network also passes through the nodes.
+            transfer = max(transfer, sent / (hardware.network_bandwidth * GB * ramp))
+        if name != "all_reduce":
+            return latency + transfer
+        if nodes == 1:
+            return latency + 2 * transfer  # the latency covers both directions
+        # A reduce-scatter and an all-gather, or a tree up and down. A node's switch adds one latency.
+        up_and_down = (_interpolate(NODE_LATENCY, most) if most > 1 else 0.0) + 2 * STEP_ACROSS * math.log2(nodes)
+        return min(2 * (latency + transfer), up_and_down + 2 * transfer / TREE)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
         """Return 0: the efficiencies were fitted to runs of several GPUs and include waits for the slowest rank."""
@@ -59,7 +114,7 @@ class CPURates:
     def __init__(self, hardware: CPU) -> None:
         assert hardware.speed is not None
         self._speed = hardware.speed
-        self.bytes_per_second = self._speed.memory_bandwidth * 1e9
+        self.bytes_per_second = self._speed.memory_bandwidth * GB
         self.kernel_s = self._speed.operator_s
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
@@ -79,7 +134,7 @@ class CPURates:
         if len(ranks) < 2:
             return 0.0
         passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
-        return self._speed.collective_s + passes * nbytes / (self._speed.link_bandwidth * 1e9)
+        return self._speed.collective_s + passes * nbytes / (self._speed.link_bandwidth * GB)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
         """
@@ -111,3 +166,15 @@ def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
     if dtype == "float64":
         return "fp32", 0.5  # on vector units; tensor cores of data-centre GPUs reach twice as much
     raise ConfigError(f"the rate of matmuls in {dtype} is not known")
+
+
+def _interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
+    """Interpolate linearly between points, and hold the value constant outside."""
+    x0, y0 = points[0]
+    if x <= x0:
+        return y0
+    for x1, y1 in points[1:]:
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+        x0, y0 = x1, y1
+    return y0

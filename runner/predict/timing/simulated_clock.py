@@ -1,12 +1,13 @@
 """
 Simulates when the events of a trace happen: the host issues them, streams execute them in order and wait for each other.
 
-An operator takes as long as its arithmetic or its memory traffic, whichever is longer (a roofline). A collective takes what
-`collectives.seconds` says. Times are in seconds from the clock's start.
+An operator takes as long as its arithmetic or its memory traffic, whichever is longer (a roofline). Times are in seconds from
+the clock's start.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from meshrunner.runner.predict.record.trace_events import (
@@ -54,7 +55,7 @@ class SimulatedClock:
         """Time at which the host issues its next operation."""
         self._streams: dict[int, float] = {COMPUTE: 0.0}
         self._events: dict[int, float] = {}
-        self._communicators: dict[tuple[int, ...], _Communicator] = {}
+        self._communicators: defaultdict[tuple[int, ...], _Communicator] = defaultdict(_Communicator)
         self._flops: dict[tuple[str, str], float] = {}
         """FLOP/s by kind and dtype."""
         self._step: int | None = None
@@ -66,12 +67,7 @@ class SimulatedClock:
         return self._streams.get(stream, 0.0)
 
     def take(self, event: TraceEvent) -> None:
-        """
-        Advance by one event. A step, and a micro batch, begins with the first event of its phase.
-
-        Raises:
-            ConfigError: the device's rate for an operator's dtype is unknown.
-        """
+        """Advance by one event; raises ConfigError if the device's rate for an operator's dtype is unknown."""
         if isinstance(event, Operator):
             self._enter(event)
             self._operator(event)
@@ -97,12 +93,7 @@ class SimulatedClock:
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
-        """
-        Return the time of the current step up to now.
-
-        Args:
-            skipped_micro_batches: micro batches that the trace leaves out; each takes as long as the last but one.
-        """
+        """Return the time of the current step up to now. Each skipped micro batch takes as long as the last but one traced."""
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]
@@ -116,6 +107,7 @@ class SimulatedClock:
         return StepTime(seconds, {part: totals[part] for part in PARTS}, exposed)
 
     def _enter(self, event: Operator | Collective) -> None:
+        """Enter the event's phase, whose first event begins a step or a micro batch."""
         step, part, _ = event.phase
         if step != self._step:
             self._step = step
@@ -154,9 +146,7 @@ class SimulatedClock:
         name, stream, _, ranks, nbytes = collective
         if not self.rates.overlaps:
             stream = COMPUTE
-        communicator = self._communicators.get(ranks)
-        if communicator is None:
-            communicator = self._communicators[ranks] = _Communicator()
+        communicator = self._communicators[ranks]
         seconds = communicator.seconds.get((name, nbytes))
         if seconds is None:
             seconds = communicator.seconds[name, nbytes] = self.rates.collective_s(name, ranks, nbytes)

@@ -41,7 +41,11 @@ class Depths(NamedTuple):
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     """Return two depths that determine the memory of all `blocks`, or None if only the full depth does."""
     model = recipe.model
-    if blocks_may_differ(recipe) or _blocks_are_joined(recipe) or model.at_depth(blocks) is None:
+    layout = recipe.parallelism.kind
+    # Some things span blocks and are no multiple of them: a graph, DDP's buckets, the padding of a flat parameter.
+    joined = layout == "ddp" or (layout == "fsdp1" and recipe.wrap.kind in ("size", "root_only"))
+    joined = joined or recipe.compile.kind not in ("eager", "per_block")
+    if joined or blocks_may_differ(recipe) or model.at_depth(blocks) is None:
         return None
     recomputes = [recipe.activation_checkpoint.recomputes(block) for block in range(blocks)]
     period = next((p for p in range(1, LONGEST_PERIOD + 1) if recomputes[p:] == recomputes[:-p]), None)
@@ -63,13 +67,6 @@ def blocks_may_differ(recipe: Recipe) -> bool:
     layout = recipe.parallelism
     unknown = recipe.wrap.kind not in ANY_DEPTH or layout.kind not in layout.kinds
     return unknown or any(map(SINGLE.search, patterns))
-
-
-def _blocks_are_joined(recipe: Recipe) -> bool:
-    """Whether something spans blocks and is no multiple of them: a graph, DDP's buckets, the padding of a flat parameter."""
-    layout = recipe.parallelism.kind
-    joined = layout == "ddp" or (layout == "fsdp1" and recipe.wrap.kind in ("size", "root_only"))
-    return joined or recipe.compile.kind not in ("eager", "per_block")
 
 
 def at_depth(recipe: Recipe, blocks: int) -> Recipe:

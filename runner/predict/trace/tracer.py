@@ -28,9 +28,8 @@ from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.ledger.phases import Phases
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.meta.stand_ins import meta_as
-from meshrunner.runner.predict.record.device_streams import META, TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.trace_events import EventLog
+from meshrunner.runner.predict.record.trace_events import META, EventLog, TracedDevice
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 STEPS = 2
@@ -59,13 +58,7 @@ class Trace(NamedTuple):
 
 
 def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
-    """
-    Assemble a recipe as rank 0 and take two optimizer steps.
-
-    Args:
-        recipe: with every `auto` resolved for the device type, which is `cpu` or `cuda`.
-        workers: processes per node.
-    """
+    """Assemble a recipe, whose every `auto` is resolved for `cpu` or `cuda`, as rank 0 and take two optimizer steps."""
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
     on_host = device_type == "cpu"
@@ -75,11 +68,13 @@ def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) 
     with (
         garbage_collection_disabled(),  # as in training: tensors in reference cycles stay allocated
         _quiet(),
-        _fake_group(nodes * workers),
+        ExitStack() as group,
         meta_as(device_type, recorder, compiles=compiles),
         phases,
         ExitStack() as recording,
     ):
+        dist.init_process_group("fake", rank=0, world_size=nodes * workers, store=FakeStore())
+        group.callback(dist.destroy_process_group)
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
         with _before_first_weight(lambda: recording.enter_context(recorder)):
             model, trained, _ = pretrain.assemble(recipe, mesh, META)
@@ -116,15 +111,6 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
         in_recipe.replace(nn.Module, "to_empty", starting(nn.Module.to_empty))
         in_recipe.replace(Initialiser, "whole", starting(Initialiser.whole))
         yield
-
-
-@contextmanager
-def _fake_group(world: int) -> Iterator[None]:
-    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def pools(live: list[MemoryBlock]) -> set[BlockPool]:
 
 def all_mapped(known: set[BlockPool], live: list[MemoryBlock]) -> int:
     """Return the bytes of all blocks of these pools, in use or free."""
-    return sum(block.size for block in live) + sum(block.size for pool in known for block in pool.free_blocks())
+    return sum(block.size for block in live) + sum(block.size for pool in known for _, _, block in pool.free)
 
 
 @pytest.mark.parametrize("expandable", [FIXED, EXPANDABLE])
@@ -210,7 +210,7 @@ def test_invariants_hold_under_random_requests(expandable: bool, capacity: int |
         assert capacity is None or made.segments.peak <= capacity
         if i % 100 == 0:
             taken = sorted((block.address, block.address + block.size) for block in live)
-            taken += [(b.address, b.address + b.size) for pool in known for b in pool.free_blocks()]
+            taken += [(b.address, b.address + b.size) for pool in known for _, _, b in pool.free]
             assert all(end <= begin for (_, end), (begin, _) in pairwise(sorted(taken)))
     assert (failed > 0) == (capacity == 400 * MIB)
     assert (made.retries > 0) == (capacity is not None)

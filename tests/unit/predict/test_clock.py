@@ -19,8 +19,7 @@ from meshrunner.runner.predict.record.trace_events import (
     StreamWaitedForEvent,
     TraceEvent,
 )
-from meshrunner.runner.predict.timing import collectives
-from meshrunner.runner.predict.timing.rates import device_rates
+from meshrunner.runner.predict.timing.rates import GPURates, device_rates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 FORWARD, NORM, OPTIMIZER = Phase(0, "forward", 0), Phase(0, "update"), Phase(0, "optimizer")
@@ -252,11 +251,11 @@ def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
 def test_a_collective_of_known_bytes_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 
-    def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU, workers: int) -> float:
+    def seconds(rates: GPURates, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
         computed.append(nbytes)
         return 1.0
 
-    monkeypatch.setattr(collectives, "seconds", seconds)
+    monkeypatch.setattr(GPURates, "collective_s", seconds)
     repeated = [gather(1), gather(2), gather(1), gather(1, ranks=(0, 4)), gather(2)]
     assert clock(*repeated).done_at(NETWORK) == 5
     assert computed == [repeated[0].nbytes, repeated[1].nbytes, repeated[3].nbytes]

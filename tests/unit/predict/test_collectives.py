@@ -8,16 +8,16 @@ from random import Random
 import pytest
 
 from meshrunner.runner.config.hardware import GPU, known_gpus
-from meshrunner.runner.predict.timing import collectives
+from meshrunner.runner.predict.timing.rates import GPURates
 
 H100 = next(gpu for gpu in known_gpus() if gpu.name == "H100 96GB")
 NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 GB = 10**9
 
 
-def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU) -> float:
-    """With as many workers on a node as it has devices."""
-    return collectives.seconds(name, ranks, nbytes, hardware, hardware.devices_per_node)
+def seconds(name: str, ranks: tuple[int, ...], nbytes: int, hardware: GPU, workers: int | None = None) -> float:
+    """By default with as many workers on a node as it has devices."""
+    return GPURates(hardware, "tf32", workers or hardware.devices_per_node).collective_s(name, ranks, nbytes)
 
 
 def group(nodes: int, per_node: int, devices: int = 8) -> tuple[int, ...]:
@@ -137,8 +137,6 @@ def test_more_devices_never_gather_faster() -> None:
 
 def test_nodes_have_as_many_ranks_as_workers() -> None:
     """Whatever number of devices a node of that hardware has."""
-    on_eight, on_two, on_one = (
-        collectives.seconds("all_gather", tuple(range(8)), GB, H100, workers) for workers in (1, 4, 8)
-    )
+    on_eight, on_two, on_one = (seconds("all_gather", tuple(range(8)), GB, H100, workers) for workers in (1, 4, 8))
     assert on_one < on_two < on_eight / 2
-    assert on_one == collectives.seconds("all_gather", tuple(range(8)), GB, H100, 16)
+    assert on_one == seconds("all_gather", tuple(range(8)), GB, H100, 16)

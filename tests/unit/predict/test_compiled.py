@@ -14,9 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from meshrunner.runner.ledger.phases import Phases
 from meshrunner.runner.predict.meta.compiler import Interpreter
 from meshrunner.runner.predict.meta.fusion import memory_of, nbytes
-from meshrunner.runner.predict.record.device_streams import TracedDevice
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.trace_events import Allocated, Freed, Operator
+from meshrunner.runner.predict.record.trace_events import Allocated, Freed, Operator, TracedDevice
 from tests.composed import SMALL, experiment
 
 META = torch.device("meta")

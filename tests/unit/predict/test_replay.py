@@ -22,7 +22,7 @@ from meshrunner.runner.predict.record.trace_events import (
     TraceEvent,
     UsedByStream,
 )
-from meshrunner.runner.predict.replay.allocations import Replayed, replay
+from meshrunner.runner.predict.replay.replay import Replayed, replay
 
 STARTS = Phase(-1, START)
 FORWARD, BACKWARD = Phase(0, "forward", 1), Phase(0, "backward", 1)
@@ -126,10 +126,11 @@ def test_use_by_the_own_stream_does_not_hold_memory() -> None:
     assert found.peak.total == 20 * MIB
 
 
-def test_changes_are_recorded_in_order() -> None:
-    """Changes have the block's size, which is more than the request; a new part of the step is a change, too."""
+def test_points_of_the_last_step_are_recorded() -> None:
+    """Points count the block's size, which is more than the request; a new part of the step is a point, too."""
     gathered, other = allocation(21.5, stream=1), allocation(30, BACKWARD)
     log: EventLog = [
+        Allocated(allocation(20, STARTS)),
         Allocated(gathered),
         operator(3),
         UsedByStream(gathered, 0),
@@ -137,16 +138,16 @@ def test_changes_are_recorded_in_order() -> None:
         operator(phase=BACKWARD),
     ]
     log += [operator(9, phase=BACKWARD)] * 3 + [Allocated(other), Freed(other)]
-    found = replay(log, Seconds(), CachingAllocator(None, expandable=False), record_changes=True)
-    assert found.changes == [
-        (None, 0, FORWARD, 0),
-        (gathered, 22 * MIB, FORWARD, 22 * MIB),
-        (None, 0, BACKWARD, 22 * MIB),
-        (gathered, -22 * MIB, BACKWARD, 22 * MIB),
-        (other, 30 * MIB, BACKWARD, 52 * MIB),
-        (other, -30 * MIB, BACKWARD, 52 * MIB),
+    found = replay(log, Seconds(), CachingAllocator(None, expandable=False), record_points=True)
+    assert [(point.at, point.phase, point.total // MIB, (point.reserved or 0) // MIB) for point in found.points] == [
+        (0, FORWARD, 20, 20),
+        (1, FORWARD, 42, 42),
+        (2, BACKWARD, 42, 42),
+        (3, BACKWARD, 20, 42),
+        (4, BACKWARD, 50, 72),
+        (5, BACKWARD, 20, 72),
     ]
-    assert found.peak.total == 30 * MIB and replace(found, changes=[]) == replayed(log)
+    assert found.peak.total == 50 * MIB and replace(found, points=[]) == replayed(log)
 
 
 def test_at_the_capacity_the_host_waits_and_the_memory_comes_free() -> None:

@@ -14,10 +14,9 @@ import pytest
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.ledger.allocations import CATEGORIES, PARTS, START, Allocation, Phase
 from meshrunner.runner.predict.allocator.segments import GIB
-from meshrunner.runner.predict.record.trace_events import Allocated, Freed
-from meshrunner.runner.predict.replay.allocations import MemoryChange
+from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, Operator
 from meshrunner.runner.predict.replay.page.render import PAGE, write_page
-from meshrunner.runner.predict.replay.timeline import POINTS, Part, Point, Timeline, changes_without_allocator, timeline
+from meshrunner.runner.predict.replay.timeline import POINTS, Part, Point, Timeline, points_without_allocator, timeline
 from meshrunner.runner.predict.trace.depth import step_peak
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from tests.composed import SMALL, experiment
@@ -26,38 +25,28 @@ STARTS, FORWARD, BACKWARD = Phase(-1, START), Phase(0, "forward"), Phase(0, "bac
 EVERY_POINT = 10**9
 
 
-def change(nbytes: int, phase: Phase, category: str = "activations", reserved: int | None = None) -> MemoryChange:
-    return MemoryChange(Allocation(abs(nbytes), category, phase, 0, 0), nbytes, phase, reserved)
-
-
-def of(changes: list[MemoryChange], step: int = 0, most: int = EVERY_POINT) -> Timeline:
-    return timeline(changes, step, 90, 100, most)
-
-
 def test_step_begins_with_the_memory_held() -> None:
-    early = [change(7, STARTS, "parameters", 8), change(5, STARTS), change(-5, STARTS, reserved=16)]
-    found = of(
-        [
-            *early,
-            change(3, FORWARD, reserved=20),
-            MemoryChange(None, 0, BACKWARD, 20),
-            change(-3, BACKWARD, reserved=20),
-        ]
-    )
+    weights, copy = Allocation(7, "parameters", STARTS, 0, 0), Allocation(5, "activations", STARTS, 0, 0)
+    batch = Allocation(3, "activations", FORWARD, 0, 0)
+    events = [Allocated(weights), Allocated(copy), Freed(copy), Allocated(batch)]
+    events += [Operator("aten::mm", "matmul", 0, BACKWARD, 0, "float32", 0), Freed(batch)]
+    found = timeline(points_without_allocator(events, 0), 90, 100, EVERY_POINT)
     assert [(point.at, point.phase, point.total, point.reserved) for point in found.points] == [
-        (0, FORWARD, 7, 16),
-        (1, FORWARD, 10, 20),
-        (2, BACKWARD, 10, 20),
-        (3, BACKWARD, 7, 20),
+        (0, FORWARD, 7, None),
+        (1, FORWARD, 10, None),
+        (2, BACKWARD, 10, None),
+        (3, BACKWARD, 7, None),
     ]
     assert dict(zip(CATEGORIES, found.points[1].by_category, strict=True))["parameters"] == 7
     assert found.parts == [Part("forward", 0, 2), Part("backward", 2, 3)]
     assert (found.capacity, found.memory) == (90, 100)
 
 
-@pytest.mark.parametrize("changes", [[], [change(7, STARTS)]], ids=["nothing", "only the start"])
-def test_a_step_in_which_nothing_happens(changes: list[MemoryChange]) -> None:
-    assert of(changes)[:2] == ([], [])
+@pytest.mark.parametrize(
+    "events", [[], [Allocated(Allocation(7, "parameters", STARTS, 0, 0))]], ids=["nothing", "only the start"]
+)
+def test_a_step_in_which_nothing_happens(events: EventLog) -> None:
+    assert timeline(points_without_allocator(events, 0), 90, 100)[:2] == ([], [])
 
 
 @pytest.mark.parametrize("count", [POINTS - 1, 40_001])
@@ -65,13 +54,13 @@ def test_thinning_keeps_every_peak(count: int) -> None:
     """Peaks of the step, of each phase and of reserved memory stay, and so do the first and the last point."""
     chance = random.Random(count)
     phases = [Phase(0, part, block) for part in ("forward", "backward") for block in range(400)]
-    sizes = [chance.randrange(1000) for _ in range(count)]
-    changes = [
-        change(size - before, phases[i * len(phases) // count], CATEGORIES[0], reserved=chance.randrange(10**6))
-        for i, (before, size) in enumerate(pairwise([0, *sizes]))
+    nothing = [0] * (len(CATEGORIES) - 1)
+    whole = [
+        Point(at, phases[at * len(phases) // count], (chance.randrange(1000), *nothing), chance.randrange(10**6))
+        for at in range(count)
     ]
-    whole, thin = of(changes).points, of(changes, most=POINTS).points
-    assert len(thin) <= POINTS and set(thin) <= set(whole) and len(whole) == count + 1
+    thin = timeline(whole, 90, 100).points
+    assert len(thin) <= POINTS and set(thin) <= set(whole)
     assert [point.at for point in thin] == sorted({point.at for point in thin})
     assert (thin[0], thin[-1]) == (whole[0], whole[-1])
     assert max(point.reserved or 0 for point in thin) == max(point.reserved or 0 for point in whole)
@@ -96,7 +85,7 @@ def trace() -> Trace:
 
 def test_every_point_equals_the_ledger(trace: Trace) -> None:
     ledger, log = trace.ledger, trace.events
-    found = timeline(changes_without_allocator(log), trace.last_step, 0, 0, EVERY_POINT)
+    found = timeline(points_without_allocator(log, trace.last_step), 0, 0, EVERY_POINT)
     moments = [
         (each.allocation.allocated_at, each.allocation.phase)
         if isinstance(each, Allocated)
@@ -122,15 +111,15 @@ def test_every_point_equals_the_ledger(trace: Trace) -> None:
 def test_peak_equals_the_predicted_peak(trace: Trace) -> None:
     peak = step_peak(trace)
     for most in (EVERY_POINT, 100):
-        points = timeline(changes_without_allocator(trace.events), trace.last_step, 0, 0, most).points
-        highest = max(points, key=lambda point: point.total)
+        thin = timeline(points_without_allocator(trace.events, trace.last_step), 0, 0, most).points
+        highest = max(thin, key=lambda point: point.total)
         assert (highest.total, highest.phase) == (peak.total, peak.phase)
         assert dict(zip(CATEGORIES, highest.by_category, strict=True)) == peak.by_category
-    assert points[-1].total == points[0].total, "the step ends as it began: the model is still alive"
+    assert thin[-1].total == thin[0].total, "the step ends as it began: the model is still alive"
 
 
 def test_parts_follow_the_order_of_a_step(trace: Trace) -> None:
-    found = timeline(changes_without_allocator(trace.events), trace.last_step, 0, 0, EVERY_POINT)
+    found = timeline(points_without_allocator(trace.events, trace.last_step), 0, 0, EVERY_POINT)
     names = [part.name for part in found.parts]
     assert list(dict.fromkeys(names)) == list(PARTS[1:]), "the optimizer's, too, which allocates nothing"
     assert found.parts[0].begins == 0 and found.parts[-1].ends == found.points[-1].at
@@ -158,8 +147,12 @@ def written(file: Path, over_time: Timeline | None, text: str = "fits") -> tuple
 
 
 def test_page_receives_the_timeline(tmp_path: Path) -> None:
-    changes = [change(3 * GIB, STARTS, "parameters", 4 * GIB), change(GIB, FORWARD, "logits", 5 * GIB)]
-    _, data = written(tmp_path / "page.html", timeline(changes, 0, 9 * GIB, 10 * GIB))
+    held = dict.fromkeys(CATEGORIES, 0) | {"parameters": 3 * GIB}
+    whole = [
+        Point(0, FORWARD, tuple(held.values()), 4 * GIB),
+        Point(1, FORWARD, tuple((held | {"logits": GIB}).values()), 5 * GIB),
+    ]
+    _, data = written(tmp_path / "page.html", timeline(whole, 9 * GIB, 10 * GIB))
     assert data == {
         "at": [0, 1],
         "phase": [0, 0],
@@ -171,7 +164,7 @@ def test_page_receives_the_timeline(tmp_path: Path) -> None:
         "memory": 10,
     }
     assert written(tmp_path / "page.html", None)[1] is None
-    assert written(tmp_path / "page.html", of([]))[1] is None
+    assert written(tmp_path / "page.html", timeline([], 0, 0))[1] is None
 
 
 def test_text_does_not_become_markup(tmp_path: Path) -> None:

@@ -32,14 +32,7 @@ def write_page(
     remarks: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
-    """
-    Write the page as `put` does. Findings are shown below the verdict, remarks below the figures.
-
-    Args:
-        command: the command line that made the forecast.
-        figures: (name, value) rows, as in the terminal's table.
-        timeline: memory over a step; None draws no chart.
-    """
+    """Write the page as `put` does. Findings are shown below the verdict, remarks below the figures, (name, value) rows."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{escape(line)}</p>" for line in lines)

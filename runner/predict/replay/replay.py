@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from meshrunner.runner.ledger.allocations import CATEGORIES, START, Allocation, PeakMemory, Phase
 from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, OutOfMemory
@@ -19,6 +18,7 @@ from meshrunner.runner.predict.record.trace_events import (
     TraceEvent,
     UsedByStream,
 )
+from meshrunner.runner.predict.replay.timeline import Point
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
@@ -32,19 +32,6 @@ class InstantClock:
 
     def take(self, event: TraceEvent) -> None:
         pass
-
-
-class MemoryChange(NamedTuple):
-    """An allocation gets its memory or returns it, or another part of the step begins."""
-
-    allocation: Allocation | None
-    """None if a part begins."""
-    nbytes: int
-    """Size of the allocation's block; negative if it is returned."""
-    phase: Phase
-    """Phase in which it happens."""
-    reserved: int | None
-    """Bytes in segments afterwards; None if no allocator is modelled."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +52,15 @@ class Replayed:
     """Number of times the whole cache was flushed for a request."""
     completed: bool
     """Whether memory sufficed. If not, peaks are those until it ran out."""
-    changes: list[MemoryChange]
-    """Every change of active memory in order; empty unless they are recorded."""
+    points: list[Point]
+    """Memory over the last step; empty unless it is recorded."""
 
 
 def replay(
-    events: EventLog, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, *, record_changes: bool = False
+    events: EventLog, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, *, record_points: bool = False
 ) -> Replayed:
     """Replay the events of a trace on an allocator that has not been used yet."""
-    memory = _Replay(clock, allocator, record_changes)
+    memory = _Replay(clock, allocator, record_points)
     for event in events:
         if isinstance(event, Allocated):
             try:
@@ -94,12 +81,12 @@ def replay(
 class _Replay:
     """Blocks of the live allocations, and the peaks of the present step."""
 
-    def __init__(self, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, record_changes: bool) -> None:
+    def __init__(self, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, record_points: bool) -> None:
         self._clock = clock
         self._allocator = allocator
         allocator.synchronize = self._synchronize
-        self._record_changes = record_changes
-        self._changes: list[MemoryChange] = []
+        self._record_points = record_points
+        self._points: list[Point] = []
         self._blocks: dict[Allocation, MemoryBlock] = {}
         self._users: dict[Allocation, set[int]] = {}
         self._in_use: list[tuple[float, int, Allocation, MemoryBlock]] = []
@@ -117,7 +104,8 @@ class _Replay:
             return
         self._return_until(self._clock.host)
         block = self._blocks[allocation] = self._allocator.allocate(allocation.nbytes, allocation.stream)
-        self._change(allocation, block.size)
+        self._by_category[allocation.category] += block.size
+        self._record()
         if self._allocator.active > self._peak.total:
             self._set_peak()
 
@@ -141,19 +129,19 @@ class _Replay:
     def enter(self, phase: Phase) -> None:
         """Enter a phase. If it belongs to a new step, peaks begin with the memory held at that time."""
         before, self._phase = self._phase, phase
-        if phase.part != before.part:
-            self._change(None, 0)
         if phase.step != before.step:
             self._allocator.segments.peak = self._allocator.segments.reserved
             self._set_peak()
+            self._points.clear()
+        if phase[:2] != before[:2]:
+            self._record()
 
     def result(self, *, completed: bool) -> Replayed:
         """Return the peaks so far."""
         reserved, retries = self._allocator.segments.peak, self._allocator.retries
-        return Replayed(self._startup_active, self._peak, reserved, retries, completed, self._changes)
+        return Replayed(self._startup_active, self._peak, reserved, retries, completed, self._points)
 
     def _set_peak(self) -> None:
-        """Take the memory in use for the peak."""
         self._peak = PeakMemory(self._allocator.active, self._by_category.copy(), self._phase)
         if self._phase.step < 0:
             self._startup_active = self._peak.total
@@ -165,13 +153,14 @@ class _Replay:
     def _return(self, allocation: Allocation, block: MemoryBlock) -> None:
         nbytes = block.size  # before the block is merged with its neighbours
         self._allocator.free(block)
-        self._change(allocation, -nbytes)
+        self._by_category[allocation.category] -= nbytes
+        self._record()
 
-    def _change(self, allocation: Allocation | None, nbytes: int) -> None:
-        if allocation is not None:
-            self._by_category[allocation.category] += nbytes
-        if self._record_changes:
-            self._changes.append(MemoryChange(allocation, nbytes, self._phase, self._allocator.segments.reserved))
+    def _record(self) -> None:
+        """Add the memory held to the points of the present step."""
+        if self._record_points:
+            held, reserved = tuple(self._by_category.values()), self._allocator.segments.reserved
+            self._points.append(Point(len(self._points), self._phase, held, reserved))
 
     def _synchronize(self) -> None:
         # Flushing the cache waits for the whole device (cudaFree), not only for recorded events.
