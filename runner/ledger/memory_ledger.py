@@ -48,8 +48,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     operator's input here. Gloo copies its input and frees the copy some time after the collective, so allocated memory varies
     from run to run. These figures do not: a storage older than the ledger whose first use is a split is taken for such a copy.
 
-    **Compiled code is not tracked at all**: inductor allocates below any dispatch mode, and under a mode dynamo does not even
-    compile. So do not use the ledger for a compiled model.
+    **Compiled code is not tracked**: inductor allocates below any dispatch mode, and under a mode dynamo does not even compile.
 
     The mode may be re-entered; in between, only releases are tracked. Parameters, gradients and optimizer state older than the
     mode count from the beginning, any other storage from its first use.

@@ -6,8 +6,9 @@ On meta these operators would keep other tensors for backward than on the device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,56 +30,49 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
         stack.callback(own._destroy)
         own.define("touch(Tensor[] read, Tensor(a!)[] written) -> ()")  # type: ignore[no-untyped-call]
         own.impl("touch", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
-        attention = _attention_on(device_type)
+        attention = partial(_attention, device_type)
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
         if device_type == "cuda":
-            library.impl("_fused_rms_norm", _rms_norm_on_cuda, "AutogradMeta")  # type: ignore[no-untyped-call]
+            library.impl("_fused_rms_norm", _FusedRMSNorm.apply, "AutogradMeta")  # type: ignore[no-untyped-call]
             if compiles:  # code is traced on the CPU, where the compiler decomposes RMSNorm
                 library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
         yield
 
 
-def _attention_on(device_type: str) -> Callable[..., Tensor]:
-    """Return attention by the kernel that torch would choose on the device."""
-
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        grouped = query.shape[-3] != key.shape[-3]
-        qkv, settings = (query, key, value), (dropout_p, is_causal)
-        if device_type == "cpu":
-            results = aten._scaled_dot_product_flash_attention_for_cpu(
-                *qkv, *settings, attn_mask=attn_mask, scale=scale
-            )
-        elif attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
-            results = aten._scaled_dot_product_flash_attention(*qkv, *settings, False, scale=scale)
-        elif query.dtype in (*HALF, torch.float32) and not grouped:
-            needs_gradient = torch.is_grad_enabled()
-            results = aten._scaled_dot_product_efficient_attention(
-                *qkv, attn_mask, needs_gradient, *settings, scale=scale
-            )
-        else:
-            results = aten._scaled_dot_product_attention_math(
-                *qkv, attn_mask, *settings, scale=scale, enable_gqa=enable_gqa
-            )
-        return results[0]  # type: ignore[no-any-return]
-
-    return attention
+def _attention(
+    device_type: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Run the kernel that torch would choose on the device."""
+    grouped = query.shape[-3] != key.shape[-3]
+    qkv, settings = (query, key, value), (dropout_p, is_causal)
+    if device_type == "cpu":
+        results = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, *settings, attn_mask=attn_mask, scale=scale)
+    elif attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
+        results = aten._scaled_dot_product_flash_attention(*qkv, *settings, False, scale=scale)
+    elif query.dtype in (*HALF, torch.float32) and not grouped:
+        needs_gradient = torch.is_grad_enabled()
+        results = aten._scaled_dot_product_efficient_attention(*qkv, attn_mask, needs_gradient, *settings, scale=scale)
+    else:
+        results = aten._scaled_dot_product_attention_math(
+            *qkv, attn_mask, *settings, scale=scale, enable_gqa=enable_gqa
+        )
+    return results[0]  # type: ignore[no-any-return]
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """One kernel, which keeps its input, the weight and each row's reciprocal norm."""
+    """RMSNorm on CUDA: one kernel, which keeps its input, the weight and each row's reciprocal norm."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, _: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():  # so that the ledger counts them as kept for backward
             result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         _touch((x, weight), (result, rstd))
@@ -87,19 +81,12 @@ class _FusedRMSNorm(torch.autograd.Function):
         return result, rstd
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight, rstd = ctx.saved_tensors
         x_gradient = torch.empty_like(x)
         weight_gradient = torch.empty_like(weight) if weight is not None else None
         _touch((gradient, x, weight, rstd), (x_gradient, weight_gradient))
-        return x_gradient, weight_gradient, None
-
-
-def _rms_norm_on_cuda(
-    input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
-) -> tuple[Tensor, Tensor]:
-    results: tuple[Tensor, Tensor] = _FusedRMSNorm.apply(input, weight, eps)  # type: ignore[no-untyped-call]
-    return results
+        return x_gradient, None, weight_gradient, None
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:

@@ -20,7 +20,6 @@ from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.replay.timeline import Timeline
 
 PAGE = Path(__file__).parent
-"""Directory of the page's own template, style and script."""
 
 
 def write_page(
