@@ -31,7 +31,7 @@ def write_page(
     remarks: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
-    """Write the page as `put` does. Findings are shown below the verdict, remarks below the figures, (name, value) rows."""
+    """Write the page as `put` does: findings below the verdict, and remarks below the (name, value) rows of figures."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{escape(line)}</p>" for line in lines)
