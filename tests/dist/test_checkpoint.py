@@ -191,7 +191,7 @@ def interrupted(folder: Path, kind: str, overrides: tuple[str, ...]) -> tuple[li
         recipe = experiment(
             *SMALL, *overrides, f"steps={number}", f"checkpoint={kind}", "checkpoint.every=1", "checkpoint.keep=null"
         )
-        KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=world, checkpoints=checkpoints).model)
+        KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=world, checkpoints=checkpoints)[0])
         resumes = checkpoints is not None and number == 6
         assert recorder.phases == [
             "building the model",
@@ -287,7 +287,7 @@ def resumed_elsewhere(folder: Path, overrides: tuple[str, ...]) -> list[Any]:
     """Return (loss, norm) of the remaining steps up to 6, saved every 3, from the directory's checkpoint on."""
     recorder = Recorder()
     recipe = experiment(*SMALL, *overrides, "checkpoint=dcp", "checkpoint.every=3")
-    KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder).model)
+    KEPT.append(train(recipe, recorder, device=CPU, nodes=1, workers=dist.get_world_size(), checkpoints=folder)[0])
     return [*recorder.losses, *recorder.norms]
 
 
