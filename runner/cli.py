@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-from contextlib import suppress
 from importlib import import_module
 
 from meshrunner.runner.commands import COMMANDS
@@ -15,7 +13,6 @@ from meshrunner.runner.process.streams import output_is_lost, secure_streams
 TYPE_CHECKING = False  # importing it from `typing` would slow down `--help`
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
     from typing import NoReturn
 
 HELP = {"-h", "--help"}
@@ -23,38 +20,26 @@ HELP = {"-h", "--help"}
 
 def main() -> NoReturn:
     """Run the command line and exit with one of the statuses that `meshrunner --help` lists."""
-    signal.signal(signal.SIGINT, _interrupted)  # imports sometimes swallow a KeyboardInterrupt
     secure_streams()
     try:
         here = os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
         print("the current directory was removed: change into one that exists", file=sys.stderr, flush=True)
-        _exit(2)
+        os._exit(2)
     # A user's own classes may live here. Last: no module here may shadow an installed one.
     sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
     code = _dispatch(sys.argv[1:])
     command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None
     if output_is_lost() and not (command and command.executes):
         code = code or 1
-    _exit(code)
-
-
-def _interrupted(_: int, __: FrameType | None) -> NoReturn:
-    with suppress(OSError):
-        os.write(2, b"interrupted; nothing was started\n")
-    _exit(130)
-
-
-def _exit(code: int) -> NoReturn:
-    """Exit immediately: nothing in the background may delay the exit or change its status."""
-    # A signal may arrive while the module is being imported: then there is no forkserver to kill.
+    # Exit immediately: nothing in the background may delay the exit or change its status.
     forkserver = sys.modules.get("meshrunner.runner.process.forkserver")
-    exit_now: Callable[[int], NoReturn] = getattr(forkserver, "exit_now", os._exit)
+    exit_now: Callable[[int], NoReturn] = forkserver.exit_now if forkserver else os._exit
     exit_now(code)
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Run what the arguments ask for; returns the exit status."""
+    """Run what the arguments ask for; return the exit status."""
     if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
         from meshrunner.runner.completion import answer
 
@@ -67,8 +52,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"meshrunner {__version__}, torch {version('torch')}, Python {python_version()}")
         return 0
-    topic = _help_topic(arguments)
-    if topic is not None:
+    if (topic := _help_topic(arguments)) is not None:
         from meshrunner.runner.commands.usage import describe, overview
 
         print(describe(COMMANDS[topic]) if topic else overview())
@@ -103,8 +87,7 @@ def _run_verb(verb: str, *arguments: str) -> int:
         function: Callable[[list[str]], int] = getattr(import_module(COMMANDS[verb].module), verb)
         return function(list(arguments))
     except (Exception, KeyboardInterrupt) as error:
-        known = _explained(error, arguments)
-        if known is None:
+        if (known := _explained(error, arguments)) is None:
             raise
         from meshrunner.runner.console import say
 

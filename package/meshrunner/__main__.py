@@ -4,6 +4,7 @@ Ctrl-C ends the command with one line and exit status 130, from here on. While P
 """
 
 import os
+import sys
 
 
 def main() -> None:
@@ -23,7 +24,9 @@ def _interrupted(*_: object) -> None:
     try:
         os.write(2, b"interrupted; nothing was started\n")
     finally:  # stderr may be closed
-        os._exit(130)
+        # The module may be half imported: then there is no forkserver to kill.
+        forkserver = sys.modules.get("meshrunner.runner.process.forkserver")
+        getattr(forkserver, "exit_now", os._exit)(130)
 
 
 if __name__ == "__main__":
