@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 
 class ProfiledRun(NamedTuple):
-    """The run to profile."""
+    """The keys of an experiment that profilers depend on."""
 
     steps: int
     measure_after: int
-    """Number of first steps that do not count towards throughput."""
     compiles: bool
     """Whether any part of the model is compiled."""
 
@@ -43,7 +42,7 @@ class Profiler(Option):
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        """Return warnings about settings that work, but perhaps not as intended. `done`: steps completed by earlier attempts."""
+        """Return warnings about settings that may not work as intended. `done`: steps completed by earlier attempts."""
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
@@ -113,14 +112,13 @@ class Session:
         self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
         self.chosen = option is not None and (option.ranks == "all" or rank in option.ranks)
         self.first = self.last = self.next_step = 0
-        self.warming = self.inside = False
         self.in_step = ExitStack()
         """Contexts that are open while a step runs."""
 
     @property
     def recording(self) -> bool:
         """Whether the current step is profiled and so does not count towards throughput."""
-        return self.warming or self.inside
+        return self.first > 0 and self.first - self.warms_up <= self.next_step <= self.last
 
     def started(self, device: torch.device, done: int) -> None:
         """Called once the model is built. `done` steps were completed by earlier attempts."""
@@ -144,19 +142,15 @@ class Session:
         """Pause, and return this rank's figures if the window ends with this step, else None."""
         self.pause()
         self.next_step = step + 1
-        if not self.inside:
-            self._enter_window()
-        elif step == self.last:
-            self.inside = False
-            return self.end() if self.chosen else [math.nan] * len(self.figures)
-        return None
+        self._enter_window()
+        if step != self.last:
+            return None
+        return self.end() if self.chosen else [math.nan] * len(self.figures)
 
     def _enter_window(self) -> None:
-        self.warming = self.warms_up and self.next_step == self.first - 1
-        self.inside = self.next_step == self.first
-        if self.chosen and self.warming:
+        if self.chosen and self.warms_up and self.next_step == self.first - 1:
             self.warm_up()
-        if self.chosen and self.inside:
+        if self.chosen and self.next_step == self.first:
             (self.run_dir / TRACES).mkdir(exist_ok=True)
             self.begin()
 

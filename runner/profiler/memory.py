@@ -1,7 +1,4 @@
-"""profiler=memory: the contents of memory at its peak, or when it runs out.
-
-On CUDA it records the allocator's history, on a CPU the live tensors.
-"""
+"""profiler=memory: on CUDA the history of the allocator, on a CPU the live tensors at the peak."""
 
 from __future__ import annotations
 
@@ -27,9 +24,8 @@ KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in 
 class MemoryProfile(Windowed):
     """
     CUDA: the allocator's history with stacks, from the start to the end of the window, in trace/memory_rank0.pickle for
-    pytorch.org/memory_viz; written at the end of the window, or when memory runs out. All rows up to then are `profiled`. Later
-    steps are measured but not recorded. If memory runs out in one of them, trace/memory_rank0_oom.pickle holds the allocator's
-    state without history.
+    pytorch.org/memory_viz; written at the end of the window, or when memory runs out. All rows up to then are `profiled`. If
+    memory runs out later, trace/memory_rank0_oom.pickle holds the allocator's state without history.
 
     CPU: the peak of live tensors in the window, by category, in trace/memory_rank0.json; `memory/peak_live_gib` and
     `memory/live_*_gib` in summary.json are those of the rank with the highest peak. Unknown for a compiled model: see

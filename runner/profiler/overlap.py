@@ -1,19 +1,17 @@
 """Shares of compute, exposed communication and idle time in profiled steps, from the intervals of a Chrome trace.
 
 Each moment of a step is one of three: *compute* (something computes, whatever else happens), *exposed communication* (a
-collective runs and nothing computes), *idle* (neither). They add up to the step.
+collective runs and nothing computes), *idle* (neither). Waiting for a slower rank is communication.
 
-On CUDA the device's events count. NCCL kernels are communication; all other kernels, copies and fills on any stream are
-compute. An NCCL kernel runs from its launch on, so waiting for a slower rank is communication.
+On CUDA, NCCL kernels are communication; all other kernels, copies and fills on any stream are compute.
 
-On a CPU there are no streams, only operators on threads (as seen in traces of DDP, FSDP1 and FSDP2 with gloo):
+On a CPU there are no streams, only operators on threads:
 
-- Collectives appear as `gloo:all_gather` and the like on gloo's threads, from start to end, including the wait for slower
-  ranks, and as `c10d::*` on the training thread while they are enqueued. Both, and copies inside them, are communication.
-- Other operators (`aten::*`, `fsdp::*`, a user's own) and inductor's graphs are compute. Backward runs on the training thread.
-- `work.wait()` has no event; the collective that runs meanwhile shows instead. Events of autograd and modules around operators
-  (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) do not count, since they may enclose such a wait.
-- Idle time is therefore Python code between two operators, and waiting for data.
+- Collectives appear as `gloo:all_gather` and the like on gloo's threads, from start to end, and as `c10d::*` on the training
+  thread while they are enqueued. Both, and copies inside them, are communication.
+- Other operators (`aten::*`, `fsdp::*`, a user's own) and inductor's graphs are compute.
+- Events of autograd and modules around operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) do not count, since they
+  may enclose `work.wait()`, which has no event of its own.
 """
 
 from __future__ import annotations
@@ -71,12 +69,10 @@ def shares(events: list[Event]) -> Shares | None:
 
 def _activity(busy: Counter[Lane]) -> str:
     """Return what a moment counts as. An operator inside a collective, on the same thread, is part of it."""
-    kinds = {
-        kind
-        for (kind, thread), count in busy.items()
-        if count and not (kind == COMPUTE and busy[COMMUNICATION, thread])
-    }
-    return next((kind for kind in (COMPUTE, COMMUNICATION) if kind in kinds), IDLE)
+    lanes = [lane for lane, count in busy.items() if count]
+    if any(kind == COMPUTE and not busy[COMMUNICATION, thread] for kind, thread in lanes):
+        return COMPUTE
+    return COMMUNICATION if any(kind == COMMUNICATION for kind, _ in lanes) else IDLE
 
 
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
@@ -84,7 +80,6 @@ def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Eve
     Yield the work of the device, and the steps in device time, as the meter's CUDA events measure them.
 
     A step ends when all work launched in it has ended. It begins with its annotation, but not before the previous step has ended.
-    Device events are matched to their launch on the host by correlation id.
     """
     launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
     ends: list[tuple[float, float]] = []

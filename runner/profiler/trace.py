@@ -20,10 +20,8 @@ class TraceProfile(Windowed):
     """
     Traces of some steps: trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
-    The step before them warms the profiler up, because starting to collect on CUDA takes long once. Like the traced steps it does
-    not count towards throughput; it is not in the trace.
-
-    The peak of host memory includes the profiler's own memory.
+    The step before them warms the profiler up, because starting to collect on CUDA takes long once. It is not in the trace, but
+    does not count towards throughput either. The peak of host memory includes the profiler's own memory.
     """
 
     with_stack: bool
@@ -48,11 +46,9 @@ class TraceSession(Session):
     def warm_up(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        activities = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        on_cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
         self.profile = profile(
-            activities=activities,
+            activities=[ProfilerActivity.CPU, *on_cuda],
             with_stack=self.option.with_stack,
             record_shapes=self.option.record_shapes,
             profile_memory=self.option.profile_memory,
@@ -66,7 +62,7 @@ class TraceSession(Session):
         self.profile.start_trace()
 
     def step_begins(self) -> None:
-        if self.inside and self.chosen:
+        if self.chosen and self.first <= self.next_step <= self.last:
             from torch.profiler import record_function
 
             self.in_step.enter_context(record_function(f"{STEP}{self.next_step}"))
