@@ -44,7 +44,7 @@ def answer(arguments: Sequence[str]) -> int:
         print(UNINSTALL, end="")
     elif request.startswith("query="):
         with redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):
-            *before, word = read_words()
+            *before, word = _typed_words()
             for candidate in candidates(before, word):
                 print(_as_typed(candidate, word))
     else:
@@ -53,7 +53,7 @@ def answer(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read_words() -> list[str]:
+def _typed_words() -> list[str]:
     """Return the words in COMP_LINE after the program's name, unquoted. The last one ends at COMP_POINT, the cursor."""
     typed = os.environ["COMP_LINE"].encode()
     line = typed[: int(os.environ.get("COMP_POINT") or len(typed))].decode(errors="ignore")
@@ -90,10 +90,8 @@ def candidates(before: Sequence[str], word: str) -> list[str]:
         return [flag for flag in options if flag.startswith(word)]
     own = [each for last, each in pairwise(["", *rest]) if last not in with_value and not each.startswith(("-", "~"))]
     given = [each for each in own if "=" not in each]
-    found: list[str] = []
-    for argument in command.arguments:
-        if not given or argument.number in ("any", "several"):
-            found += _values(argument.value, word, rest)
+    possible = [each for each in command.arguments if not given or each.number in ("any", "several")]
+    found = [value for argument in possible for value in _values(argument.value, word, rest)]
     if not command.overrides:
         return found
     from meshrunner.runner.commands.parser import split

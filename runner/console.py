@@ -66,11 +66,7 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """
-    Show the name of the work inside the context. On a terminal the line appears at once and is erased at the end.
-
-    The line goes to stderr, because stdout may be a script or must stay empty if the configuration is wrong.
-    """
+    """Show the name of the work inside the context on stderr. On a terminal it appears at once and is erased at the end."""
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
@@ -101,7 +97,6 @@ class Slow:
         self._what = what
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if what:
             from threading import Timer
 
@@ -170,11 +165,9 @@ def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
     for term, text in rows:
         wrapped = textwrap.wrap(text, max(width - left, 20), break_long_words=False, break_on_hyphens=False)
         start = " " * indent + term.rstrip()
-        if len(start) + 2 > left or not wrapped:
-            lines.append(start)
-        else:
-            lines.append(start.ljust(left) + wrapped.pop(0))
-        lines += [" " * left + line for line in wrapped]
+        if len(start) + 2 <= left and wrapped:
+            start = start.ljust(left) + wrapped.pop(0)
+        lines += [start, *(" " * left + line for line in wrapped)]
     return "\n".join(lines)
 
 

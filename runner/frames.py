@@ -24,15 +24,9 @@ class Loaded:
     """Runs as two tables, and the sentences with which `meshrunner compare` begins."""
 
     rows: DataFrame
-    """
-    One row per combination, as in `meshrunner compare --json`: the varying keys, `state`, `reason`, the figures under their
-    names in summary.json, the differences from the baseline, and the list of repeats in `runs`.
-    """
+    """One row per combination, with the keys of `meshrunner compare --json` as columns."""
     events: DataFrame
-    """
-    One row per run and step: `run` (its directory), `state`, the varying keys, then the keys of events.jsonl. For a step that
-    was repeated after resuming, only the last row is kept.
-    """
+    """One row per run and step: `run` (its directory), `state`, the varying keys, `seed`, then the keys of events.jsonl."""
     keys: list[str] = field(default_factory=list)
     """The varying keys: the first columns of `rows`. Lists among their values become text: `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)

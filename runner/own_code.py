@@ -19,19 +19,13 @@ MAX_LINES, MAX_WIDTH = 5, 300
 
 
 def fault(error: BaseException) -> str:
-    """
-    Return `own.gpt:GPT.network raised TypeError: ...` followed by the lines of the user's files in the traceback.
-
-    The result is empty if the traceback contains no method of the user's classes.
-    """
+    """Return `own.gpt:GPT.network raised TypeError: ...` and the user's lines in the traceback; empty without a user's method."""
     own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:
         return ""
     what = f"{method.f_globals.get('__name__')}:{method.f_code.co_qualname} raised {type(error).__name__}"
-    message = one_line(error)
-    lines = [f"{what}: {message}" if message else what]
-    lines += [f"  {line}" for _, line in own[-MAX_LINES:]]
+    lines = [f"{what}: {one_line(error)}".removesuffix(": "), *(f"  {line}" for _, line in own[-MAX_LINES:])]
     return "\n".join(line[:MAX_WIDTH] for line in lines)
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,8 @@ def about(group: str, option: str) -> str:
     """Return the comment at the top of an option's file."""
     if option not in _files(group):
         return LAUNCHERS[option]
-    lines = []
-    for line in file_text(group, option).splitlines():
-        if not line.startswith("#"):
-            break
-        if PACKAGE not in line:
-            lines.append(line.removeprefix("#").strip())
-    return "\n".join(lines)
+    comment = takewhile(lambda line: line.startswith("#"), file_text(group, option).splitlines())
+    return "\n".join(line.removeprefix("#").strip() for line in comment if PACKAGE not in line)
 
 
 def file_text(group: str, option: str) -> str:
@@ -94,7 +90,9 @@ def file_text(group: str, option: str) -> str:
 def values(group: str, option: str) -> dict[str, Any]:
     """Return the keys of an option and of the options it builds on, with `???` and interpolations unresolved."""
     found: dict[str, Any] = {}
-    keys = _parsed(file_text(group, option))
+    keys = parse_yaml(file_text(group, option))
+    if not isinstance(keys, dict):
+        return {}
     for base in keys.pop("defaults", []):
         if isinstance(base, str) and (base == "_self_" or base in _files(group)):
             found = _merged(found, keys if base == "_self_" else values(group, base))
@@ -108,12 +106,8 @@ def top_level() -> dict[str, Any]:
 
 @cache
 def _run_yaml() -> dict[str, Any]:
-    return _parsed(files("meshrunner.conf").joinpath("run.yaml").read_text())
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    found = parse_yaml(text)
-    return found if isinstance(found, dict) else {}
+    found: dict[str, Any] = parse_yaml(files("meshrunner.conf").joinpath("run.yaml").read_text())
+    return found
 
 
 @cache

@@ -52,7 +52,6 @@ class Calibration:
     fitted: Fitted
 
     def as_json(self) -> dict[str, Any]:
-        """Return one object."""
         keys = self.fitted.unknown
         return {
             "runs": [
@@ -76,12 +75,16 @@ class Calibration:
 
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
-    """
-    Fit the constants of the device that ran all runs in `folders`. Repeats are merged, and each combination is traced once.
-
-    Raises ConfigError if fewer than FEWEST combinations have a speed, or if they ran on different devices.
-    """
-    candidates, left_out = _candidates(folders)
+    """Fit the constants of the device of all runs in `folders`. Raise ConfigError for too few combinations or several devices."""
+    comparison = compare_runs(read_runs(folders))
+    candidates: list[_Candidate] = []
+    left_out: dict[str, str] = {}
+    for row in comparison.rows:
+        name = row_name(row.values, comparison.keys) or row.runs[0].path.name
+        try:
+            candidates.append(_candidate(name, row))
+        except ConfigError as error:
+            left_out[name] = one_line(error)
     _check_enough(len(candidates), left_out)
     hardware = _device(candidates)
     runs = []
@@ -111,20 +114,6 @@ class _Candidate(NamedTuple):
     """For a processor its name includes the threads of a worker, on which its rates depend."""
     matmul_rate: dict[str, float]
     """For a processor: the rate measured in the dtype of the run, by its key in `CPUSpeed`."""
-
-
-def _candidates(folders: Sequence[Path]) -> tuple[list[_Candidate], dict[str, str]]:
-    """Return the combinations with a measured speed, and the reasons why others are left out."""
-    comparison = compare_runs(read_runs(folders))
-    found: list[_Candidate] = []
-    left_out: dict[str, str] = {}
-    for row in comparison.rows:
-        name = row_name(row.values, comparison.keys) or row.runs[0].path.name
-        try:
-            found.append(_candidate(name, row))
-        except ConfigError as error:
-            left_out[name] = one_line(error)
-    return found, left_out
 
 
 def _candidate(name: str, row: Row) -> _Candidate:

@@ -86,11 +86,7 @@ class Fitted(NamedTuple):
 
 
 def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None = None) -> Fitted:
-    """
-    Fit the constants of a device. The search begins at those of `near`, by default of `hardware`.
-
-    Raises ConfigError if a rate of the device that a run needs is unknown.
-    """
+    """Fit a device's constants, beginning at those of `near`; raise ConfigError if a rate that a run needs is unknown."""
     noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
     constants = _constants(hardware)
     priors = np.array([each.unknown for each in constants])

@@ -105,11 +105,7 @@ def device_of(device: torch.device) -> HostDevice:
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """
-    Return the peak FLOP/s of one device for the run's compute dtype, None if unknown, and the summary's keys about the device.
-
-    It is the data sheet's for a GPU. For a CPU rank 0 measures it, unless it is cached, while the others wait: a collective.
-    """
+    """Return a device's peak FLOP/s in the run's compute dtype, None if unknown, and summary keys. A collective on CPUs."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -118,7 +114,7 @@ def peak_flops(
         total = torch.cuda.get_device_properties(device).total_memory / GIB
         found = experiment.hardware.found(name, total)
         tflops = found.peak_tflops(rate) if found else None
-        peak = None if tflops is None else tflops * 1e12
+        peak = tflops and tflops * 1e12
     else:
         name = cpu_name()
         box: list[float | None] = [_cached_peak(name, rate, context) if context.rank == 0 else None]
@@ -141,7 +137,7 @@ def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
 
 def _measure(dtype: torch.dtype) -> float:
     """Return the FLOP/s of the fastest of MATMUL_REPEATS matmuls."""
-    a, b = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype), torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
+    a, b = torch.randn(2, MATMUL_SIZE, MATMUL_SIZE).to(dtype)
     best = float("inf")
     for _ in range(MATMUL_REPEATS):
         begin = time.perf_counter()

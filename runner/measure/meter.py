@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._dynamo.utils import calculate_time_spent, counters, get_compilation_metrics
 
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.recipes.meter import Phase
@@ -48,6 +49,7 @@ class RunMeter:
         self.tokens_before = 0
         self.resumed_at = 0
         self.compile_time = 0.0
+        """Seconds spent compiling forward and backward graphs so far."""
         self.saves: list[float] = []
         self.save_before = 0.0
         self.early_recompiles = 0
@@ -117,7 +119,7 @@ class RunMeter:
         observed: Mapping[str, Tensor],
     ) -> None:
         end, cpu_time = self.device.stamp(), time.process_time() - self.cpu_begin
-        before, self.compile_time = self.compile_time, compile_seconds()
+        before, self.compile_time = self.compile_time, calculate_time_spent().get("total_wall_time", 0.0)
         compile_time = self.compile_time - before
         times = self.data_time, cpu_time, compile_time, self.save_before
         profiled = self.profiler.recording
@@ -259,24 +261,13 @@ class RunMeter:
                 )
 
 
-def compile_seconds() -> float:
-    """Return the wall-clock seconds spent compiling forward and backward graphs so far."""
-    from torch._dynamo.utils import calculate_time_spent
-
-    return float(calculate_time_spent().get("total_wall_time", 0.0))
-
-
 def recompile_reasons() -> list[str]:
     """Return the reasons of all recompilations so far, in order: function and failed guard."""
-    from torch._dynamo.utils import get_compilation_metrics
-
     return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
 
 
 def compile_facts() -> dict[str, Any]:
     """Return the keys of summary.json about compilation."""
-    from torch._dynamo.utils import counters
-
     return {
         "compile/graphs": counters["stats"]["unique_graphs"],
         "compile/graph_breaks": dict(counters["graph_break"]),

@@ -43,8 +43,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
     """
     Explain an out-of-memory error: `out of host memory in step 3 (forward of layers.1): 2.00 GiB more were asked for`.
 
-    Its causes and contexts are searched, too, because compilers wrap the exceptions they catch. `step` is the current one,
-    counted from 1, 0 before the first. Returns None for any other error.
+    Return None if neither the error nor its causes are one; compilers wrap exceptions. `step` is 0 before the first.
     """
     if isinstance(error, MemoryRanOut):
         return error

@@ -60,42 +60,37 @@ class Rows:
         """
         Return the rows of the steps between two read-outs, without memory figures.
 
-        The whole time between two read-outs is divided among its steps in proportion to their step times, so that
+        The whole time between two read-outs, `window`, is divided among its steps in proportion to their step times, so that
         tokens = speed x time holds for the run: WPS = tokens of the step / (its part of that time x devices).
-        MFU = WPS x FLOPs per token / peak FLOP/s of the device.
-
-        Args:
-            ranks: every rank's values of RANK_KEYS, then of the observed figures: [ranks, steps, RANK_KEYS + observed].
-            window: seconds between the two read-outs.
-            times: unix time at which the device completed each step.
+        MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks`: [ranks, steps, RANK_KEYS + observed figures].
+        `times`: when the device completed each step.
         """
         keys = (*RANK_KEYS, *steps[0].observed)
         merged = [merge_ranks(keys, ranks[:, i]) for i in range(len(steps))]
         stretch = window / sum(each["perf/step_time_s"] for each in merged)
-        return [self._row(*each, stretch) for each in zip(steps, norms, merged, times, strict=True)]
-
-    def _row(
-        self, step: Step, grad_norm: float, merged: dict[str, float], finished: float, stretch: float
-    ) -> dict[str, Any]:
-        self.tokens += step.tokens
-        cpu = merged["perf/cpu_time_s"] if self.device_type == "cpu" else 0.0
-        wps = step.tokens / (merged["perf/step_time_s"] * stretch * self.world_size)
         causal = self.flops - self.attention_flops / 2
-        return {
-            "step": step.number,
-            "attempt": self.attempt,
-            "time": finished,
-            **merged,
-            "train/grad_norm": grad_norm,
-            "train/lr": step.lr,
-            "train/tokens": self.tokens,
-            "perf/wps": wps,
-            "perf/mfu": 100 * wps * self.flops / self.peak if self.peak else None,
-            "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
-            "perf/tflops": wps * self.flops / 1e12,
-            "perf/tokens_per_cpu_s": step.tokens / cpu if cpu else None,
-            "perf/checkpoint_time_s": step.checkpoint_time,
-        }
+        rows = []
+        for step, grad_norm, each, finished in zip(steps, norms, merged, times, strict=True):
+            self.tokens += step.tokens
+            cpu = each["perf/cpu_time_s"] if self.device_type == "cpu" else 0.0
+            wps = step.tokens / (each["perf/step_time_s"] * stretch * self.world_size)
+            row = {
+                "step": step.number,
+                "attempt": self.attempt,
+                "time": finished,
+                **each,
+                "train/grad_norm": grad_norm,
+                "train/lr": step.lr,
+                "train/tokens": self.tokens,
+                "perf/wps": wps,
+                "perf/mfu": 100 * wps * self.flops / self.peak if self.peak else None,
+                "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
+                "perf/tflops": wps * self.flops / 1e12,
+                "perf/tokens_per_cpu_s": step.tokens / cpu if cpu else None,
+                "perf/checkpoint_time_s": step.checkpoint_time,
+            }
+            rows.append(row)
+        return rows
 
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
