@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 """Messages of a rank that lost its connection to another rank."""
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/vmstat")
 
 
@@ -105,8 +108,23 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since this machine was started, in all cgroups."""
-    with suppress(OSError):
-        if found := re.search(r"^oom_kill (\d+)", MACHINE.read_text(), re.MULTILINE):
-            return int(found[1])
+    """Return how many processes of this cgroup, else of the machine, the kernel has killed for lack of memory."""
+    for counters in (*_cgroup_files(), MACHINE):
+        with suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
+                return int(found[1])
     return 0
+
+
+def _cgroup_files() -> Iterator[Path]:
+    """Yield the files that may hold the count, nearest cgroup first. A container may see its own cgroup as the root."""
+    with suppress(OSError):
+        for line in MEMBERSHIP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            folder, name = CGROUPS, "memory.events"
+            if "memory" in controllers.split(","):  # cgroups of version 1
+                folder, name = CGROUPS / "memory", "memory.oom_control"
+            elif controllers:
+                continue
+            cgroup = Path(path.lstrip("/"))
+            yield from (folder / each / name for each in (cgroup, *cgroup.parents))

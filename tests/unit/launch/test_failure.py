@@ -93,9 +93,28 @@ def test_without_a_log_the_signal_is_the_reason(folder: Path) -> None:
     assert (outcome.state, outcome.reason) == ("failed", "rank 0 was killed by signal SIGABRT")
 
 
-def test_kills_for_lack_of_memory_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = tmp_path / "vmstat"
-    monkeypatch.setattr(launch_outcome, "MACHINE", counters)
-    assert oom_kills() == 0
-    counters.write_text("nr_free_pages 9\noom_kill 70\n")
-    assert oom_kills() == 70
+@pytest.mark.parametrize(
+    ("membership", "counted"),
+    [
+        ("0::/slurm/job_7/step_0\n", 3),
+        ("9:name=systemd:/x\n4:memory:/slurm/job_8\n0::/\n", 5),  # version 1
+        ("0::/a/container/sees/its/own/as/the/root\n", 2),
+        ("9:name=systemd:/x\n", 70),  # nothing accounts for memory
+        ("", 70),
+    ],
+)
+def test_whose_kills_count(membership: str, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "proc/cgroup": membership,
+        "proc/vmstat": "nr_free_pages 9\noom_kill 70\n",
+        "cgroup/memory.events": "low 0\noom 1\noom_kill 2\n",
+        "cgroup/slurm/job_7/step_0/memory.events": "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n",
+        "cgroup/memory/slurm/job_8/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(launch_outcome, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(launch_outcome, "MEMBERSHIP", tmp_path / "proc" / "cgroup")
+    monkeypatch.setattr(launch_outcome, "MACHINE", tmp_path / "proc" / "vmstat")
+    assert oom_kills() == counted
