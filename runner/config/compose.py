@@ -31,7 +31,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
 from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.hydra.no_effect import refuse, without_effect
-from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, left_to_jobs
+from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, check_number, left_to_jobs
 from meshrunner.runner.config.hydra.private import (
     BASIC_SWEEPER,
     BasicSweeper,
@@ -148,6 +148,8 @@ class Composer:
         sections: Any = OmegaConf.to_container(config, resolve=False)
         for section in sorted(sections, key="hydra".__eq__):
             refuse_secrets(sections[section], section)
+        if config.hydra.sweeper._target_ == BASIC_SWEEPER:
+            check_number(_of_grid(config))
         if config.hydra.mode == RunMode.RUN:
             warn("hydra.mode=RUN is ignored: -m makes this a sweep")
         for remark in without_effect(config, sweep=True):
@@ -170,10 +172,8 @@ class Composer:
         """Return the overrides of every combination of a sweep; raise ConfigError if they depend on results."""
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError("hydra/sweeper: its combinations are not known before it runs; use hydra/sweeper=basic")
-        params = plain(config.hydra.sweeper).get("params") or {}
-        given = [*(f"{key}={values}" for key, values in params.items()), *typed(config.hydra.overrides.task)]
-        overrides = OverridesParser.create(config_loader=self.hydra.config_loader).parse_overrides(given)
-        (combinations,) = BasicSweeper.split_arguments(overrides, None)
+        parser = OverridesParser.create(config_loader=self.hydra.config_loader)
+        (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(_of_grid(config)), None)
         return [list(overrides) for overrides in combinations]
 
     def _compose(self, mode: RunMode) -> DictConfig:
@@ -218,6 +218,12 @@ def _task(config: DictConfig) -> DictConfig:
     setup_globals()
     HydraConfig.instance().set_config(config)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+
+
+def _of_grid(config: DictConfig) -> list[str]:
+    """Return the overrides of a sweep, those in hydra.sweeper.params included."""
+    params = plain(config.hydra.sweeper).get("params") or {}
+    return [*(f"{key}={values}" for key, values in params.items()), *typed(config.hydra.overrides.task)]
 
 
 def typed(overrides: ListConfig) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, RangeSweep
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands import COMMANDS
@@ -23,6 +24,7 @@ WITHOUT_SECTION = re.compile(r"\+{0,2}(?P<rule>(exclude|baseline)=.*=.*)", re.DO
 SEVERAL = re.compile(r"tracker=\[\s*([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*\]", re.ASCII)
 """A list of trackers, which Hydra would merge into one."""
 MEMBER = re.compile(r"\+tracker@tracker\.of\.(\w+)=\1", re.ASCII)
+MAX_RUNS = 100_000
 RULE_BEGINS = re.compile(r"\s*([\w./@-]+=|['\"])")
 
 
@@ -140,3 +142,18 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
         inside = key.startswith(f"{group}.") and value and not sweeps[override]
         found.append(f"{key}=choice({value})" if inside else override)
     return found
+
+
+def check_number(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if a grid has more than MAX_RUNS combinations, before Hydra lists them all."""
+    counts = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        count, value = 1, override.value()
+        if isinstance(value, ChoiceSweep):
+            count = len(value.list)
+        elif isinstance(value, RangeSweep) and value.start is not None and value.stop is not None and value.step:
+            count = max(1, math.ceil((value.stop - value.start) / value.step))
+        counts[override.key_or_group] = count
+    if (total := math.prod(counts.values())) > MAX_RUNS:
+        varying = " x ".join(f"{key}({count:,})" for key, count in counts.items() if count > 1)
+        raise ConfigError(f"{varying} = {total:,} combinations; a sweep has at most {MAX_RUNS:,}")
