@@ -14,7 +14,7 @@ from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
 from meshrunner.runner.config.consistency import remarks
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, check
-from meshrunner.runner.config.from_checkpoint import fit_continuing
+from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.launch.data import prepare_data, refuse_other_data
 from meshrunner.runner.launch.environment import environment, resolved, worker_environment

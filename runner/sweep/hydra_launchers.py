@@ -21,7 +21,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain, typed
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
-from meshrunner.runner.config.placed import usable_runs
+from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node, workers_here

@@ -11,7 +11,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.comparison import compare_sweep
 from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.table import print_table
-from meshrunner.runner.config.placed import first_experiment
+from meshrunner.runner.config.resumable import first_experiment
 from meshrunner.runner.config.validation import listed
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible

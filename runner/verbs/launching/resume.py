@@ -10,7 +10,7 @@ def resume(arguments: list[str]) -> int:
     """Resume a directory; raise ConfigError for wrong arguments and for a run that cannot continue."""
     from meshrunner.runner.commands.parser import existing, parse
     from meshrunner.runner.config.experiment import check
-    from meshrunner.runner.config.from_checkpoint import more_to_train
+    from meshrunner.runner.config.resumable import more_to_train
     from meshrunner.runner.console import say
     from meshrunner.runner.rundir import Summary, read_config, read_state
     from meshrunner.runner.rundir.files import SUMMARY, is_sweep

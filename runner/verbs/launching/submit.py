@@ -11,7 +11,7 @@ from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.config.placed import usable_runs
+from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.rundir import (
     EXIT_STATUS,
     JsonFile,

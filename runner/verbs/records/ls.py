@@ -11,29 +11,26 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.compare.runs import glance, read_run
 from meshrunner.runner.compare.select import Field, last_part, meeting, parsed
-from meshrunner.runner.compare.text_table import BETWEEN, Column, fitted, lines_of
+from meshrunner.runner.compare.text_table import Column, fitted, lines_of
 from meshrunner.runner.console import console, on_terminal, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of
 from meshrunner.runner.rundir import key_of, parse_yaml, read_overrides, read_status, run_names, varying_overrides
 from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 WPS = figure_of("perf/wps")
 DEPTH = 8
 """Levels of directories that are searched."""
 LATEST = 2.0**32
 """Unix time to which later ones, of damaged runs, are reduced."""
-SHORTEST_WHAT = 24
-"""Fewest characters for the description. With less room the path gets a line of its own."""
+WIDEST_WHAT = 72
+"""Characters of a description on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -166,39 +163,22 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def _print(entries: Sequence[Entry]) -> None:
+    """Print a row for each run or sweep. On a terminal its path is below its description and is never cut."""
     titles = ("began", "what", "state", "best WPS", "path")
     rows = [
         [f"{each.began:%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]
         for each in entries
     ]
-    if on_terminal():
-        _print_for_terminal(titles, [[one_line(cell) for cell in row] for row in rows], console())
-    else:
+    if not on_terminal():
         say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
-
-
-def _print_for_terminal(titles: Sequence[str], rows: list[list[str]], screen: Console) -> None:
-    """Print a line for each; in a narrow terminal the path goes below the description. Paths are never cut."""
+        return
     from rich import box
     from rich.table import Table
 
-    began, what, state, wps, path = map(list, zip(titles, *rows, strict=True))
-    room = screen.width - _needed(began, state, wps, path)
-    if room >= SHORTEST_WHAT:
-        columns = [began, [fitted(each, room) for each in what], state, wps, path]
-    else:
-        began = [titles[0], *(each.partition("-")[2] for each in began[1:])]
-        state = [each.replace(", ", "\n") for each in state]
-        room = max(screen.width - _needed(began, state, wps), *map(len, path))
-        columns = [began, [f"{fitted(w, 2 * room)}\n{p}" for w, p in zip(what, path, strict=True)], state, wps]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for i, (title, *_) in enumerate(columns):
-        table.add_column(title, max_width=room if i == 1 else None, no_wrap=i != 1)
-    for row in zip(*(column[1:] for column in columns), strict=True):
-        table.add_row(*row)
-    screen.print(table)
-
-
-def _needed(*columns: Sequence[str]) -> int:
-    """Return the characters that some columns need on a line."""
-    return sum(max(len(line) for cell in column for line in cell.split("\n")) + BETWEEN for column in columns)
+    for title in titles[:-1]:
+        table.add_column(title, overflow="fold", no_wrap=title != "what")
+    for began, *texts in rows:
+        what, state, wps, path = map(one_line, texts)
+        table.add_row(began, f"{fitted(what, WIDEST_WHAT)}\n{path}", state.replace(", ", "\n"), wps)
+    console().print(table)

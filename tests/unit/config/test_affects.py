@@ -19,7 +19,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.recipes.precision.base import FP32
 from meshrunner.runner.compare.keys import MEASURED
-from meshrunner.runner.config import from_checkpoint
+from meshrunner.runner.config import resumable
 from meshrunner.runner.config.experiment import Experiment, Sweep
 from meshrunner.runner.config.hydra import no_effect
 from meshrunner.runner.rundir.summary import add_layout, read_layouts
@@ -70,7 +70,7 @@ def places(key: str, kind: str, folder: Path) -> tuple[bool, bool, bool, bool]:
         key in affecting(flat, MEASURED),
         key in read_layouts(folder)[0].settings,
         key in settings(nested),
-        not affected_by(key, flat) & from_checkpoint.STAY_THE_SAME,
+        not affected_by(key, flat) & resumable.STAY_THE_SAME,
     )
 
 
@@ -114,16 +114,16 @@ def test_all_places_follow_a_new_key_of_an_option(
     changed = run.model_copy(update={"precision": added(kind="fp32", added=1)})
     config = run.model_copy(update={"precision": added(kind="fp32")}).model_dump(mode="json")
     monkeypatch.setattr(
-        from_checkpoint, "check", Mock(side_effect=ConfigError)
+        resumable, "check", Mock(side_effect=ConfigError)
     )  # the classes here are not Experiment's
     record = Record.__new__(Record)
     object.__setattr__(record, "config", config)
     object.__setattr__(record, "step", 3)
     if expected[3]:
-        from_checkpoint._refuse_changes(record, changed, tmp_path)
+        resumable._refuse_changes(record, changed, tmp_path)
     else:
         with pytest.raises(ConfigError, match=r"precision\.added: was 0, is 1"):
-            from_checkpoint._refuse_changes(record, changed, tmp_path)
+            resumable._refuse_changes(record, changed, tmp_path)
     config_keys._affected_by.cache_clear()
 
 
