@@ -15,12 +15,13 @@ from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from threading import Timer
     from typing import Any
 
     from rich.console import Console
+    from rich.table import Table
 
 WIDEST, NARROWEST = 120, 40
 """Maximum columns of running text, also used without a terminal, and minimum columns."""
@@ -122,6 +123,18 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     return LiteralConsole(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
+
+
+def table_of(rows: Iterable[Iterable[str]], titles: Sequence[str] = (), *, numbers: bool = False) -> Table:
+    """Return rows in columns without rules. numbers: align all columns but the first at the right."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=bool(titles), pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold", justify="right" if numbers and table.columns else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def on_terminal() -> bool:

@@ -9,6 +9,8 @@ DIRECTORIES = Argument("directories", "DIR", "run directories and sweep director
 DRY_RUN = ("--dry-run",)
 WHERE = ("--where",)
 CONFIG_DIR = ("-cd", "--config-dir")
+CFG = ("job", "hydra", "all")
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of memory"
 
 MULTIRUN = Flag(("-m", "--multirun"), "make it a sweep: every combination of the given values", hydra=True)
@@ -17,21 +19,11 @@ HYDRA = (
     Flag(CONFIG_DIR, "directory with groups and options of your own", "DIR", "directory", hydra=True),
     Flag(("-cn", "--config-name"), "file of your own instead of run.yaml", "NAME", hydra=True),
     Flag(
-        ("-c", "--cfg"),
-        "print the configuration instead: meshrunner's part, Hydra's part or both",
-        "job|hydra|all",
-        ("job", "hydra", "all"),
-        hydra=True,
+        ("-c", "--cfg"), "print the configuration: meshrunner's part, Hydra's or both", "job|hydra|all", CFG, hydra=True
     ),
     Flag(("-p", "--package"), "with --cfg: print only this key", "KEY", hydra=True),
     Flag(("--resolve",), "with --cfg: resolve interpolations", hydra=True),
-    Flag(
-        ("-i", "--info"),
-        "print how the configuration is composed instead: all, config, defaults, defaults-tree, plugins or searchpath",
-        "[WHAT]",
-        ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-        hydra=True,
-    ),
+    Flag(("-i", "--info"), f"print how the configuration is composed: {', '.join(INFO)}", "[WHAT]", INFO, hydra=True),
     Flag(("--hydra-help",), "show Hydra's own help", hydra=True),
 )
 """Flags that Hydra parses."""

@@ -36,7 +36,13 @@ class Argument:
 
 
 class Flag:
-    """An option of a verb."""
+    """
+    An option of a verb, or of Hydra if `hydra`.
+
+    The last of `flags` is the longest. `metavar` names the value in help texts; it is empty for an option without a value, and
+    `[NAME]` for a value that may be omitted. The value of an option that `repeats` is a list. Of options with the same `excludes`
+    only one may be given.
+    """
 
     def __init__(
         self,
@@ -50,23 +56,8 @@ class Flag:
         excludes: str = "",
         hydra: bool = False,
     ) -> None:
-        """
-        Declare an option.
-
-        Args:
-            flags: its spellings, the longest last.
-            metavar: name of its value in help texts; empty for an option without a value, `[NAME]` if it may be omitted.
-            repeats: whether it may be given several times; its value is then a list.
-            excludes: name of a set of options of which only one may be given.
-            hydra: whether Hydra parses it, not the verb.
-        """
         self.flags, self.help, self.metavar, self.value = flags, help, metavar, value
         self.default, self.repeats, self.excludes, self.hydra = default, repeats, excludes, hydra
-
-    @property
-    def name(self) -> str:
-        """Attribute of the parsed arguments that holds its value."""
-        return self.flags[-1].lstrip("-").replace("-", "_")
 
     @property
     def synopsis(self) -> str:
@@ -78,7 +69,12 @@ HELP = Flag(("-h", "--help"), "show this help")
 
 
 class Command:
-    """A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`."""
+    """
+    A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
+
+    A verb that takes Hydra's overrides takes these or `arguments`. `fails_if` explains exit status 1, if there is one.
+    The result of a verb that `executes` runs is a run directory; that of other verbs is their output.
+    """
 
     def __init__(
         self,
@@ -93,32 +89,12 @@ class Command:
         fails_if: str = "",
         executes: bool = False,
     ) -> None:
-        """
-        Declare a verb.
-
-        Args:
-            room: directory of its module, and its heading in `meshrunner --help`.
-            arguments: positional arguments; a verb that also takes Hydra's overrides takes one or the other.
-            fails_if: reason for exit status 1; empty if the verb never fails.
-            executes: whether it executes runs. Its result is then a run directory; that of other verbs is their output.
-        """
         self.verb, self.room, self.summary, self.description, self.examples = verb, room, summary, description, examples
         self.arguments, self.own_options, self.fails_if, self.executes = arguments, own_options, fails_if, executes
-
-    @property
-    def module(self) -> str:
-        """Full name of the module that implements it."""
-        return f"meshrunner.runner.verbs.{self.room}.{self.verb}"
-
-    @property
-    def options(self) -> tuple[Flag, ...]:
-        """All options, --help included."""
-        return (*self.own_options, HELP)
-
-    @property
-    def overrides(self) -> bool:
+        self.module = f"meshrunner.runner.verbs.{room}.{verb}"
+        self.options = (*own_options, HELP)
+        self.overrides = any(option.hydra for option in own_options)
         """Whether it takes Hydra's overrides."""
-        return any(option.hydra for option in self.own_options)
 
     @property
     def synopsis(self) -> str:

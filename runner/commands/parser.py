@@ -83,7 +83,6 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError."""
         if missing := VALUE_MISSING.fullmatch(message):
             (option,) = (each for each in self.own if missing["flag"] in each.flags)
             message = f"{missing['flag']} needs a value: {missing['flag']} {option.metavar}"
@@ -92,7 +91,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def _converter(given: Argument | Flag) -> Any:
-    """Return the function that converts a value from text."""
 
     def convert(text: str) -> Any:
         if not text:

@@ -11,8 +11,7 @@ from meshrunner.runner.console import in_two_columns, paragraph
 OVERRIDES = "key=value or group=option; +key=value adds a key, ~key removes one; with -m, key=a,b tries both values"
 ENDED = "every run ended as asked; in a sweep, runs that are out of memory or skipped are results, too"
 WRONG = "the arguments or the configuration are wrong; nothing was started"
-PREEMPTED = "preempted; may be run again"
-INTERRUPTED = "interrupted"
+STOPPED = {75: "preempted; may be run again", 130: "interrupted"}
 
 
 def overview() -> str:
@@ -31,7 +30,7 @@ def overview() -> str:
             "groups and keys. `meshrunner --version` prints the versions of meshrunner, torch and Python.",
             0,
         ),
-        _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG, 75: PREEMPTED, 130: INTERRUPTED}),
+        _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG} | STOPPED),
     ]
     return "\n\n".join(parts)
 
@@ -51,7 +50,7 @@ def describe(command: Command) -> str:
     if command.examples:
         parts.append("\n".join(["examples:", *(f"  meshrunner {example}" for example in command.examples)]))
     if command.executes:
-        ended = {0: ENDED, 1: command.fails_if, 2: WRONG, 75: PREEMPTED, 130: INTERRUPTED}
+        ended = {0: ENDED, 1: command.fails_if, 2: WRONG} | STOPPED
     else:
         ended = {0: "success", 1: command.fails_if, 2: WRONG if command.overrides else "the arguments are wrong"}
     parts.append(_exit_statuses(ended))

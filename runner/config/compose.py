@@ -108,11 +108,7 @@ class Composer:
         return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """
-        Return the resolved configuration that --help explains, and Hydra's section with its interpolations.
-
-        Return None without --help, or if the user has changed `hydra.help`.
-        """
+        """Return the configuration that --help explains and Hydra's section; None without --help or with a text of the user's."""
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN

@@ -39,10 +39,9 @@ def fit(experiment: Experiment, workers: int) -> None:
 
 def remarks(experiment: Experiment) -> list[str]:
     """
-    Return a line for each setting that works but may not be intended.
+    Return a line for each setting that works but may not be intended; raise ConfigError for unknown names and wrong units.
 
-    Import torch and build the model on the meta device only if names of parameters or modules matter. Raise ConfigError if such
-    a name is not in the model, or the wrap plan has units that cannot work.
+    Import torch and build the model on the meta device only if names of parameters or modules matter.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
     layout, wrap = experiment.parallelism, experiment.wrap

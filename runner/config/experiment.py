@@ -111,11 +111,7 @@ class Sweep(Section):
     rerun: list[Literal["completed", "oom", "skipped"]]
     """Results to discard. A resumed sweep executes runs with these results again."""
     devices: AutoCount
-    """
-    Devices of this node for the sweep. Runs that fit next to each other run in parallel, each with its share of the cores.
-
-    CUDA_VISIBLE_DEVICES limits the GPUs. auto: all GPUs; without any, one run at a time.
-    """
+    """Devices of this node, which runs that fit next to each other share; auto: all visible GPUs, or one run at a time."""
     fail_fast: bool
     """Stop at the first run that is not completed."""
     preflight: Annotated[
@@ -142,10 +138,7 @@ class Experiment(Recipe):
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
     """Progress on the terminal; auto: a live line or table if it is a terminal, else a line per step or per run of a sweep."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
-    """
-    Steps between reading metrics, which waits for the device and gathers from all ranks; auto: 1 on CPU, 10 on CUDA.
-    Every step has a row in events.jsonl.
-    """
+    """Steps between reading metrics from all ranks, which waits for the device; auto: 1 on CPU, 10 on CUDA."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
     """First steps, with compilation and autotuning, to leave out of throughput and peak memory."""
     objective: Annotated[
@@ -167,11 +160,7 @@ class Experiment(Recipe):
 
 
 def check(config: dict[str, Any]) -> Experiment:
-    """
-    Return a configuration as an `Experiment` after checking every key by itself. `consistency.fit` checks their combination.
-
-    Raise ConfigError that lists all wrong keys; it is NotImported if a class cannot be imported.
-    """
+    """Check each key by itself; raise ConfigError that lists all wrong ones, NotImported if a class cannot be imported."""
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from typing import ClassVar
 
 from pydantic import Field
@@ -70,10 +69,7 @@ class CPUSpeed(Section):
     collective_s: float = Field(ge=0)
     """Latency of a collective, in seconds."""
     jitter: float = Field(ge=0)
-    """
-    Standard deviation, in seconds, of the time a worker needs for one second of work. At a collective all workers wait for the
-    slowest.
-    """
+    """Standard deviation, in seconds, of a worker's time for a second of work: at collectives all wait for the slowest."""
 
 
 class Hardware(Option):
@@ -129,8 +125,8 @@ class GPU(Hardware):
         return None if sliced else self
 
     def peak_tflops(self, rate: str) -> float | None:
-        peak = self.peak
-        return {"fp32": peak.fp32, "tf32": peak.tf32, "bf16": peak.bf16, "fp8": peak.fp8}[rate]
+        found: float | None = getattr(self.peak, rate)
+        return found
 
 
 class CPU(Hardware):
@@ -154,10 +150,9 @@ class AutoHardware(Hardware):
 
 def known_gpus() -> list[GPU]:
     """Return the options in conf/hardware that describe a GPU."""
-    from omegaconf import OmegaConf  # not at the top: every worker imports this module, but few call this function
+    from meshrunner.runner import (
+        shipped,
+    )  # not at the top: every worker imports this module, but few call this function
 
-    folder = files("meshrunner.conf") / "hardware"
-    loaded = [
-        OmegaConf.to_container(OmegaConf.create(f.read_text())) for f in folder.iterdir() if f.name.endswith(".yaml")
-    ]
-    return [GPU.model_validate(c) for c in loaded if isinstance(c, dict) and c.get("kind") == "gpu"]
+    options = [shipped.values("hardware", option) for option in shipped.options("hardware")]
+    return [GPU.model_validate(values) for values in options if values.get("kind") == "gpu"]

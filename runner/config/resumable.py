@@ -32,11 +32,7 @@ class Usable(NamedTuple):
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
-    """
-    Return the executable runs of a sweep, and warn about each that is damaged or missing.
-
-    Raise ConfigError if no run is left, and NotImported if the class of a run cannot be imported from this directory.
-    """
+    """Return the executable runs of a sweep, and warn about the others; raise ConfigError if there is none."""
     problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []
     first: Experiment | None = None
@@ -77,8 +73,7 @@ def fit_continuing(
     """
     Return the experiment resumed from its checkpoint, and that checkpoint; without one the experiment as it is, and None.
 
-    Warn about checkpoints that are skipped. Raise ConfigError if the checkpoint does not belong to this experiment, if no steps
-    are left, or, unless `force`, if keys have changed that affect what is trained; raise Incompatible as `fit` does.
+    Raise ConfigError if no steps are left or, unless `force`, if keys that affect the result have changed; Incompatible as `fit`.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:

@@ -19,11 +19,11 @@ from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.config.compose import Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
-from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.hydra.hydra_errors import explain, missing_key
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
+from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.console import naming
 from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_config, read_state, run_names, update_status
 from meshrunner.runner.rundir.files import PLAN, is_run

@@ -72,7 +72,6 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
 
 
 def _flat(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration with dotted keys, without resolving interpolations."""
     found: Any = OmegaConf.to_container(config, resolve=False)
     return flatten(found)
 

@@ -46,7 +46,7 @@ def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
     """Return the schema of the keys of one class, in which groups are just mappings, so that no option is imported."""
-    return _SectionGenerator().of(section)
+    return _Generator(with_options=False).of(section)
 
 
 def is_group(section: type) -> bool:
@@ -57,12 +57,12 @@ def is_group(section: type) -> bool:
 class _Generator(GenerateJsonSchema):
     """pydantic's generator, extended by docstrings of fields. A group has the schema of the class that `kind` names."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, *, with_options: bool = True) -> None:
+        super().__init__()
+        self.with_options = with_options
         self.begun: set[type] = set()
 
     def of(self, section: type[Section]) -> dict[str, Any]:
-        """Return the schema of a section."""
         section.model_rebuild()
         return self.generate(section.__pydantic_core_schema__)
 
@@ -82,6 +82,8 @@ class _Generator(GenerateJsonSchema):
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
         """Return a schema with `if kind is ... then` rather than `oneOf`, so that editors name the wrong key."""
+        if not self.with_options:
+            return {"type": "object"}
         chosen = []
         for name in sorted(base.kinds):
             option = base.resolve(name)
@@ -92,13 +94,6 @@ class _Generator(GenerateJsonSchema):
         own = {"type": "string", "pattern": OWN_CLASS, "description": "Your own class: package.module:Class."}
         kind = {"description": documentation(base)["kind"], "anyOf": [{"enum": sorted(base.kinds)}, own]}
         return {"type": "object", "properties": {"kind": kind}, "required": ["kind"], "allOf": chosen}
-
-
-class _SectionGenerator(_Generator):
-    """Generates the schema of one class without the options of groups, whose modules are then not imported."""
-
-    def _group(self, base: type[Option]) -> JsonSchemaValue:
-        return {"type": "object"}
 
 
 def _written(schema: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import Experiment, check
-from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.config.hydra.overrides import parse
+from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.console import naming, say
 from meshrunner.runner.rundir import place_run
 from meshrunner.runner.sweep.combinations import configured_workers

@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.commands.parser import parse
-from meshrunner.runner.console import console, naming, one_line, say
+from meshrunner.runner.console import console, naming, one_line, say, table_of
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 if TYPE_CHECKING:
@@ -47,23 +45,20 @@ def calibrate(arguments: list[str]) -> int:
 
 def _show(calibration: Calibration) -> None:
     screen = console()
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "WPS per device", "fitted", "error", "predicted from the others"):
-        table.add_column(title, overflow="fold", justify="left" if title == "run" else "right")
-    figures = calibration.as_json()
+    figures, rows = calibration.as_json(), []
     for run in figures["runs"]:
         speeds = f"{run['perf/wps']:,.0f}", f"{run['plan/perf/wps']:,.0f}"
-        table.add_row(one_line(run["run"]), *speeds, f"{run['error_pct']:+.1f}%", f"{run['left_out_error_pct']:+.1f}%")
-    screen.print(table)
+        rows.append([one_line(run["run"]), *speeds, f"{run['error_pct']:+.1f}%", f"{run['left_out_error_pct']:+.1f}%"])
+    titles = ("run", "WPS per device", "fitted", "error", "predicted from the others")
+    screen.print(table_of(rows, titles, numbers=True))
     for name, reason in calibration.left_out.items():
         screen.print(f"left out: {one_line(name)}: {reason}", markup=False, soft_wrap=False)
     screen.print()
-    table = Table(box=None, pad_edge=False)
-    for title in ("constant", "before", "fitted", "still unknown"):
-        table.add_column(title, justify="left" if title == "constant" else "right")
-    for key, value in figures["fitted"].items():
-        table.add_row(key, f"{figures['before'][key]:.3g}", f"{value:.3g}", f"{figures['unknown_pct'][key]:.0f}%")
-    screen.print(table)
+    rows = [
+        [key, f"{figures['before'][key]:.3g}", f"{value:.3g}", f"{figures['unknown_pct'][key]:.0f}%"]
+        for key, value in figures["fitted"].items()
+    ]
+    screen.print(table_of(rows, ("constant", "before", "fitted", "still unknown"), numbers=True))
 
 
 def _as_yaml(calibration: Calibration) -> str:
@@ -82,7 +77,6 @@ def _as_yaml(calibration: Calibration) -> str:
 
 
 def _write(file: Path, content: str) -> None:
-    """Write the file and say how to use it; raise ConfigError if it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content.encode())

@@ -6,13 +6,11 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.console import console, one_line, say
+from meshrunner.runner.console import console, one_line, say, table_of
 from meshrunner.runner.predict import (
     BORDERLINE,
     MOST,
@@ -67,7 +65,6 @@ def plan(arguments: list[str]) -> int:
 
 
 def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
-    """Predict every combination, and print a table or a list of objects."""
     from meshrunner.runner.sweep.ranking import columns, rank
 
     ranked = rank(composer, active_only=active_only)
@@ -75,12 +72,8 @@ def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
         print(json.dumps([each.as_json() for each in ranked], indent=2))
         return
     cells = columns(ranked)
-    table = Table(box=None, pad_edge=False)
-    for title in cells:
-        table.add_column(title, overflow="fold")
-    for row in zip(*cells.values(), strict=True):
-        table.add_row(*map(one_line, row))
-    console().print(table)
+    rows = zip(*cells.values(), strict=True)
+    console().print(table_of((map(one_line, row) for row in rows), list(cells)))
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:
@@ -91,10 +84,7 @@ def _show(forecast: Forecast, findings: Sequence[str]) -> None:
     screen.print(f"{forecast.verdict.answer}: {forecast.verdict.reason}", soft_wrap=False)
     if forecast.memory is None:
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for row in _rows(forecast):
-        table.add_row(*row)
-    screen.print(table)
+    screen.print(table_of(_rows(forecast)))
     for remark in _remarks(forecast):
         screen.print(remark, soft_wrap=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import ExpectedDevices, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.console import console, one_line
+from meshrunner.runner.console import console, one_line, table_of
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered
 
@@ -85,7 +85,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     batch = f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens"
     rows.append(("data-parallel ranks", f"{degrees.data}"))
     rows.append(("global batch", f"{batch}, {micro_batches} micro batch{'es' * (micro_batches > 1)} per rank"))
-    return _columns(rows)
+    return table_of(rows)
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
@@ -117,13 +117,6 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
     return tokens * total * experiment.precision.element_bytes
 
 
-def _columns(rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _memory(
     experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: ExpectedDevices
 ) -> Table:
@@ -147,7 +140,7 @@ def _memory(
     ]
     total, memory = sum(size for size in sizes.values() if size is not None), device.memory_gib * 2**30
     share = f"{total / memory:.1%} of {_bytes(round(memory))} ({device.name})"
-    return _columns([*rows, ("together", _bytes(total), "in host memory (cpu_offload)" if layout.offloads else share)])
+    return table_of([*rows, ("together", _bytes(total), "in host memory (cpu_offload)" if layout.offloads else share)])
 
 
 def _plan(

@@ -28,16 +28,11 @@ from meshrunner.runner.slurm.submit import counted, job_id
 
 
 def cancel(arguments: list[str]) -> int:
-    """
-    Stop the running and waiting runs of a run or sweep directory; return 1 if some could not be examined.
-
-    Waiting runs stay `pending`, running ones become `interrupted`.
-    """
+    """Stop the runs of a directory; return 1 if some could not be examined."""
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
-    problem = sweep_damage(folder)
-    if problem:
+    if problem := sweep_damage(folder):
         warn(one_line(problem))
     run_dirs = [folder / name for name in run_names(folder)] if is_sweep(folder) else [folder]
     for run_dir in run_dirs:

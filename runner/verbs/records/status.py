@@ -37,7 +37,6 @@ def status(arguments: list[str]) -> int:
 
 
 def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """Print everything in one Markdown table."""
     state, step, _, *rest = PROGRESS
     titles = ["run", state, step, SPEED.heading, *rest, *(["SLURM"] if views else []), "reason"]
     rows = []

@@ -88,12 +88,10 @@ def launcher_keys() -> Iterator[Key]:
 
 
 def unknown(problem: str, word: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown name."""
     return ConfigError(f"{problem}.{did_you_mean(word, known)} `meshrunner run --help` lists all keys")
 
 
 def _explain_group(group: str, option: str, keys: list[Key]) -> str:
-    """Explain a group, or one option of it."""
     if not option:
         return explain.explain_group(group, ABOUT.get(group) or documentation(Experiment)[group], keys)
     if option not in shipped.options(group):

@@ -113,9 +113,7 @@ def test_all_places_follow_a_new_key_of_an_option(
     run = experiment("precision=fp32", "hardware=cpu")
     changed = run.model_copy(update={"precision": added(kind="fp32", added=1)})
     config = run.model_copy(update={"precision": added(kind="fp32")}).model_dump(mode="json")
-    monkeypatch.setattr(
-        resumable, "check", Mock(side_effect=ConfigError)
-    )  # the classes here are not Experiment's
+    monkeypatch.setattr(resumable, "check", Mock(side_effect=ConfigError))  # the classes here are not Experiment's
     record = Record.__new__(Record)
     object.__setattr__(record, "config", config)
     object.__setattr__(record, "step", 3)
