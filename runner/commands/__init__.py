@@ -1,8 +1,4 @@
-"""The command line, declared once.
-
-`COMMANDS` lists every verb with its arguments, options, help text and what Tab completes. `usage` renders help texts,
-`parser` builds argparse parsers, and `runner/completion.py` answers the shell, all from that table.
-"""
+"""The command line, declared once in `COMMANDS`: help texts, parsers and Tab completion follow from it."""
 
 from __future__ import annotations
 

@@ -133,9 +133,9 @@ _COMMANDS = (
             ),
             Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
-            Flag(("--markdown",), "print the table for a pull request", excludes="form"),
-            Flag(("--json",), "print a list of rows with raw figures", excludes="form"),
-            Flag(("--csv",), "print the same as CSV", excludes="form"),
+            Flag(("--markdown",), "print the table for a pull request", exclusive=True),
+            Flag(("--json",), "print a list of rows with raw figures", exclusive=True),
+            Flag(("--csv",), "print the same as CSV", exclusive=True),
             Flag(("--html",), "also write a page with the table and charts", "FILE", "file"),
         ),
         description="A row is a combination of settings; repeats are merged. The table says how large the differences "

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 class Argument:
-    """
-    A positional argument of a verb.
-
-    `name` is the attribute of the parsed arguments that holds its value. A `number` of `any` allows none, `several` requires one.
-    """
+    """A positional argument, parsed into the attribute `name`. The number `any` allows none, `several` requires one."""
 
     def __init__(
         self,
@@ -40,7 +36,7 @@ class Flag:
     An option of a verb, or of Hydra if `hydra`.
 
     The last of `flags` is the longest. `metavar` names the value in help texts; it is empty for an option without a value, and
-    `[NAME]` for a value that may be omitted. The value of an option that `repeats` is a list. Of options with the same `excludes`
+    `[NAME]` for a value that may be omitted. The value of an option that `repeats` is a list. Of the options that are `exclusive`
     only one may be given.
     """
 
@@ -53,11 +49,11 @@ class Flag:
         *,
         default: Any = None,
         repeats: bool = False,
-        excludes: str = "",
+        exclusive: bool = False,
         hydra: bool = False,
     ) -> None:
         self.flags, self.help, self.metavar, self.value = flags, help, metavar, value
-        self.default, self.repeats, self.excludes, self.hydra = default, repeats, excludes, hydra
+        self.default, self.repeats, self.exclusive, self.hydra = default, repeats, exclusive, hydra
 
     @property
     def synopsis(self) -> str:

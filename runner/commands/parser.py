@@ -61,10 +61,9 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(
                 argument.name, metavar=argument.metavar, nargs=NUMBERS[argument.number], type=_converter(argument)
             )
-        sets = {option.excludes for option in self.own if option.excludes}
-        exclusive = {name: self.add_mutually_exclusive_group() for name in sets}
+        exclusive = self.add_mutually_exclusive_group()
         for option in self.own:
-            target = exclusive.get(option.excludes, self)
+            target = exclusive if option.exclusive else self
             if option.metavar:
                 action, default = ("append", []) if option.repeats else ("store", option.default)
                 target.add_argument(*option.flags, action=action, default=default, type=_converter(option))

@@ -60,11 +60,6 @@ class Composed:
     launcher: dict[str, Any] = field(default_factory=dict)
     """The resolved `hydra.launcher`."""
 
-    @property
-    def submits(self) -> bool:
-        """Whether the launcher submits runs to SLURM."""
-        return str(self.launcher.get("_target_")).endswith(".SlurmLauncher")
-
 
 class Composer:
     """Hydra, set up for one command line. Raises ConfigError, or Hydra's own exceptions, for wrong overrides."""

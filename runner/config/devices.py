@@ -38,7 +38,6 @@ class NodeDevices(NamedTuple):
     """The devices that a run's workers use on one node, one worker per device."""
 
     type: str
-    """`cuda` or `cpu`."""
     workers: int
     threads: int
     """CPU threads of each worker."""

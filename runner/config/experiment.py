@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    SerializeAsAny,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.config_keys import flatten
@@ -87,8 +79,7 @@ class Launch(Section):
         if THREADS in self.env and self.threads not in ("auto", int(self.env[THREADS])):
             raise PydanticCustomError(
                 "threads",
-                "threads({threads}) and env.{name}({other}) differ; set only one of them",
-                {"threads": self.threads, "name": THREADS, "other": self.env[THREADS]},
+                f"threads({self.threads}) and env.{THREADS}({self.env[THREADS]}) differ; set only one of them",
             )
         return self
 

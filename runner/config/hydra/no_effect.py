@@ -33,11 +33,7 @@ SILENT = {
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
 """Hydra's keys that have no effect on a single run."""
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
-NEUTRAL = {
-    "hydra.sweeper._target_": BASIC_SWEEPER,
-    "hydra.job_logging.version": 1,
-    "hydra.hydra_logging.version": 1,
-}
+NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version": 1, "hydra.hydra_logging.version": 1}
 """Values that have no effect, of keys that conf/run.yaml does not set."""
 
 

@@ -96,7 +96,7 @@ def _quoted(override: str) -> str:
         return override
     value = found["value"].strip()
     if found["name"] == "baseline":
-        return f"{found['key']}={_in_quotes(value)}"
+        return f"{found['key']}={QuotedString(value, Quote.single).with_quotes()}"
     rules: list[str] = []
     for part in split_outside(value[1:-1] if value.startswith("[") and value.endswith("]") else value, ","):
         # A comma separates rules and also the values of one rule: micro_batch=8,16 is one rule.
@@ -104,12 +104,9 @@ def _quoted(override: str) -> str:
             rules[-1] += f",{part}"
         else:
             rules.append(part)
-    return f"{found['key']}=[{','.join(_in_quotes(rule.strip()) for rule in rules)}]"
-
-
-def _in_quotes(text: str) -> str:
-    quoted: str = QuotedString(text, Quote.single).with_quotes()
-    return text if text.startswith(("'", '"')) else quoted
+    stripped = [rule.strip() for rule in rules]
+    quoted = [each if each[:1] in ("'", '"') else QuotedString(each, Quote.single).with_quotes() for each in stripped]
+    return f"{found['key']}=[{','.join(quoted)}]"
 
 
 def split_outside(text: str, separators: str) -> list[str]:

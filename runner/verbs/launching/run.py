@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
         from meshrunner.runner.sweep.hydra_launchers import run_sweep
 
         return run_sweep(composer)
-    if composed.submits:
+    if str(composed.launcher["_target_"]).endswith(".SlurmLauncher"):
         from meshrunner.runner.verbs.launching.submit import submit_one
 
         return submit_one(composed)

@@ -11,14 +11,7 @@ from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.console import console, one_line, say, table_of
-from meshrunner.runner.predict import (
-    BORDERLINE,
-    MOST,
-    Forecast,
-    LargestThatFits,
-    largest_that_fits,
-    predict_config,
-)
+from meshrunner.runner.predict import BORDERLINE, MOST, Forecast, LargestThatFits, largest_that_fits, predict_config
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered

@@ -104,15 +104,11 @@ def _mesh(dims: dict[str, int]) -> str:
 
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
-    """
-    Return the bytes of tokens that a device exchanges with experts in a step, including tokens that stay on it.
-
-    Tokens travel to the experts and back, in forward and in backward, and once more if forward is recomputed.
-    """
+    """Return the bytes of tokens that a device exchanges with experts in a step, including tokens that stay on it."""
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
-        passes = 3 if option.recomputes(block) and option.repeats_exchange else 2
-        total += 2 * passes * network.exchanged_elements(block)
+        passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
+        total += 2 * passes * network.exchanged_elements(block)  # to the experts and back
     tokens = micro_batches * experiment.micro_batch * experiment.seq_len
     return tokens * total * experiment.precision.element_bytes
 
@@ -200,10 +196,9 @@ def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network
 
     try:
         kinds = recomputed_blocks(experiment, device, network)
-    except ConfigError as error:
-        return f"{title}; what each keeps for backward is not known: {one_line(error)}"
     except Exception as error:  # a user's class may raise anything, and an operator may lack a kernel for meta
-        return f"{title}; what each keeps for backward is not known: {why(error)}"
+        reason = one_line(error) if isinstance(error, ConfigError) else why(error)
+        return f"{title}; what each keeps for backward is not known: {reason}"
     parts = []
     for name, whole, kept in kinds:
         operators = ", ".join(f"{operator} {n} of {of}" for operator, (n, of) in kept.operators.items())

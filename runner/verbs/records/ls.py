@@ -45,14 +45,10 @@ class Entry:
     wps: float | None
     """WPS per device of the fastest completed run."""
 
-    @property
-    def is_sweep(self) -> bool:
-        return is_sweep(self.path)
-
     @cached_property
     def what(self) -> str:
         """Description: `12 runs: parallelism, micro_batch` for a sweep, the overrides for a single run."""
-        if not self.is_sweep:
+        if not is_sweep(self.path):
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
         keys = dict.fromkeys(last_part(key_of(each)) for own in varying_overrides(self.path).values() for each in own)
@@ -61,17 +57,17 @@ class Entry:
     @property
     def state(self) -> str:
         """State: `completed` for a single run, `11 completed, 1 oom` for a sweep."""
-        if not self.is_sweep:
+        if not is_sweep(self.path):
             return next(iter(self.states))
         return ", ".join(f"{count} {state}" for state, count in self.states.items())
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
         """Keys and groups -> their values in any of the runs, from the config.yaml of the first run and the sweep's overrides."""
-        names = run_names(self.path) if self.is_sweep else [""]
+        names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
-        for own in varying_overrides(self.path).values() if self.is_sweep else ():
+        for own in varying_overrides(self.path).values() if is_sweep(self.path) else ():
             for override in own:
                 value: Any = override.partition("=")[2]
                 with suppress(ValueError):
@@ -154,7 +150,7 @@ def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
 def _record(entry: Entry) -> dict[str, Any]:
     return {
         "path": str(entry.path),
-        "type": "sweep" if entry.is_sweep else "run",
+        "type": "sweep" if is_sweep(entry.path) else "run",
         "began": entry.began.isoformat(timespec="seconds"),
         "what": entry.what,
         "states": dict(entry.states),
