@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(
                 argument.name, metavar=argument.metavar, nargs=NUMBERS[argument.number], type=_converter(argument)
             )
-        exclusive = self.add_mutually_exclusive_group()
+        exclusive = self.add_mutually_exclusive_group() if any(each.exclusive for each in self.own) else self
         for option in self.own:
             target = exclusive if option.exclusive else self
             if option.metavar:

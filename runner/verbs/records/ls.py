@@ -159,7 +159,7 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def _print(entries: Sequence[Entry]) -> None:
-    """Print a row for each run or sweep. On a terminal its path is below its description and is never cut."""
+    """Print a row for each run or sweep. On a terminal its path is below its description, folded if it is too long."""
     titles = ("began", "what", "state", "best WPS", "path")
     rows = [
         [f"{each.began:%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]
