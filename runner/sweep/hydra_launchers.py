@@ -26,7 +26,7 @@ from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node, workers_here
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
-from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, is_sweep
+from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
 from meshrunner.runner.sweep.combinations import SweepBatch, Target, check_batch, configured_workers
@@ -71,7 +71,7 @@ def run_sweep(composer: Composer) -> int:
     check_direction(config)
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     try:
-        with _removed_unless_placed(sweep_dir), suppress(StopSweep):
+        with _restored_unless_placed(sweep_dir), suppress(StopSweep):
             composer.sweep(config, statuses.append)
     except MissingConfigException:
         raise  # it is an OSError, too
@@ -87,15 +87,21 @@ def run_sweep(composer: Composer) -> int:
 
 
 @contextmanager
-def _removed_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Remove the sweep directory if it is new and no run was placed: Hydra's sweepers create it before anything is checked."""
+def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
+    """Restore the sweep directory if no run was placed: Hydra's sweepers create it before anything is checked."""
+    record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
+    before = record.read_bytes() if record.is_file() else None
+    since = placed.stat().st_mtime_ns if placed.exists() else None
     created = [folder for folder in (sweep_dir, *sweep_dir.parents) if not folder.exists()]
     try:
         yield
     finally:
-        if created and not is_sweep(sweep_dir):
-            with suppress(OSError):  # a directory that is not empty or was removed
-                (sweep_dir / MULTIRUN).unlink(missing_ok=True)
+        with suppress(OSError):  # a directory that is not empty or was removed
+            if since == (placed.stat().st_mtime_ns if placed.exists() else None):
+                if before is None:
+                    record.unlink(missing_ok=True)
+                else:
+                    record.write_bytes(before)
                 for folder in created:
                     folder.rmdir()
 
