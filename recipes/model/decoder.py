@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -110,7 +110,12 @@ class Decoder(Model):
         return self.tie_embeddings
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Decoder:
+    def _checked(self) -> Self:
+        self.check_heads()
+        return self
+
+    def check_heads(self) -> None:
+        """Raise PydanticCustomError if the heads do not fit each other or the rotary embeddings."""
         if self.n_heads % self.n_kv_heads:
             raise PydanticCustomError(
                 "heads", f"n_heads({self.n_heads}) is not a multiple of n_kv_heads({self.n_kv_heads})"
@@ -119,7 +124,6 @@ class Decoder(Model):
             raise PydanticCustomError(
                 "rope_scaling", "there is nothing to scale without rope_theta; use rope_scaling=null"
             )
-        return self
 
     def weights(self) -> Iterator[tuple[str, int]]:
         """Yield the name of each weight and the number of its elements that multiply a token, in forward order, for each use."""

@@ -20,8 +20,7 @@ class Llama(Decoder):
     n_layers: Annotated[int, whole(at_most=2_000)]
     """Number of blocks."""
 
-    @model_validator(mode="after")
-    def _heads_divide_dim(self) -> Llama:
+    def check_heads(self) -> None:
         if self.dim % self.n_heads:
             raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
         if self.head_dim % 2 and self.rope_theta is not None:
@@ -29,7 +28,7 @@ class Llama(Decoder):
                 "heads",
                 f"dim({self.dim}) / n_heads({self.n_heads}) = {self.head_dim} is odd, but rotary embeddings rotate pairs",
             )
-        return self
+        super().check_heads()
 
     @property
     def head_dim(self) -> int:
