@@ -36,13 +36,10 @@ _executions = count()
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory and record its outcome. Return it and the summary, which only the first node has.
+    Execute a run directory, record its outcome, and return it with the summary, which only the first node has.
 
-    ConfigError and AlreadyRunning mean that nothing was started.
-
-    Args:
-        force: continue from a checkpoint even if keys changed that affect the result.
-        display: shows the run as one of several; None for a single run.
+    `force` continues from a checkpoint even if keys changed that affect the result. `display` shows the run as one of several.
+    Raise ConfigError or AlreadyRunning if nothing was started.
     """
     try:
         experiment = check(read_config(run_dir))
