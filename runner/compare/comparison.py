@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from meshrunner.recipes.config_keys import flatten
+from meshrunner.recipes.config_keys import same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import Keys, first_of, row_name, text
@@ -67,7 +67,7 @@ class Row:
 
     def measured(self, figure: Figure) -> list[float]:
         """Return a figure of every completed run that has it."""
-        return [value for run in self.completed if (value := run.figure(figure.summary_keys[0])) is not None]
+        return [value for run in self.completed if (value := run.figures.get(figure.summary_keys[0])) is not None]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,6 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """The runs of all rows."""
         return [run for row in self.rows for run in row.runs]
 
     def name(self, row: Row) -> str:
@@ -120,10 +119,9 @@ class Comparison:
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     """
-    Merge repeats into rows, sort them, and compare each with the row equal in every varying key but the baseline's.
+    Merge repeats into rows, sort them, and compare each with the row equal in every varying key but the baseline's, `key=value`.
 
-    `baseline` is the `key=value` of the rows to compare with. Raises ConfigError if its key does not vary, or no row has its
-    value.
+    Raises ConfigError if the baseline's key does not vary, or no row has its value.
     """
     keys = Keys(runs)
     merged: dict[str, list[Run]] = {}
@@ -138,16 +136,17 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
     against = [_compared(row, partners[i], speed) if i in partners else None for i, row in enumerate(rows)]
-    remarks = [*keys.remarks, *(_unpaired(names, *chosen) if chosen and not partners else ())]
+    remarks = list(keys.remarks)
+    others = [name for name in names if chosen and name != chosen[0]]
+    if chosen and not partners and others:
+        remarks.append(
+            f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(others, LISTED)}"
+        )
     return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names))
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
-    """
-    Compare the runs of a sweep with those of `sweep.baseline`; raise ConfigError if there are no runs.
-
-    Also returns why the comparison is without that baseline, or None if it is not.
-    """
+    """Compare the runs of a sweep with those of `sweep.baseline`; also return why that is not possible, or None if it is."""
     runs = read_runs([sweep_dir])
     sections = [section for run in runs if isinstance(section := run.config.get("sweep"), dict)]
     baseline = sections[0].get("baseline") if sections else None
@@ -160,27 +159,21 @@ def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
 
 
 def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
-    """Return the key and value of a baseline, the value as rows have it; raise ConfigError if no row does."""
+    """Return the key and value of a baseline, the value as rows have it."""
     key, separator, value = baseline.partition("=")
     if not separator:
         raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
     if key not in names:
-        first = [row.runs[0] for row in rows]
-        same = {name: text(value) for run in first for name, value in (run.choices | flatten(run.config)).items()}
-        if key in same:
-            raise ConfigError(f"--baseline: {key} is {same[key]} in all of these runs. Varying keys: {_listed(names)}")
         raise ConfigError(
             f"--baseline: '{key}' does not vary.{did_you_mean(key, names)} Varying keys: {_listed(names)}"
         )
     known = {text(row.values[key]): row.values[key] for row in rows if key in row.values}
-    if value in known:
-        return key, value
     try:
         given = parse_yaml(value)
     except ValueError:
         given = value
     for name, raw in known.items():
-        if raw == given and type(raw) is not bool:  # 1e-3 is 0.001
+        if name == value or same_value(raw, given):  # 1e-3 is 0.001
             return key, name
     raise ConfigError(f"--baseline: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
 
@@ -220,12 +213,6 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
     return {i: rows[baselines[rest[i]]] for i in readable if baselines.get(rest[i], i) != i}
 
 
-def _unpaired(names: Sequence[str], key: str, value: str) -> list[str]:
-    """Return a remark that no row has this baseline."""
-    others = first_of([name for name in names if name != key], LISTED)
-    return [f"nothing is compared with {key}={value}: no other row has the same {others}"] if others else []
-
-
 def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
     mine, theirs = row.measured(speed), baseline.measured(speed)
     repeats = min(len(mine), len(theirs))
@@ -256,7 +243,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
 
 
 def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """Return the percentage by which the median of values exceeds the baseline's; None if a side has no values."""
+    """Return the percentage by which the median exceeds the baseline's; None if a side has no values."""
     if not values or not baseline or median(baseline) <= 0:
         return None
     return 100 * (median(values) / median(baseline) - 1)

@@ -59,8 +59,8 @@ def _run(run: Run) -> dict[str, Any]:
         "reason": run.reason,
         "seed": run.seed,
         "earlier_layouts": [each.as_json() for each in run.summary.earlier_layouts],
-        WPS.summary_keys[0]: run.figure(WPS.summary_keys[0]),
-        "train/final_loss": run.figure("train/final_loss"),
+        WPS.summary_keys[0]: run.figures.get(WPS.summary_keys[0]),
+        "train/final_loss": run.figures.get("train/final_loss"),
     }
 
 

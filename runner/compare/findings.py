@@ -84,20 +84,20 @@ def _against(comparison: Comparison) -> Iterator[str]:
     for value, pairs in values.items():
         tested = [each for each in pairs if each.p_value is not None]
         gains = [each.speed_pct for each in tested if each.speed_pct is not None]
-        untested = len(pairs) - len(gains)
         if not gains:
             continue  # the first sentence says so
-        noise = sum(bool(each.within_noise) for each in pairs)
+        title, noise = comparison.speed.title, sum(bool(each.within_noise) for each in tested)
         size = f"{median(gains):+.1f}%"
         if len(gains) > 1:
-            size = f"{size} at the median, {min(gains):+.1f}% to {max(gains):+.1f}% over {len(gains)} pairs"
-        sentence = f"{value} against {baseline}: "
+            size += f" at the median, {min(gains):+.1f}% to {max(gains):+.1f}% over {len(gains)} pairs"
         if noise == len(gains):
             repeats = min(each.repeats for each in tested)
-            sentence += f"no difference in {comparison.speed.title} beyond the noise of {repeats} repeats ({size})"
+            gain = f"no difference in {title} beyond the noise of {repeats} repeats ({size})"
         else:
-            sentence += f"{comparison.speed.title} {size}" + (f", of which {noise} within noise" if noise else "")
-        yield sentence + (f"; {_count(untested, 'more pair')} not tested" if untested else "")
+            gain = f"{title} {size}" + (f", of which {noise} within noise" if noise else "")
+        untested = len(pairs) - len(tested)
+        more = f"; {_count(untested, 'more pair')} not tested" if untested else ""
+        yield f"{value} against {baseline}: {gain}{more}"
 
 
 def _losses(comparison: Comparison) -> str:
@@ -158,10 +158,9 @@ class _Pattern(NamedTuple):
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
     """
-    Return descriptions that match some rows and none of the others, each with the number of rows that it matches.
+    Return (number of rows, description) pairs that together match all rows and none of the others; [] if there are none.
 
-    One description if a conjunction of patterns, one per key, matches all rows. Otherwise up to MAX_PARTS, one for each value
-    of some key. [] if neither tells the rows from the others.
+    One pair if a conjunction of patterns, one per key, matches all rows; otherwise up to MAX_PARTS, one per value of some key.
     """
     if not rows or not others:
         return []

@@ -9,6 +9,7 @@ from typing import Any
 from meshrunner.recipes.config_keys import affected_by, flatten
 from meshrunner.recipes.option import Affects
 from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.rundir import key_of
 
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
 """Effects of the keys that tell runs apart. Runs that differ in no such key are repeats of each other."""
@@ -18,7 +19,7 @@ FOLLOWS = {"optimizer.lr": "model"}
 
 
 def _text_hash(run: Run) -> str | None:
-    """Return a hash of the tokenizer and the beginning of the text, in eight digits; None for data without text."""
+    """Return a short hash of the tokenizer and the beginning of the text; None for data without text."""
     data = run.summary.data or {}
     if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
@@ -57,11 +58,10 @@ def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 class Keys:
     """
-    The settings that vary between the given runs.
+    The settings that vary between runs: groups of which the options differ, single keys, and facts (device, versions).
 
-    If the options of a group differ, the group's name is a key and the option's name its value. A key inside the group is
-    added only if it varies between runs with the same option, or if the user set it. A fact (device, versions) is a key if
-    runs with equal configurations differ in it; otherwise a fact that varies is in `remarks`.
+    A key inside such a group is added only if it varies between runs with the same option, or if the user set it. A fact is
+    added if runs with equal configurations differ in it; otherwise a fact that varies is in `remarks`.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -79,7 +79,7 @@ class Keys:
         chosen = dict.fromkeys(group for run in known for group in run.config if group in run.choices)
         groups = [group for group in chosen if _differ((None, _option(run, group)) for run in known)]
         self._groups = frozenset(groups)
-        typed = set[str]().union(*(run.typed for run in known))
+        typed = {key_of(override) for run in known for override in run.task}
         shown = []
         for name in differing:
             around = (name.partition(".")[0], FOLLOWS.get(name))

@@ -17,10 +17,9 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     Return the two-sided p-value of Welch's t-test; None with fewer than REPEATS values on a side.
 
-    It is the probability of a difference between the means at least as large if there is none. Each value is one run's median
-    speed: the test is about noise between runs, because the steps of one run are not independent. Variances may differ, because
-    layouts jitter differently. A permutation test cannot replace it: with 3 runs on each side, its p-value is at least 0.1. The
-    p-value is not corrected for the number of rows.
+    Each value is one run's median speed: the steps of one run are not independent. Variances may differ, because layouts jitter
+    differently. A permutation test cannot replace it: with 3 runs on each side, its p-value is at least 0.1. The p-value is not
+    corrected for the number of rows.
     """
     if min(len(a), len(b)) < REPEATS:
         return None
@@ -28,9 +27,7 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
     share_a, share_b = variance(a) / len(a), variance(b) / len(b)
     if share_a + share_b <= 0:
         return 1.0 if difference == 0 else 0.0
-    from scipy.special import (
-        stdtr,
-    )  # here: it takes longer to import than most tables; scipy.stats takes four times as long
+    from scipy.special import stdtr  # importing it takes longer than most tables; scipy.stats takes four times as long
 
     t = difference / math.sqrt(share_a + share_b)
     freedom = (share_a + share_b) ** 2 / (share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1))  # Welch-Satterthwaite

@@ -80,11 +80,10 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
 
 
 def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
-    found: dict[Any, list[Run]] = {}
-    for run in runs:
-        if run.state == "completed":
-            found.setdefault(run.seed, []).append(run)
-    return found
+    completed = [run for run in runs if run.state == "completed"]
+    return {
+        seed: [run for run in completed if run.seed == seed] for seed in dict.fromkeys(run.seed for run in completed)
+    }
 
 
 def _incomparable(a: Run, b: Run) -> str:

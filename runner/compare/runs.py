@@ -22,7 +22,6 @@ from meshrunner.runner.rundir import (
     StepRow,
     Summary,
     inspect,
-    key_of,
     load_config,
     load_overrides,
     only_of_completed,
@@ -68,11 +67,6 @@ class Run:
         found = self.records.get(kind)
         return found if isinstance(found, kind) else kind()
 
-    @property
-    def typed(self) -> set[str]:
-        """Keys that the user gave a value."""
-        return set(map(key_of, self.task))
-
     @cached_property
     def events(self) -> list[StepRow]:
         """One row per step; [] if there are none or the run is damaged."""
@@ -89,7 +83,6 @@ class Run:
 
     @property
     def environment(self) -> Environment:
-        """The content of environment.json."""
         return self.record(Environment)
 
     @cached_property
@@ -105,12 +98,7 @@ class Run:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """The figures of the summary."""
         return self.summary.figures
-
-    def figure(self, key: str) -> float | None:
-        """Return a figure of the summary; None if it is unknown."""
-        return self.figures.get(key)
 
     @property
     def precision(self) -> str:
@@ -121,14 +109,13 @@ class Run:
 
     @property
     def seed(self) -> Any:
-        """The seed of the run."""
         seed = self.config.get("seed")
         return seed if isinstance(seed, int) else str(seed)
 
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
     """
-    Return the runs in run and sweep directories, each once, in the order given and then by name. Warn about damaged sweep.json.
+    Return the runs in run and sweep directories, each once, in the order given and then by name.
 
     `read` is `read_run` or `glance`. Raises ConfigError if a directory does not exist, or is not a run and holds none.
     """
@@ -162,14 +149,13 @@ def read_run(path: Path) -> Run:
     run = _read_records(path)
     if not is_run(path):
         return run
+    name = CONFIG
     try:
         run = replace(run, config=load_config(path))
-    except (OSError, ValueError) as error:
-        return _damaged(run, CONFIG, error)
-    try:
+        name = OVERRIDES  # without them, columns are named after keys, not options
         overrides = load_overrides(path)
-    except (OSError, ValueError) as error:  # without them, columns are named after keys, not options
-        return _damaged(run, OVERRIDES, error)
+    except (OSError, ValueError) as error:
+        return _damaged(run, name, error)
     return replace(run, choices=overrides.choices, task=overrides.task)
 
 

@@ -95,10 +95,9 @@ def parsed(typed: str) -> Filter:
 
 def named(name: str, fields: Mapping[str, Field], option: str) -> str:
     """
-    Return the full name of a field, given its full name or its last part.
+    Return the full name of a field, given its full name or its last part; raise ConfigError if it is unknown or ambiguous.
 
-    A short name means a key that varies rather than a constant, and the measured figure rather than the predicted one. Raises
-    ConfigError, which begins with `option`, if no field or several fields have that name.
+    A short name means a key that varies rather than a constant, and the measured figure rather than the predicted one.
     """
     if name in fields:
         return name
@@ -120,7 +119,7 @@ def named(name: str, fields: Mapping[str, Field], option: str) -> str:
 
 
 def last_part(name: str) -> str:
-    """Return the last part of a name: `lr` for `optimizer.lr`, `wps` for `perf/wps`."""
+    """Return `lr` for `optimizer.lr`, `wps` for `perf/wps`."""
     return re.split(r"[./]", name)[-1]
 
 
@@ -139,7 +138,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
     """
     Return the numbers of rows sorted by a field, best or smallest first; in reverse if its name begins with a minus.
 
-    Numbers come before text, and rows without a value are always last. Raises ConfigError if there is no such field.
+    Numbers come before text, and rows without a value are always last.
     """
     field = fields[named(by.removeprefix("-"), fields, "--sort")]
 
@@ -156,11 +155,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """
-    Return a comparison of the chosen rows in the chosen order. Their comparisons with baselines do not change.
-
-    `top` rows are kept: the first by `sort`, or the fastest. Raises ConfigError if no row meets the conditions.
-    """
+    """Return the first `top` rows that meet all conditions, by `sort` or else speed; raise ConfigError if no row does."""
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")

@@ -122,7 +122,7 @@ def _read(path: Path) -> Entry:
         states[run.state] += 1
         if run.state not in ("damaged", "missing") and (started := read_status(run_dir).started):
             starts.append(started)
-        if run.state == "completed" and (wps := run.figure(WPS.summary_keys[0])) is not None:
+        if run.state == "completed" and (wps := run.figures.get(WPS.summary_keys[0])) is not None:
             speeds.append(wps)
     try:
         written = (path / (SWEEP if is_sweep(path) else CONFIG)).lstat().st_mtime

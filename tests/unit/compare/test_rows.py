@@ -165,7 +165,7 @@ def test_a_baseline_may_be_a_number_in_any_spelling(tmp_path: Path) -> None:
     [
         ("paralelism=fsdp1", "Did you mean 'parallelism'"),
         ("parallelism=fspd1", "Did you mean 'fsdp1'.*Known: fsdp1, fsdp2"),
-        ("steps=4", "steps is 4 in all"),
+        ("steps=4", "'steps' does not vary"),
         ("parallelism", "KEY=VALUE"),
         ("parallelism={", "no row has"),
     ],
