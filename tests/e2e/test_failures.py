@@ -565,7 +565,7 @@ def test_memory_stays_small(folder: Path) -> None:
 DIRECTORIES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "no such directory": (Path.rmdir, ["no such directory"]),
     "no config.yaml": (lambda place: None, ["not a run directory", "no config.yaml"]),
-    "broken YAML": (lambda place: (place / "config.yaml").write_text("steps: ["), ["config.yaml", "line 1"]),
+    "broken YAML": (lambda place: (place / "config.yaml").write_text("steps: [}"), ["config.yaml", "line 1"]),
     "a list": (lambda place: (place / "config.yaml").write_text("- steps\n"), ["config.yaml", "not a mapping"]),
     "a sentence": (lambda place: (place / "config.yaml").write_text("hello"), ["config.yaml", "not a mapping"]),
     "not text": (lambda place: (place / "config.yaml").write_bytes(b"\xdc\xff\x00"), ["config.yaml", "cannot be read"]),
