@@ -41,8 +41,9 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     `force` continues from a checkpoint even if keys changed that affect the result. `display` shows the run as one of several.
     Raise ConfigError or AlreadyRunning if nothing was started.
     """
+    config = read_config(run_dir)
     try:
-        experiment = check(read_config(run_dir))
+        experiment = check(config)
     except ConfigError as wrong:
         raise ConfigError(f"{run_dir / CONFIG}:\n{wrong}") from None
     warm(experiment.launch.env)  # first: it replaces a forkserver that was started without these variables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -14,6 +15,7 @@ from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core import plugins, singleton
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
@@ -22,6 +24,8 @@ from meshrunner.recipes.errors import ConfigError
 __all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config_search_path", "get_args_parser"]
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
+"""Hydra's modules that import its plugins."""
 
 
 def select_behaviour() -> None:
@@ -42,8 +46,9 @@ def load_plugins() -> None:
     try:
         Plugins.instance()
     except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1].filename
-        file = error.filename if isinstance(error, SyntaxError) else last
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        own = [file for file in files if Path(file).is_file() and file not in (__file__, *IMPORT_PLUGINS)]
+        file = error.filename if isinstance(error, SyntaxError) else next(iter(own), "")
         raise ConfigError(
             f"the Hydra plugin {file} cannot be imported: {type(error).__name__}: {error}; fix or uninstall it"
         ) from None
