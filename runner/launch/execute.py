@@ -38,8 +38,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
     """
     Execute a run directory, record its outcome, and return it with the summary, which only the first node has.
 
-    `force` continues from a checkpoint even if keys changed that affect the result. `display` shows the run as one of several.
-    Raise ConfigError or AlreadyRunning if nothing was started.
+    ConfigError and AlreadyRunning mean that nothing was started. `force` continues after changes that affect the result.
     """
     config = read_config(run_dir)
     try:
