@@ -62,7 +62,11 @@ def spread(values: list[float], form: str = ".2f") -> str:
 
 
 def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
-    """Run meshrunner with the loop's units: the blocks and the root. Its default adds the embedding and the projection."""
+    """
+    Run meshrunner with the wrapped units of the plain loop: the blocks and the root.
+
+    By default, meshrunner also wraps the embedding and the output projection.
+    """
     return meshrunner(steps, folder, "wrap=rules")
 
 

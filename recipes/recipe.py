@@ -67,7 +67,11 @@ class Recipe(Section):
     """Global norm to clip gradients to; null: no clipping."""
 
     def accumulation(self, data_ranks: int) -> tuple[int, int]:
-        """Return (sequences per step, micro batches per rank and step). Raises ConfigError with the arithmetic."""
+        """
+        Return (sequences per step, micro batches per rank and step).
+
+        Raise ConfigError if global_batch is not a multiple of the sequences that all ranks process in one pass.
+        """
         per_pass = self.micro_batch * data_ranks
         total = per_pass if self.global_batch is None else self.global_batch
         if total % per_pass:

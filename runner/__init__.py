@@ -3,5 +3,6 @@
     cli > verbs > sweep > launch, predict > calibrate > slurm, measure > config > profiler, trackers > compare > rundir
         > ledger > figures > commands > process, console
 
-Each room imports only rooms to its right, and all may import `recipes`. `pyproject.toml` has the complete order.
+Each package imports only packages to its right, and all may import `recipes`. The import contracts in `pyproject.toml` contain
+the complete order.
 """

@@ -131,7 +131,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return verbs, groups and sections; once a word is begun also keys, and after an equals sign options."""
+    """Return verbs, groups and sections; also keys if the word is not empty. After `GROUP=`, return the group's options."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key

@@ -1,5 +1,5 @@
 """
-Prints text, warnings, the names of slow work and tables, which are as wide as the terminal and uncut when piped.
+Prints text, warnings, tables and the names of slow work. Tables are as wide as the terminal, and uncut when piped.
 
 Text is never interpreted as markup, and its control characters are escaped: it may come from files or the environment.
 This module imports little, to keep `meshrunner --help` fast.

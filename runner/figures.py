@@ -110,7 +110,7 @@ class Figure(NamedTuple):
 # fmt: off
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
-           "tokens of the step / (its wall-clock time x devices). The time between two read-outs, reading out included and "
+           "tokens of the step / (its wall-clock time x devices). The time between two readings of metrics, reading included and "
            "checkpoints excluded, is divided among the steps in proportion to `perf/step_time_s`", higher_is_better=True),
     Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
            "`perf/wps` as `sweep.preflight` predicted it before the run started", higher_is_better=True, predicts="perf/wps"),
@@ -141,7 +141,7 @@ FIGURES: tuple[Figure, ...] = (
            unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "from the end of the previous step to the end of this one on the slowest rank, between events on CUDA. Waiting for "
-           "data is included; reading out and saving are excluded", over_ranks="max", by_rank=True),
+           "data is included; reading metrics and saving are excluded", over_ranks="max", by_rank=True),
     Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "the part of it spent waiting for the next batch",
            over_ranks="max", by_rank=True),
     Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks",
@@ -225,7 +225,7 @@ def speed_figure(summaries: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def by_rank(key: str) -> str:
-    """Return the key in summary.json of the list that holds each rank's value of a figure."""
+    """Return the summary.json key under which a figure has one value per rank."""
     return f"{key}_by_rank"
 
 

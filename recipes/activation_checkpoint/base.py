@@ -110,7 +110,7 @@ class SelectiveLayer(Recompute):
     """Every k-th block is recomputed, the others save all their activations."""
 
     every: Count
-    """One in this many blocks is recomputed, beginning with the first; 1: all blocks."""
+    """Interval between recomputed blocks, beginning with the first: 1 recomputes all, 2 every second block."""
 
     def recomputes(self, block: int) -> bool:
         return block % self.every == 0
@@ -122,7 +122,7 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops, without the overload: `aten.mm`."""
     every: Count = 1
-    """One in this many calls per block is saved, beginning with the first; 1: all. torchtitan saves every second mm."""
+    """Interval between saved calls in a block, beginning with the first: 1 saves all. torchtitan saves every second `mm`."""
 
 
 class SelectiveOp(Recompute):

@@ -1,4 +1,8 @@
-"""Text of every Python installation, which differs between Python versions: the language reference and library sources."""
+"""
+Text that comes with every Python installation: the language reference and library sources.
+
+The text differs between Python versions.
+"""
 
 from __future__ import annotations
 

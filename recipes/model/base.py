@@ -78,7 +78,7 @@ class Model(Option):
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """Return the values of the keys that `on` resolves."""
+        """Return key -> resolved value, for the keys that `on` resolves."""
         return {}
 
     @property
@@ -87,11 +87,11 @@ class Model(Option):
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """Return this model with another number of blocks, alike after the leading ones; None if its depth is fixed."""
+        """Return this model with `blocks` blocks, identical after the leading ones; None if its depth is fixed."""
         return None
 
     def first(self, blocks: int) -> Self | None:
-        """Return this model cut to its first `blocks` blocks, more than `first_blocks`; None if it cannot be cut."""
+        """Return this model cut to its first `blocks` blocks, or None if it cannot be cut. `blocks` exceeds `first_blocks`."""
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:

@@ -119,9 +119,10 @@ class Comparison:
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     """
-    Merge repeats into rows, sort them, and compare each with the row equal in every varying key but the baseline's, `key=value`.
+    Merge repeats into rows, sort the rows, and compare each with its baseline.
 
-    Raises ConfigError if the baseline's key does not vary, or no row has its value.
+    `baseline` is `key=value`: the baseline of a row has this value, and equals the row in every other varying key. Raise
+    ConfigError if the key does not vary, or no row has the value.
     """
     keys = Keys(runs)
     merged: dict[str, list[Run]] = {}

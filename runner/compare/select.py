@@ -59,7 +59,7 @@ class Filter(NamedTuple):
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if the condition names a value that is not among these, or orders values that are no numbers."""
+        """Raise ConfigError if the condition names a value that is not among these, or orders values that are not numbers."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -74,7 +74,7 @@ class Filter(NamedTuple):
 
 
 def _is(value: Any, given: Any) -> bool:
-    """Return whether a value equals a typed one: 0.001 equals 1e-3, and `null` both null and an option of that name."""
+    """Return whether a value equals a typed one: 1e-3 equals 0.001, and `null` equals both null and an option named null."""
     return same_value(value, given) or (isinstance(value, str) and value == text(given))
 
 

@@ -94,9 +94,9 @@ class Sweep(Section):
     baseline: str | None
     """Setting that other rows of the table are compared with: `parallelism=fsdp1`."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Interleaved runs of every combination. Their differences give an estimate of the noise."""
+    """Number of interleaved runs per combination. Their differences give an estimate of the noise."""
     seeds: Annotated[int, whole(at_most=1000)]
-    """Seeds of every combination, from `seed` on. Their differences give an estimate of the noise of seeds."""
+    """Number of seeds per combination, counting up from `seed`. Their differences give an estimate of the noise of seeds."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
     """Maximum retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]

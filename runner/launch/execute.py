@@ -36,7 +36,7 @@ _executions = count()
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory, record its outcome, and return it with the summary, which only the first node has.
+    Execute a run directory and record its outcome. Return the outcome and the summary, which is None on all nodes but the first.
 
     ConfigError and AlreadyRunning mean that nothing was started. `force` continues after changes that affect the result.
     """
@@ -139,7 +139,8 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
     """
     Write environment.json, prepare the data, launch the workers and return the outcome.
 
-    `continued` is the experiment as it continues from a checkpoint; `same_data` refuses other data than it was trained on.
+    `continued` is the experiment as it continues from a checkpoint. `same_data` requires the data that the run
+    was trained on so far; other data raise ConfigError.
     """
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))

@@ -68,7 +68,7 @@ class Preemption:
         self._signal = number
 
     def interrupt(self) -> bool:
-        """Request the run to save a checkpoint and end. Return False if it saves none. Safe in a signal handler."""
+        """Ask the workers to save a checkpoint and end. Return False if the run saves none. Safe in a signal handler."""
         if self.shared is None or not self.saves:
             return False
         self.interrupted = True

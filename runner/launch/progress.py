@@ -51,7 +51,7 @@ class ProgressLine:
     """The Display of a single run: its newest row, or the current phase. A context manager."""
 
     def __init__(self, steps: int, run_dir: Path) -> None:
-        """Start behind the rows of earlier attempts."""
+        """Skip the rows of earlier attempts."""
         from rich.live import Live
 
         self.steps = steps

@@ -46,7 +46,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
 
 
 def row_cells(summary: Summary) -> dict[str, str]:
-    """Return the columns of a run, title -> text. An unknown median is a dash; other unknown figures have no column."""
+    """Return the columns of a run, title -> text. An unknown median is shown as a dash; other unknown figures are omitted."""
     cells = {figure: figure.cell([summary.figures]) for figure in table_figures()}
     medians = {figure for figure in cells if "median" in figure.over_steps and not figure.optional}
     kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or figure in medians}

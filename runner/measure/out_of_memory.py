@@ -21,7 +21,7 @@ ON_DEVICE = re.compile(
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
-"""Messages of device allocators. Triton's "out of resource" is another error: a kernel exceeds the limits of a block."""
+"""Messages of device allocators. Triton's "out of resource" is excluded: a kernel exceeds the limits of a block."""
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 PARTS = {
@@ -41,9 +41,10 @@ class MemoryRanOut(Exception):
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
     """
-    Explain an out-of-memory error: `out of host memory in step 3 (forward of layers.1): 2.00 GiB more were asked for`.
+    Explain an out-of-memory error: `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`.
 
-    Return None if neither the error nor its causes are one; compilers wrap exceptions. `step` is 0 before the first.
+    Return None if neither the error nor any of its causes is an out-of-memory error. Causes count because compilers wrap
+    exceptions. `step` is 0 before the first step.
     """
     if isinstance(error, MemoryRanOut):
         return error
@@ -61,11 +62,11 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 def _amount(message: str) -> str:
     """Return the requested bytes from torch's message, or else the line that reports the failure."""
     if found := ON_CPU.search(message):
-        return f": {int(found[1]) / GIB:.2f} GiB more were asked for" if found[1] else ""
+        return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):
         capacity = CAPACITY.search(message)
         free = f", {capacity[2]} of the device's {capacity[1]} were free" if capacity else ""
-        return f": {found[1]} more were asked for{free}"
+        return f": tried to allocate {found[1]}{free}"
     lines = message.strip().splitlines()
     return f": {next(filter(ON_DEVICE.search, lines), lines[0])}" if lines else ""
 

@@ -19,7 +19,7 @@ OVER_RANKS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "max":
 
 @dataclass
 class Step:
-    """A completed step that was not read out yet."""
+    """A completed step whose metrics were not read yet."""
 
     number: int
     loss: Tensor
@@ -58,9 +58,9 @@ class Rows:
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
     ) -> list[dict[str, Any]]:
         """
-        Return the rows of the steps between two read-outs, without memory figures.
+        Return the rows of the steps between two readings of metrics, without memory figures.
 
-        The whole time between two read-outs, `window`, is divided among its steps in proportion to their step times, so that
+        The whole time between two readings, `window`, is divided among its steps in proportion to their step times, so that
         tokens = speed x time holds for the run: WPS = tokens of the step / (its part of that time x devices).
         MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks`: [ranks, steps, RANK_KEYS + observed figures].
         `times`: when the device completed each step.
@@ -99,7 +99,7 @@ def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
 
 
 class ByRank:
-    """Sums of each rank's times over the measured steps, on rank 0, which has every rank's values after a read-out."""
+    """Sums of each rank's times over the measured steps, on rank 0, which has every rank's values after each reading."""
 
     def __init__(self, world_size: int) -> None:
         self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)

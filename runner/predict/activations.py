@@ -25,7 +25,7 @@ class KeptActivations(NamedTuple):
     nbytes: int
     """Bytes on one device; unsharded parameters do not count."""
     operators: dict[str, tuple[int, int]]
-    """Operator, such as `mm` -> (results kept, results that had memory); only operators with a result that is kept."""
+    """Operator, such as `mm` -> (results kept, results allocated). Operators of which no result is kept are left out."""
 
 
 class BlockKind(NamedTuple):

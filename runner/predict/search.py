@@ -45,7 +45,7 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> LargestThatFits:
-    """Find the largest value of a key with which a run fits; raises ConfigError if no whole number is allowed."""
+    """Find the largest value of a key with which a run fits; raise ConfigError if no whole number is allowed."""
     found: dict[int, Forecast] = {}
 
     def allowed(value: int) -> bool:

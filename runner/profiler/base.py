@@ -135,7 +135,7 @@ class Session:
         """Called before a step."""
 
     def pause(self) -> None:
-        """Called when no step runs until the next `step_begins`."""
+        """Close the contexts of the current step. Called before any work outside of steps."""
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
@@ -155,7 +155,7 @@ class Session:
             self.begin()
 
     def warm_up(self) -> None:
-        """Begin the warm-up with `next_step`. Not called if the window begins with the first step."""
+        """Begin the warm-up with `next_step`. Not called if the window begins with the attempt's first step."""
 
     def begin(self) -> None:
         """Begin the window with `next_step`."""

@@ -68,7 +68,11 @@ def shares(events: list[Event]) -> Shares | None:
 
 
 def _activity(busy: Counter[Lane]) -> str:
-    """Return what a moment counts as. An operator inside a collective, on the same thread, is part of it."""
+    """
+    Return the activity of a moment: COMPUTE, COMMUNICATION or IDLE.
+
+    An operator that runs inside a collective on the same thread counts as communication.
+    """
     lanes = [lane for lane, count in busy.items() if count]
     if any(kind == COMPUTE and not busy[COMMUNICATION, thread] for kind, thread in lanes):
         return COMPUTE

@@ -89,7 +89,7 @@ def read_events(run_dir: Path) -> list[StepRow]:
     """
     Return one row per step, in order.
 
-    A resumed run repeats the steps after its checkpoint: its first row makes all earlier rows from that step on out of date.
+    A resumed run repeats the steps after its checkpoint. Its rows replace all earlier rows of the same and later steps.
     """
     rows: list[StepRow] = []
     for row in Tail(run_dir / EVENTS).read():

@@ -1,4 +1,8 @@
-"""The JSON files of a run directory as typed records. Reading, writing, defaults and the checks for damage follow from them."""
+"""
+The JSON files of a run directory as typed records.
+
+The fields of a record define how its file is read, written and checked for damage, and the defaults of missing keys.
+"""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def read_layouts(run_dir: Path) -> list[Layout]:
 def split_by_layout(
     rows: Sequence[StepRow], layouts: Sequence[Layout]
 ) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
-    """Return the rows of the last layout that has any, and the layouts of the steps before them."""
+    """Return the rows of the newest layout that has rows, and the layouts under which the earlier steps ran."""
 
     def place(row: StepRow) -> int:
         return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: not on record

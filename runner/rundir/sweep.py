@@ -16,9 +16,9 @@ from meshrunner.runner.rundir.records import JsonFile, Text, unreadable
 from meshrunner.runner.rundir.run import key_of
 
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
-"""The name of a run directory begins with the number of its combination."""
+"""Number of the combination, at the beginning of a run directory's name."""
 REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
-"""It ends with what distinguishes the runs of one combination."""
+"""Seed and repeat, at the end of the name. They distinguish the runs of one combination."""
 IN_TITLE = 4
 """Varying keys that the title of a sweep names."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")

@@ -44,7 +44,7 @@ def _time(value: Any) -> Any:
 
 
 class Slurm(Section):
-    """The request that is made to SLURM, and how jobs are started on the nodes."""
+    """The resources requested from SLURM, and how jobs are started on the nodes."""
 
     partition: str | None
     """Partition of the jobs; null: the cluster's default. The same holds for account, qos and constraint."""
@@ -60,7 +60,7 @@ class Slurm(Section):
     """GPUs to request on each node; null: launch.workers (auto: the hardware's GPUs per node) if `hardware` names a GPU."""
     cpus_per_task: CountOrNull
     """
-    CPUs of the one task on each node, which starts all workers of the node.
+    CPUs per node. One task on each node starts all of its workers.
 
     null: the whole node with its memory (`--exclusive --mem=0`) if the run uses all its GPUs, else `cpus_per_gpu`. Options for
     CPUs or memory in `extra` replace either.
@@ -114,7 +114,7 @@ class Slurm(Section):
         return replace(composed, config=composed.config | {"launch": launch | {"nodes": self.nodes}})
 
     def fit(self, experiment: Experiment) -> None:
-        """Raise ConfigError if a placed run has another number of nodes."""
+        """Raise ConfigError if launch.nodes of an existing run directory differs from `nodes`."""
         if self.nodes is not None and self.nodes != experiment.launch.nodes:
             raise ConfigError(
                 f"hydra.launcher.nodes({self.nodes}): the run directory has launch.nodes({experiment.launch.nodes}). "

@@ -391,7 +391,7 @@ def test_out_of_memory(rank: int, folder: Path) -> None:
     ended = failed("model.kind=faulty:TakesMemory", *limits, cwd=folder, state="oom")
     error = read(folder / "out" / "error.json")
     assert error["rank"] in ([1] if rank == 1 else [0, 1]), ended
-    assert re.search(r"out of host memory in step 2 \(forward\): 0.25 GiB more were asked for", error["message"]), error
+    assert re.search(r"out of host memory in step 2 \(forward\): tried to allocate 0.25 GiB", error["message"]), error
     assert "can't allocate memory" in error["traceback"]
 
 

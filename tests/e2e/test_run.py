@@ -131,8 +131,8 @@ def test_reading_out_less_often_loses_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tokens_are_speed_times_time_however_slow_a_read_out_is(tmp_path: Path) -> None:
-    """Three steps to a read-out, in which every row takes its time to write; a checkpoint in between is a figure apart."""
+def test_wps_accounts_for_slow_writing_of_rows(tmp_path: Path) -> None:
+    """With three steps per reading and slow writes, WPS includes the writing. Saving a checkpoint has its own figure."""
     own_classes(tmp_path)
     overrides = ("steps=9", "log_every=3", "checkpoint=dcp", "checkpoint.every=5", "launch.workers=2")
     rows, summary = run(tmp_path / "out", *SMALL, *overrides, "model.kind=faulty:SlowReadOut", "+model.seconds=0.1")
@@ -140,7 +140,7 @@ def test_tokens_are_speed_times_time_however_slow_a_read_out_is(tmp_path: Path) 
     took, writing = rows[-1]["time"] - rows[0]["time"], 0.1 * 6  # the rows of steps 1 to 6; those of 7 to 9 come after
     saving = rows[5]["perf/checkpoint_time_s"]
     assert counted_s(rows[1:], 12 * 34 / 2) == pytest.approx(took, rel=0.01)
-    assert counted_s(rows[1:], 12 * 34 / 2) - saving >= writing, "reading out counts"
+    assert counted_s(rows[1:], 12 * 34 / 2) - saving >= writing, "writing rows counts"
     assert summary["perf/checkpoint_time_s"] > 0, "also of the last save"
 
 

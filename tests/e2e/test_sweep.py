@@ -188,7 +188,7 @@ FATES = {
     "3": ("failed", "rank 1 was killed by signal SIGSEGV"),
     "5": ("timeout", "no step was completed within launch.timeout_minutes(0.1): rank 1 hangs in step 2"),
     "7": ("failed", "rank 1 was killed by signal SIGKILL"),
-    "9": ("oom", "out of host memory in step 2 (forward): 4.00 GiB more"),
+    "9": ("oom", "out of host memory in step 2 (forward): tried to allocate 4.00 GiB"),
     "11": ("skipped", "shard(3) x replicate(1) x tensor(1) = 3, but launch.nodes(1) x launch.workers(2) = 2"),
 }
 """Jobs of twelve, and what becomes of them; the other six complete."""

@@ -59,9 +59,9 @@ class MultiToken(Section):
     """Prediction of further tokens by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
-    """Further tokens that are predicted, each by a module of attention and a feed-forward network."""
+    """Number of further tokens to predict. Each has its own module: attention and a feed-forward network."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of their mean loss, `train/mtp_loss`, in the loss that is trained on; `train/loss` does not include it."""
+    """Weight of the mean loss of these tokens, `train/mtp_loss`, in the training objective. `train/loss` does not include it."""
 
 
 class Hybrid(Decoder):
@@ -70,7 +70,7 @@ class Hybrid(Decoder):
     pattern: Annotated[str, Field(min_length=1, max_length=2_000)]
     """One letter per block, each with a norm and a residual: M Mamba-2, * attention, - feed-forward, E experts."""
     head_dim: Count
-    """Width of one head of attention."""
+    """Width of one attention head."""
     ffn: Literal["swiglu", "relu2"] = "swiglu"
     """Feed-forward networks: SwiGLU, or a squared ReLU between two linear layers (So et al. 2021). Experts are SwiGLU."""
     mamba: MambaConfig | None = None

@@ -63,7 +63,11 @@ class CausalConvolution(nn.Module):
 
 
 class Scan(nn.Module):
-    """Everything between the projections: convolutions, the recurrence, and the gated norm, each by heads or groups."""
+    """
+    The layers between the projections: convolutions, the recurrence and the gated norm.
+
+    None of them mixes heads of different groups, so tensor parallelism can split them.
+    """
 
     def __init__(self, config: MambaConfig, norm_eps: float) -> None:
         super().__init__()

@@ -121,8 +121,8 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     """
     Return the losses and step times of a row, thinned out, and a histogram of the times.
 
-    Both are medians over the completed repeats, or over all if none completed. Times are those of measured steps. A curve
-    refers to its steps by their number in `axes`, to which new lists of steps are added.
+    Both are medians over the completed repeats, or over all if none completed. Times are those of measured steps.
+    Curves share their lists of steps: `axes` maps each list to an index, which a curve stores. New lists are added to `axes`.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [measured_rows(run.events, run.measure_after) for run in row.counted]

@@ -110,7 +110,7 @@ def _reasons(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    """Return the table. Each row begins with its number, and with its name for screens too narrow for the keys."""
+    """Return the table. Each row begins with its number and its name. Narrow screens show the name instead of the keys."""
     table = columns(comparison)
     keys = len(comparison.keys) or 1
     head = "".join(

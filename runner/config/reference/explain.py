@@ -45,7 +45,7 @@ def explain_keys(keys: list[Key], every: list[Key]) -> str:
 
 
 def default_of(key: Key, chosen: str | None = None) -> str:
-    """Return the default of a key in words, for the chosen option or for all options that have it."""
+    """Describe the default of a key in words, for the chosen option or for all options that have it."""
     alike: dict[str, list[str]] = {}
     defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
@@ -58,7 +58,7 @@ def default_of(key: Key, chosen: str | None = None) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value of a YAML file in words."""
+    """Describe a value of a YAML file in words."""
     if value == "???":
         return "none; you must set it"
     if picked := list(shipped.picked(value)):
@@ -131,6 +131,6 @@ def _cut(text: str, length: int) -> str:
 
 
 def _is_shown(key: Key, value: Any, keys: list[Key]) -> bool:
-    """Return whether a key has a value of its own, and neither names a class nor stands for the keys below it."""
+    """Return whether to list a key: it has a value, is not `kind`, and is not a mapping whose keys are listed themselves."""
     has_inner = isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)
     return value is not ... and key.field != "kind" and not has_inner

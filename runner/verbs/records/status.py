@@ -83,7 +83,7 @@ def _progress(run: Run) -> list[str]:
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return SLURM's state of the runs that were submitted to it; {} if none was."""
+    """Return `JOB_ID: STATE` for each run that was submitted to SLURM; {} if none was."""
     submitted = [run.path for run in runs if (run.path / SLURM_JOB).is_file()]
     if not submitted:
         return {}

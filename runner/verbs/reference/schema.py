@@ -1,4 +1,4 @@
-"""`meshrunner schema`: print a JSON schema, with which editors complete and check YAML files."""
+"""`meshrunner schema`: print a JSON schema that lets editors complete and check YAML files."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def train(device: Device, folder: Path, *overrides: str, kind: str = "cuda", sav
 
 
 def adds_up(rows: list[dict[str, Any]], first: int, last: int) -> None:
-    """tokens = speed x time, over the steps after `first` up to `last`, both read out."""
+    """tokens = speed x time, over the steps after `first` up to `last`, both of which end a reading."""
     own = [row for row in rows if first < row["step"] <= last]
     counted = sum(TOKENS / (RANKS * row["perf/wps"]) for row in own)
     saved = sum(row["perf/checkpoint_time_s"] for row in own)
@@ -139,7 +139,7 @@ def test_a_step_ends_when_the_device_has_done_it(device: Device, tmp_path: Path)
     assert [row["perf/step_time_s"] for row in rows[2:10]] == pytest.approx([WORK_S] * 8)
 
 
-def test_tokens_are_speed_times_time_however_slow_a_read_out_is(device: Device, tmp_path: Path) -> None:
+def test_wps_accounts_for_slow_reading_of_metrics(device: Device, tmp_path: Path) -> None:
     train(device, tmp_path, "steps=30", "log_every=5")
     rows = read_events(tmp_path)
     adds_up(rows, 1, 30)

@@ -190,7 +190,7 @@ def test_a_resumed_run_records_the_batch_of_its_checkpoint() -> None:
     found = resolved(continued, NodeDevices("cuda", 3, 4))
     assert (found["parallelism.replicate"], found["global_batch"], found["hardware.kind"]) == (3, 24, "gpu")
     assert found["parallelism.reshard_after_forward"] == "never"
-    assert found["log_every"] == 10, "each read-out waits for the device"
+    assert found["log_every"] == 10, "each reading waits for the device"
     assert resolved(experiment("log_every=3"), NodeDevices("cuda", 2, 4))["log_every"] == 3
 
 
