@@ -1,4 +1,4 @@
 """Compare run directories: the settings that vary, a row per combination, differences and loss verdicts.
 
-The result is a table, JSON, CSV or a page. It follows from files alone: torch is not imported, and no code of a run is executed.
+The result is a table, JSON, CSV or a page. It is computed from files, without importing torch or executing code of a run.
 """

@@ -1,4 +1,4 @@
-"""Format a comparison for people: the columns of the table and the lines below it."""
+"""Format a comparison for people: the columns of the table and the lines below the table."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from meshrunner.runner.rundir import PlacedSweep, Summary
 from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
-"""Mark of a difference that is not tested, because a side has fewer than REPEATS runs. The cell is grey."""
+"""Mark of an untested difference: the row or its baseline has fewer than REPEATS runs. Cells with this mark are grey."""
 LISTED = 8
-"""Maximum rows to name when several share a reason."""
+"""Maximum rows to name per reason."""
 FACT_VALUES = 3
-"""Maximum values to list of a fact that differs between runs."""
+"""Maximum values to list for a fact that differs between runs."""
 FEWEST_STEPS = 3
-"""Fewest measured steps for a reliable speed. The median of one or two steps does not leave out an outlier."""
+"""Fewest measured steps for a reliable speed. The median of one or two steps is affected by an outlier."""
 LONGEST_VALUE = 500
-"""Maximum characters of a setting in the table. --json and --csv do not cut it."""
+"""Maximum characters of a setting in the table. --json and --csv do not shorten settings."""
 
 
 def columns(comparison: Comparison) -> list[Column]:
-    """Return the columns that name a row, then the figures. A column of figures is omitted if all its cells are empty."""
+    """Return the columns of the table: first the varying keys, then the figures. A figure without any value has no column."""
     rows = comparison.rows
     named = [Column(key, [_value(row, key) for row in rows]) for key in comparison.keys]
     named = named or [Column("run", [row.runs[0].path.name for row in rows])]
@@ -55,7 +55,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
-    """Return the numbers of parameters, `7.21 M`; empty cells if all rows have the same."""
+    """Return the number of parameters of each row, `7.21 M`; return empty cells if all rows have the same number."""
     sizes = [row.counted[0].summary.params for row in rows]
     if len({size for size in sizes if size is not None}) < 2:
         return [""] * len(rows)
@@ -75,7 +75,7 @@ def _delta(against: Against | None) -> str:
 
 
 def legend(comparison: Comparison) -> Iterator[str]:
-    """Explain the marks and words that occur in the cells, a line each."""
+    """Yield a line for each mark and word in the cells that needs an explanation."""
     against = [each for each in comparison.against if each is not None]
     tested = [each.within_noise for each in against if each.speed_pct is not None]
     test = f"Welch's t-test over the runs' {comparison.speed.title}, p >= {ALPHA:g}"
@@ -122,7 +122,7 @@ def _few_steps(run: Run) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why rows did not complete or were not measured from the first step, with the rows' names."""
+    """Return a line for each reason why rows did not complete or were measured from a later step. Each line names its rows."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
@@ -137,7 +137,7 @@ def reasons(comparison: Comparison) -> list[str]:
 
 
 def layout_remarks(summary: Summary) -> list[str]:
-    """Return a line for each layout that a run had before its last one."""
+    """Return a line for each layout that a run had before its last layout."""
     found = []
     for earlier in summary.earlier_layouts:
         first, last = earlier.steps
@@ -149,7 +149,7 @@ def layout_remarks(summary: Summary) -> list[str]:
 
 
 def _measured_from(row: Row) -> str:
-    """Return the first step that is in the figures of runs that were resumed under another layout."""
+    """Return `from step 101 on` if runs of the row were resumed under another layout: the first step in their figures."""
     resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
 
@@ -160,7 +160,7 @@ def _sweep_command(folder: Path) -> list[str]:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return the facts about a run by title; "" for one that is not known."""
+    """Return the facts about a run by title; an unknown fact is ""."""
     config, summary, environment = run.config, run.summary, run.environment
     model = config.get("model")
     kind = str(model.get("kind") or "") if isinstance(model, dict) else ""
@@ -174,12 +174,14 @@ def _facts(run: Run) -> dict[str, str]:
         "precision": run.precision if "precision" in config and run.precision != "auto" else "",
         "sequences": f"{length} tokens, {batch} per device" if length and batch else "",
         "versions": ", ".join(versions),
-        "command": shlex.join(_sweep_command(run.path.parent) or environment.command),  # a job's may be just `resume`
+        "command": shlex.join(
+            _sweep_command(run.path.parent) or environment.command
+        ),  # a job's own command may be just `resume`
     }
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
-    """Return the known facts by title; several values if the runs differ."""
+    """Return the known facts by title. A fact that differs between the runs lists several values."""
     known = [_facts(run) for run in comparison.runs]
     found = {title: list(dict.fromkeys(each[title] for each in known if each[title])) for title in known[0]}
     return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

@@ -1,4 +1,4 @@
-"""Merge the repeats among runs into rows, and compare each row with its baseline."""
+"""Merge the runs that are repeats of each other into rows, and compare each row with its baseline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshrunner.runner.rundir import parse_yaml
 
 WPS = figure_of("perf/wps")
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
-"""Keys that decide the number of devices. Rows that differ only in these show how a layout scales."""
+"""Keys that decide the number of devices. Rows that differ only in these keys show how a layout scales."""
 
 LISTED = 8
 """Largest number of keys that a remark names."""
@@ -33,7 +33,7 @@ class Row:
     """The runs of one combination."""
 
     values: dict[str, Any]
-    """The varying keys."""
+    """The varying keys of the row and their values."""
     runs: list[Run]
 
     @property
@@ -52,12 +52,12 @@ class Row:
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """The figures of the row: those of its counted runs, merged."""
+        """The merged figures of the counted runs."""
         return merged(self.summaries)
 
     @property
     def state(self) -> str:
-        """The state of all runs, or `2 completed, 1 oom` if repeats differ."""
+        """The state that all runs share, or `2 completed, 1 oom` if the states of repeats differ."""
         counts = Counter(run.state for run in self.runs)
         return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {state}" for state, n in counts.items())
 
@@ -66,7 +66,7 @@ class Row:
         return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
 
     def measured(self, figure: Figure) -> list[float]:
-        """Return a figure of every completed run that has it."""
+        """Return the values of a figure in the completed runs. Runs without this figure are left out."""
         return [value for run in self.completed if (value := run.figures.get(figure.summary_keys[0])) is not None]
 
 
@@ -79,9 +79,9 @@ class Against:
     speed_pct: float | None
     """Percentage by which the row is faster than the baseline."""
     p_value: float | None
-    """None if there are too few repeats."""
+    """The p-value of the difference in speed; None if there are too few repeats."""
     repeats: int
-    """Completed runs with a known speed, on the side that has fewer."""
+    """Completed runs with a known speed, of the row or of the baseline: the smaller number."""
     verdict: Parity
 
     @property
@@ -91,22 +91,22 @@ class Against:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, and how they compare."""
+    """The rows of a comparison and the comparison of each row with its baseline."""
 
     keys: list[str]
-    """The varying keys, whose columns name a row."""
+    """The varying keys. Their values name a row."""
     speed: Figure
     """The figure by which speeds are compared."""
     rows: list[Row]
     baseline: tuple[str, str] | None
-    """Key and value, as text."""
+    """Key and value of the baseline, as text."""
     against: list[Against | None]
-    """For each row, the comparison with its baseline; None if it has no baseline or is one."""
+    """The comparison of each row with its baseline; None for a row that has no baseline or is a baseline."""
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
-    """For each row, WPS per device as a percentage of that on the fewest devices with otherwise equal keys; None if unknown."""
+    """WPS per device of each row, in percent of the row with the fewest devices and otherwise equal keys; None if unknown."""
     selection: str = ""
-    """Description of the rows if some are left out: `12 of 60 rows (parallelism=fsdp2)`."""
+    """Description of the selected rows if a selection left out rows: `12 of 60 rows (parallelism=fsdp2)`."""
 
     @property
     def runs(self) -> list[Run]:
@@ -119,9 +119,9 @@ class Comparison:
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     """
-    Merge repeats into rows, sort the rows, and compare each with its baseline.
+    Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
-    `baseline` is `key=value`: the baseline of a row has this value, and equals the row in every other varying key. Raise
+    `baseline` is `key=value`. The baseline of a row has this value, and equals the row in every other varying key. Raise
     ConfigError if the key does not vary, or no row has the value.
     """
     keys = Keys(runs)
@@ -147,7 +147,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
-    """Compare the runs of a sweep with those of `sweep.baseline`; also return why that is not possible, or None if it is."""
+    """Compare the runs of a sweep with `sweep.baseline`. Return the comparison, and an error if `sweep.baseline` is wrong."""
     runs = read_runs([sweep_dir])
     sections = [section for run in runs if isinstance(section := run.config.get("sweep"), dict)]
     baseline = sections[0].get("baseline") if sections else None
@@ -160,7 +160,7 @@ def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
 
 
 def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
-    """Return the key and value of a baseline, the value as rows have it."""
+    """Parse `key=value` of a baseline. Return the key, and the value in the same form as in the rows."""
     key, separator, value = baseline.partition("=")
     if not separator:
         raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
@@ -184,7 +184,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -> list[Row]:
-    """Sort rows by values in the order in which they first appear, the baseline's first. Unreadable rows are last."""
+    """Sort rows by their values: the baseline's value first, then values in order of appearance. Unreadable rows are last."""
     order: dict[str, dict[str, int]] = {name: {} for name in names}
     if chosen:
         order[chosen[0]][chosen[1]] = 0
@@ -202,9 +202,9 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
     """
-    Return index of a row -> the row that it is compared with.
+    Return index of a row -> its baseline.
 
-    Settings inside the baseline's group that its option does not have are ignored: `model.experts` if it is `model=llama_tiny`.
+    Settings that the baseline's option does not have are ignored, for example `model.experts` if it is `model=llama_tiny`.
     """
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
@@ -224,9 +224,9 @@ def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """
-    Return `Comparison.scaling`: each row is compared with the first with the fewest devices among rows of equal other keys.
+    Return `Comparison.scaling`: compare each row with the first row of the fewest devices and otherwise equal keys.
 
-    WPS by wall-clock time is used on CPUs, too: time spent waiting for other processes, which scaling is about, is not CPU time.
+    On CPUs, WPS is by wall-clock time, too: scaling depends on the time spent waiting for other processes, and CPU time omits it.
     """
     groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
     for i, row in enumerate(rows):
@@ -244,7 +244,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
 
 
 def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """Return the percentage by which the median exceeds the baseline's; None if a side has no values."""
+    """Return the percentage by which the median exceeds the baseline's median; None if either has no values."""
     if not values or not baseline or median(baseline) <= 0:
         return None
     return 100 * (median(values) / median(baseline) - 1)

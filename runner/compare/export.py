@@ -18,9 +18,9 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` is there if the number of devices differs, and `plan/verdict` if any run was predicted. With a baseline,
-    `speed_vs_baseline_pct`, `p_value` and `within_noise` (null: not tested) compare the figure that `speed` names.
-    `loss_verdict` is null for the reason in `loss_why`. `runs` lists the repeats.
+    `scaling_pct` is present if the number of devices differs, and `plan/verdict` if any run was predicted. With a baseline,
+    `speed_vs_baseline_pct`, `p_value` and `within_noise` compare the figure that `speed` names. `p_value` and `within_noise`
+    are null if the difference is not tested. If `loss_verdict` is null, `loss_why` is the reason. `runs` lists the repeats.
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
@@ -66,14 +66,14 @@ def _run(run: Run) -> dict[str, Any]:
 
 def as_json(comparison: Comparison) -> str:
     """Return the rows as a JSON list."""
-    # A setting may be infinite or not a number, which JSON cannot hold: it becomes text.
+    # JSON cannot represent a setting that is infinite or not a number. Such a setting becomes text.
     finite = json.loads(json.dumps(records(comparison), default=str), parse_constant=str)
     # DEL is the only control character that JSON does not escape.
     return json.dumps(finite, indent=2).replace("\x7f", "\\u007f")
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return a title line and a line per row. `runs` has directories, separated by spaces; unknown values are empty."""
+    """Return a title line and a line per row. `runs` lists directories, separated by spaces. Unknown values are empty."""
     rows = records(comparison)
     for row in rows:
         row["runs"] = " ".join(run["directory"] for run in row["runs"])

@@ -1,4 +1,4 @@
-"""Summarise a comparison in two to four sentences. Figures are of tested rows only, so that no sentence reports noise."""
+"""Summarise a comparison in two to four sentences. They give figures of tested rows only, so that noise is not reported."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from meshrunner.runner.compare.parity import short
 from meshrunner.runner.figures import figure_of, number
 
 LISTED = 3
-"""Rows, or reasons, that a sentence names."""
+"""Maximum rows that a sentence names."""
 SAME_MEMORY = 1.02
-"""Ratio of the highest peak to the lowest below which the rows count as equal in memory."""
+"""Ratio of the highest to the lowest memory peak. Below this ratio, no row is named as the one with the least memory."""
 WORKLOAD = ("model", "seq_len")
-"""Sections and keys that decide how much work a token is. If rows differ in them, none is called the fastest."""
+"""Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
-"""Figures of memory. Rows are compared by the first that all of them have."""
+"""Figures of memory. Rows are compared by the first of these figures that all rows have."""
 MAX_VALUES = 3
 """Largest number of values that a pattern lists."""
 MAX_PARTS = 3
@@ -30,14 +30,14 @@ Values = dict[str, Any]
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Return sentences for the top of a table. Untested differences are counted but never given as a figure."""
+    """Return sentences for the top of a table. They count untested differences but do not give their size."""
     shown = f"Shown: {comparison.selection}" if comparison.selection else ""
     found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison), shown]
     return [f"{sentence}." for sentence in found if sentence]
 
 
 def _best(comparison: Comparison) -> str:
-    """Name the fastest row, the rows that are as fast within noise, and the row with the least memory."""
+    """Name the fastest row, the rows whose speed equals the fastest within noise, and the row with the least memory."""
     speed = comparison.speed
     rows = [row for row in comparison.rows if len(row.measured(speed)) >= REPEATS]
     if sum(bool(row.completed) for row in comparison.rows) < 2:
@@ -73,7 +73,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence for each value of the baseline's key: the median gain, its range, and how many pairs are noise."""
+    """Yield a sentence for each value of the baseline's key: median and range of its gains, and number of gains within noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -85,7 +85,7 @@ def _against(comparison: Comparison) -> Iterator[str]:
         tested = [each for each in pairs if each.p_value is not None]
         gains = [each.speed_pct for each in tested if each.speed_pct is not None]
         if not gains:
-            continue  # the first sentence says so
+            continue  # the first sentence says that no difference is tested
         title, noise = comparison.speed.title, sum(bool(each.within_noise) for each in tested)
         size = f"{median(gains):+.1f}%"
         if len(gains) > 1:
@@ -101,7 +101,7 @@ def _against(comparison: Comparison) -> Iterator[str]:
 
 
 def _losses(comparison: Comparison) -> str:
-    """Return whether the losses of rows and baselines agree."""
+    """Return a sentence that says whether the losses of rows agree with those of their baselines; "" if none was compared."""
     kinds: dict[str, list[tuple[Row, Against]]] = {}
     for row, against in zip(comparison.rows, comparison.against, strict=True):
         if against is not None and against.verdict.kind:
@@ -124,7 +124,7 @@ def _losses(comparison: Comparison) -> str:
 
 
 def _without_result(comparison: Comparison) -> str:
-    """Count the rows that failed or were skipped, with the settings that each group has in common."""
+    """Count the rows that failed or were skipped, by state, and name the settings that distinguish the rows of a state."""
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
@@ -137,7 +137,7 @@ def _without_result(comparison: Comparison) -> str:
 
 
 def _trouble(row: Row) -> str:
-    """Return the state of a row's first run that ended without a result; "" if there is none."""
+    """Return the state of a row's first run that ended without completing; "" if there is no such run."""
     return next((run.state for run in row.runs if run.state not in ("completed", "pending", "running")), "")
 
 
@@ -146,7 +146,7 @@ def _count(many: int, what: str) -> str:
 
 
 class _Pattern(NamedTuple):
-    """A description of the values that some rows have for one key."""
+    """A set of values of one key, and its description in words."""
 
     key: str
     values: frozenset[str]
@@ -158,9 +158,10 @@ class _Pattern(NamedTuple):
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
     """
-    Return (number of rows, description) pairs that together match all rows and none of the others; [] if there are none.
+    Return (number of rows, description) pairs that together match all `rows` and none of `others`; [] if none are found.
 
-    One pair if a conjunction of patterns, one per key, matches all rows; otherwise up to MAX_PARTS, one per value of some key.
+    If one conjunction of patterns matches all `rows`, return one pair. Otherwise, split `rows` by the values of one key into at
+    most MAX_PARTS parts, and return a pair for each part.
     """
     if not rows or not others:
         return []
@@ -178,7 +179,7 @@ def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]
 
 
 def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> str:
-    """Return a short conjunction of patterns that matches all rows and none of the others; "" if there is none."""
+    """Return a short conjunction of patterns that matches all `rows` and none of `others`; "" if none is found."""
     patterns = [found for key in keys if (found := _pattern(key, rows, others)) is not None]
 
     def excludes_others(chosen: Sequence[_Pattern]) -> bool:
@@ -186,7 +187,7 @@ def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequenc
 
     if not excludes_others(patterns):
         return ""
-    # Leave out what is redundant, beginning with the pattern that matches most of the others.
+    # Leave out redundant patterns, beginning with the pattern that matches most of `others`.
     for pattern in sorted(patterns, key=lambda each: -sum(map(each.holds, others))):
         rest = [each for each in patterns if each is not pattern]
         if excludes_others(rest):
@@ -196,7 +197,7 @@ def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequenc
 
 
 def _pattern(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Pattern | None:
-    """Return the pattern of a key's values in some rows; None if it fits every value, or the values are too many to list."""
+    """Return the pattern of a key's values in `rows`; None if it matches every known value or has more than MAX_VALUES values."""
     everywhere = {text(row[key]): row[key] for row in (*rows, *others) if key in row}
     mine = {text(row[key]): row[key] for row in rows if key in row}
     if not all(key in row for row in rows) or len(mine) == len(everywhere):

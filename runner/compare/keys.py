@@ -1,4 +1,4 @@
-"""Find the settings that vary between runs, and name them as users do."""
+"""Find the settings that vary between runs, and name the settings as users do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
 """Effects of the keys that tell runs apart. Runs that differ in no such key are repeats of each other."""
 
 FOLLOWS = {"optimizer.lr": "model"}
-"""Key whose default comes from an option of another group -> that group. The key is treated as one of the group's."""
+"""Key whose default depends on another group's option -> that group. The key is treated as a key of that group."""
 
 
 def _text_hash(run: Run) -> str | None:
-    """Return a short hash of the tokenizer and the beginning of the text; None for data without text."""
+    """Return a short hash of a run's tokenizer and of the beginning of its text; None for data without text."""
     data = run.summary.data or {}
     if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
@@ -37,7 +37,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
-"""Facts that affect the measurements but are in no configuration, by title."""
+"""Title -> function that returns a fact of a run. The facts affect measurements but are not in the configuration."""
 
 
 def text(value: Any) -> str:
@@ -46,28 +46,28 @@ def text(value: Any) -> str:
 
 
 def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """Join the first names and count the others: `fsdp1, fsdp2 and 3 more`."""
+    """Join the first `most` names and count the remaining names: `fsdp1, fsdp2 and 3 more`."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return a row's name for use in a sentence, `fsdp2 full micro_batch=4`. Only values that are not text carry their key."""
+    """Return a row's name for use in a sentence, `fsdp2 full micro_batch=4`. Numbers and flags are preceded by their key."""
     given = [(key, values[key]) for key in keys if key in values]
     return " ".join(text(v) if isinstance(v, str) else f"{key.rpartition('.')[2]}={text(v)}" for key, v in given)
 
 
 class Keys:
     """
-    The settings that vary between runs: groups of which the options differ, single keys, and facts (device, versions).
+    The settings that vary between runs: groups whose options differ, single keys, and facts (device, versions).
 
-    A key inside such a group is added only if it varies between runs with the same option, or if the user set it. A fact is
-    added if runs with equal configurations differ in it; otherwise a fact that varies is in `remarks`.
+    A key inside a varying group is added only if the key varies between runs with the same option, or if the user set the key.
+    A varying fact is added if runs with equal configurations differ in this fact, and is mentioned in `remarks` otherwise.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         known = [run for run in runs if run.config]
         configs = {run.path: flatten(run.config) for run in runs}
-        # Look up the effects of differing keys only, because the look-up imports the classes that declare them.
+        # Look up the effects of differing keys only: the look-up imports the classes that declare the keys.
         names = _differing([configs[run.path] for run in known])
         self._flat = {
             path: {name: flat[name] for name in names if name in flat and affected_by(name, flat) & MEASURED}
@@ -98,7 +98,7 @@ class Keys:
             different = sorted({text(value) for _, value in stated})
             if _differ(stated):
                 self._facts[fact] = of
-            elif len(different) > 1 and fact != "world_size":  # it usually follows from the layout
+            elif len(different) > 1 and fact != "world_size":  # the layout usually determines world_size
                 self.remarks.append(f"the runs differ in {fact}: {', '.join(different)}")
         self.names = [*shown, *self._facts]
 
@@ -110,26 +110,26 @@ class Keys:
         return {name: found[name] for name in self.names if name in found}
 
     def identity(self, run: Run) -> str:
-        """Return a string that is the same for two runs exactly if they are repeats of each other."""
+        """Return a string that two runs share if and only if the runs are repeats of each other."""
         if not run.config:
             return str(run.path)
         return "".join([self._settings[run.path], *(f"\n{text(of(run))}" for of in self._facts.values())])
 
 
 def _option(run: Run, group: str) -> str | None:
-    """Return the name of a run's option in a group, or its kind if no name is recorded."""
+    """Return the name of a run's option in a group, or the option's kind if no name is recorded."""
     section = run.config.get(group)
     kind = section.get("kind") if isinstance(section, dict) else None
     return run.choices.get(group, kind if isinstance(kind, str) else None)
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys whose values differ, or that some configurations lack, in the order of the configurations."""
+    """Return the keys that differ between configurations or are missing in some, in order of appearance."""
     names = dict.fromkeys(key for config in configs for key in config)
     return [name for name in names if _differ((None, config.get(name, ...)) for config in configs)]
 
 
 def _differ(pairs: Iterable[tuple[str | None, Any]]) -> bool:
-    """Return whether the values of any group differ, given pairs of group and value."""
+    """Return whether any group has different values, given pairs of group and value."""
     found = {(group, text(value)) for group, value in pairs}
     return len(found) > len({group for group, _ in found})

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from statistics import fmean, variance
 
 REPEATS = 3
-"""Smallest number of runs on each side for a test."""
+"""Fewest runs of a row, and of its baseline, for a test."""
 ALPHA = 0.01
-"""Probability of taking noise for a difference in one pair. With three runs on each side, a test finds differences of about
-four times the standard deviation of a run or more."""
+"""Probability that noise is reported as a difference between one row and its baseline. With three runs of both, a test finds
+differences of at least about four times the standard deviation of a run."""
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
-    Return the two-sided p-value of Welch's t-test; None with fewer than REPEATS values on a side.
+    Return the two-sided p-value of Welch's t-test; None if `a` or `b` has fewer than REPEATS values.
 
-    Each value is one run's median speed: the steps of one run are not independent. Variances may differ, because layouts jitter
-    differently. A permutation test cannot replace it: with 3 runs on each side, its p-value is at least 0.1. The p-value is not
-    corrected for the number of rows.
+    Each value is one run's median speed, because the steps of one run are not independent. The variances of `a` and `b` may
+    differ, because layouts jitter differently. A permutation test of 3 against 3 runs has a p-value of at least 0.1, too much
+    for ALPHA. The p-value is not corrected for the number of rows.
     """
     if min(len(a), len(b)) < REPEATS:
         return None

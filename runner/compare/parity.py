@@ -1,4 +1,4 @@
-"""Decide whether two runs, or two groups of runs, trained alike, by comparing their curves step by step."""
+"""Compare the losses and gradient norms of two runs, or of two groups of runs, step by step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from meshrunner.runner.figures import figure_of, number
 
 LOSS, NORM = "train/loss", "train/grad_norm"
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
-"""Largest relative difference in any step that counts as agreement: layouts sum in different orders. The rounding step of
-bf16 is 2^-8 = 3.9e-3, and a gradient norm amplifies drift. The limits of bf16 also apply to TF32, and to fp32 against bf16."""
+"""Precision -> largest relative difference of a curve at which runs agree. Layouts differ because they sum in different orders.
+The rounding step of bf16 is 2^-8 = 3.9e-3, and a gradient norm amplifies drift. The limits of bf16 also apply to TF32, and
+if one run is in fp32 and the other in bf16."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,16 @@ class Parity:
     """The verdict on whether the curves of a row agree with those of its baseline."""
 
     kind: str
-    """`identical`, `agrees`, `within seeds`, `differs`, `different data`; empty when nothing can be said."""
+    """`identical`, `agrees`, `within seeds`, `differs` or `different data`; empty if the curves cannot be compared."""
     difference: float | None = None
-    """Largest relative difference: of the curve that differs first for `differs`, of the mean losses for `within seeds`,
-    otherwise of the losses. None if there is none, or if one of the values is not a number."""
+    """Largest relative difference. `differs`: of the curve that differs first. `within seeds`: of the mean losses. Otherwise:
+    of the losses. None if the curves cannot be compared or contain a value that is not a number."""
     curve: str = ""
-    """Title of the curve that differs first."""
+    """Title of the curve that differs first (`differs`)."""
     step: int | None = None
-    """First step beyond the tolerance."""
+    """First step whose difference exceeds the tolerance (`differs`)."""
     why: str = ""
-    """Reason for an empty `kind`, and for `different data`."""
+    """Reason for an empty `kind` or for `different data`."""
 
     def __str__(self) -> str:
         size = "not finite" if self.difference is None else short(f"{self.difference:.1e}")
@@ -51,11 +52,11 @@ def short(number: str) -> str:
 
 def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     """
-    Compare the completed runs of a row with those of its baseline, every repeat with one of the same seed.
+    Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
-    `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: they are within TOLERANCE in every step.
-    `within seeds`: they are not, but there are at least REPEATS seeds on each side, and in every step the mean losses differ
-    by at most the standard deviation of the baseline's seeds.
+    `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
+    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds, and in every step the
+    mean losses differ by at most the standard deviation of the baseline's seeds.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]
@@ -63,7 +64,7 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
         return Parity("", why="no completed run")
     if not seeds:
         return Parity("", why="different seeds")
-    # Pair every repeat of a seed with the first repeat of the other side.
+    # Pair every run of the row with the baseline's first run of the same seed, and vice versa.
     pairs = [(run, theirs[seed][0]) for seed in seeds for run in mine[seed]]
     pairs += [(mine[seed][0], run) for seed in seeds for run in theirs[seed][1:]]
     for pair in pairs:
@@ -87,7 +88,7 @@ def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
 
 
 def _incomparable(a: Run, b: Run) -> str:
-    """Return why the curves of two runs are not expected to be equal; "" if they are."""
+    """Return the reason why the curves of two runs cannot be compared; "" if the curves can be compared."""
     for section in ("model", "data", "seq_len"):
         if a.config.get(section) != b.config.get(section):
             return f"different {section}"
@@ -132,14 +133,14 @@ def _compare(a: Run, b: Run) -> Parity:
 
 
 def relative(a: float | None, b: float | None) -> float:
-    """Return |a - b| / |b|; infinity if only one of them is a number."""
+    """Return |a - b| / |b|; infinity if only one of `a` and `b` is a number, 0 if both are None."""
     if a is None or b is None:
         return 0.0 if a is b else math.inf
     return 0.0 if a == b else abs(a - b) / abs(b) if b else math.inf
 
 
 def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Parity | None:
-    """Return `within seeds` if the mean losses allow it, else None. Both sides have the repeats of the same seeds, in order."""
+    """Return `within seeds` if the mean losses meet its condition, else None. Both arguments list the runs of each seed."""
     sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):

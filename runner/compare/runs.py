@@ -36,40 +36,40 @@ from meshrunner.runner.rundir import (
 from meshrunner.runner.rundir.files import CONFIG, OVERRIDES, RECORD_BYTES, is_run
 
 LONGEST_REASON = 2000
-"""Characters of a reason that are shown."""
+"""Maximum characters of a reason. Longer reasons are cut."""
 MEASURED = "perf/wps_median"
-"""A key that a summary has once the run's figures are written."""
+"""A key of summary.json that is present if the run has written its figures."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
-"""The lines of two numbers in config.yaml, as every version has written them."""
+"""The lines with `steps` and `measure_after` in config.yaml. Every version has written them in this form."""
 
 R = TypeVar("R", bound=JsonFile)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory, as far as it can be read."""
+    """The readable content of one run directory."""
 
     path: Path
     state: str
-    """The state in status.json; `damaged`, `missing`, or `stale` if it is recorded as running but its process is gone."""
+    """State in status.json, or `damaged`, `missing` or `stale`. A stale run is recorded as running, but its process is gone."""
     reason: str = ""
     records: Mapping[type[JsonFile], JsonFile] = field(default_factory=dict, repr=False)
-    """The content of its JSON files."""
+    """Class -> content of a JSON file of the run."""
     config: dict[str, Any] = field(default_factory=dict)
-    """{} if it cannot be read."""
+    """The configuration; {} if config.yaml cannot be read."""
     choices: dict[str, str] = field(default_factory=dict)
     """Group -> name of the chosen option."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
 
     def record(self, kind: type[R]) -> R:
-        """Return the record of a JSON file; an empty one if there is none or it is damaged."""
+        """Return the record of class `kind`; return an empty record if its file is missing or damaged."""
         found = self.records.get(kind)
         return found if isinstance(found, kind) else kind()
 
     @cached_property
     def events(self) -> list[StepRow]:
-        """One row per step; [] if there are none or the run is damaged."""
+        """One row per step; [] if no step is recorded or the run is damaged."""
         try:
             return [] if self.state == "damaged" else read_events(self.path)
         except OSError:
@@ -87,7 +87,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary:
-        """The content of summary.json. Until the run has written its figures, they are computed from its events."""
+        """The content of summary.json. If the run has not written its figures yet, they are computed from events.jsonl."""
         found = self.record(Summary)
         if plan := predicted(self.record(PlanRecord)):
             found = plan | found
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """The kind of `precision`; for `auto`, the kind that was chosen when the run started."""
+        """The kind of `precision`. `auto` is replaced by the kind that was chosen when the run started."""
         section = self.config.get("precision")
         kind = section.get("kind") if isinstance(section, dict) else None
         return str(self.environment.precision or kind if kind == "auto" else kind)
@@ -115,9 +115,9 @@ class Run:
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
     """
-    Return the runs in run and sweep directories, each once, in the order given and then by name.
+    Return the runs in run and sweep directories, in the given order without duplicates. A sweep's runs are sorted by name.
 
-    `read` is `read_run` or `glance`. Raises ConfigError if a directory does not exist, or is not a run and holds none.
+    `read` is `read_run` (default) or `glance`. Raise ConfigError if a directory does not exist, or contains no run.
     """
     found: dict[str, Path] = {}
     for folder in folders:
@@ -145,14 +145,14 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory. If it is damaged, the state and reason say how."""
+    """Read a run directory. If a file is damaged, the state is `damaged` and the reason names the file."""
     run = _read_records(path)
     if not is_run(path):
         return run
     name = CONFIG
     try:
         run = replace(run, config=load_config(path))
-        name = OVERRIDES  # without them, columns are named after keys, not options
+        name = OVERRIDES  # required: columns are named after the options in overrides.yaml
         overrides = load_overrides(path)
     except (OSError, ValueError) as error:
         return _damaged(run, name, error)
@@ -160,7 +160,7 @@ def read_run(path: Path) -> Run:
 
 
 def glance(path: Path) -> Run:
-    """Read a run like `read_run`, but of its YAML only `steps` and `measure_after`: parsing it takes most of the time."""
+    """Read a run as `read_run` does, but do not parse its YAML, which is slow: extract only `steps` and `measure_after`."""
     run = _read_records(path)
     if run.state in ("damaged", "missing"):
         return run
@@ -174,7 +174,7 @@ def glance(path: Path) -> Run:
 
 
 def _read_records(path: Path) -> Run:
-    """Read the state and the JSON files of a run. The state is `damaged` if a file other than the YAML ones is."""
+    """Read the state and the JSON files of a run. The state is `damaged` if one of these files is damaged."""
     if not path.is_dir():
         return Run(path, "missing", "sweep.json lists it, but there is no such directory")
     if not is_run(path):

@@ -31,16 +31,16 @@ LISTED = 12
 
 
 class Field(NamedTuple):
-    """A property by which rows are chosen and sorted: a setting, the state, a figure."""
+    """A property by which rows are chosen and sorted: a setting, the state, or a figure."""
 
     values: Sequence[Sequence[Any]]
-    """The values of each row; several if the row merges several runs."""
+    """The values of each row. A row that merges several runs may have several values."""
     open: bool = False
     """Whether a condition may name a value that no row has."""
     better: str = ""
-    """`high` or `low` for a figure: the values that come first; "" for other fields."""
+    """Whether `high` or `low` values of a figure are better and come first; "" for other fields."""
     constant: bool = False
-    """Whether other fields take precedence for a short name."""
+    """Whether the field is a setting that is no varying key. If a short name is ambiguous, other fields take precedence."""
 
 
 class Filter(NamedTuple):
@@ -50,16 +50,16 @@ class Filter(NamedTuple):
     key: str
     operator: str
     given: Sequence[Any]
-    """The values to compare with; one for an order, several alternatives for = and !=."""
+    """The values to compare with: one number for `<`, `<=`, `>` and `>=`, one or more alternatives for `=` and `!=`."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether any of some values meets the condition; for `!=`, whether all do."""
+        """Return whether any of the values meets the condition; for `!=`, whether all values meet the condition."""
         if order := ORDERS.get(self.operator):
             return any(order(found, self.given[0]) for value in values if (found := number(value)) is not None)
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if the condition names a value that is not among these, or orders values that are not numbers."""
+        """Raise ConfigError if the condition names a value that is not in `values`, or orders `values` without a number."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -74,12 +74,12 @@ class Filter(NamedTuple):
 
 
 def _is(value: Any, given: Any) -> bool:
-    """Return whether a value equals a typed one: 1e-3 equals 0.001, and `null` equals both null and an option named null."""
+    """Return whether a value equals a typed value. 1e-3 equals 0.001, and `null` equals both null and an option named null."""
     return same_value(value, given) or (isinstance(value, str) and value == text(given))
 
 
 def parsed(typed: str) -> Filter:
-    """Parse a condition of `--where`; raise ConfigError if it is not one."""
+    """Parse a condition of `--where`; raise ConfigError if `typed` is not a condition."""
     found = CONDITION.fullmatch(typed)
     if found is None:
         raise ConfigError(f"--where: expected KEY=VALUE, KEY!=VALUE or KEY>NUMBER, for example wps>5000, got '{typed}'")
@@ -95,9 +95,9 @@ def parsed(typed: str) -> Filter:
 
 def named(name: str, fields: Mapping[str, Field], option: str) -> str:
     """
-    Return the full name of a field, given its full name or its last part; raise ConfigError if it is unknown or ambiguous.
+    Return the full name of a field, given its full name or the last part; raise ConfigError if `name` is unknown or ambiguous.
 
-    A short name means a key that varies rather than a constant, and the measured figure rather than the predicted one.
+    If the last part is ambiguous, varying keys take precedence over constants, and measured figures over predicted figures.
     """
     if name in fields:
         return name
@@ -119,12 +119,12 @@ def named(name: str, fields: Mapping[str, Field], option: str) -> str:
 
 
 def last_part(name: str) -> str:
-    """Return `lr` for `optimizer.lr`, `wps` for `perf/wps`."""
+    """Return the last part of a name: `lr` of `optimizer.lr`, `wps` of `perf/wps`."""
     return re.split(r"[./]", name)[-1]
 
 
 def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> list[int]:
-    """Return the numbers of the rows that meet all conditions, counted from 0; raise ConfigError for a wrong condition."""
+    """Return the indices of the rows that meet all conditions; raise ConfigError if a condition is wrong."""
     found = list(range(rows))
     for wanted in map(parsed, where):
         field = fields[named(wanted.key, fields, "--where")]
@@ -136,9 +136,9 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
     """
-    Return the numbers of rows sorted by a field, best or smallest first; in reverse if its name begins with a minus.
+    Return the indices of rows, sorted by a field: best first for a figure, else smallest first. A minus reverses the order.
 
-    Numbers come before text, and rows without a value are always last.
+    The minus precedes the field's name in `by`. Numbers come before text, and rows without a value are always last.
     """
     field = fields[named(by.removeprefix("-"), fields, "--sort")]
 
@@ -155,7 +155,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Return the first `top` rows that meet all conditions, by `sort` or else speed; raise ConfigError if no row does."""
+    """Return the first `top` rows that meet all conditions, sorted by `sort` or else by speed; raise ConfigError if none does."""
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")

@@ -1,4 +1,4 @@
-"""Print a comparison: Markdown to paste and to pipe, and tables as wide as the terminal."""
+"""Print a comparison: tables as wide as the terminal, or Markdown if the output is piped."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return the findings, the aligned table and the lines below it as Markdown."""
+    """Return the findings, the aligned table and the lines below the table as Markdown."""
     below = [*legend(comparison), *comparison.remarks, *reasons(comparison)]
     below += [f"{title}: {value}" for title, value in facts(comparison).items()]
     blocks = [
         [*map(one_line, findings(comparison))],
         lines_of(columns(comparison)),
-        [f"- {one_line(line)}" for line in below],  # without bullets, Markdown joins them into one paragraph
+        [f"- {one_line(line)}" for line in below],  # without bullets, Markdown joins the lines into one paragraph
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
 def print_table(comparison: Comparison) -> None:
-    """Print a comparison: as Markdown if piped, else in tables below each other that are as wide as the terminal."""
+    """Print a comparison as Markdown if the output is piped, else as one or more tables that fit the terminal's width."""
     if not on_terminal():
         print(markdown(comparison))
         return
@@ -46,7 +46,7 @@ def print_table(comparison: Comparison) -> None:
         screen.print(_drawn(table, screen.width))
     sentences([*legend(comparison), *comparison.remarks, *reasons(comparison)])
     for title, value in facts(comparison).items():
-        screen.print(one_line(f"{title}: {value}"))  # not folded: commands are there to be copied
+        screen.print(one_line(f"{title}: {value}"))  # not folded, so that commands can be copied
     if comparison.baseline is None and comparison.keys:
         sentences(["--baseline KEY=VALUE compares each row with another"])
     if len(tables) * len(comparison.rows) > screen.height:
@@ -72,10 +72,10 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
     """
-    Split a table into tables no wider than the terminal. If there are several, each begins with the rows' numbers and names.
+    Split a table into tables no wider than the terminal. If there are several tables, all begin with the rows' numbers.
 
-    The first `keys` columns name a row and are repeated. `label`, short names of the rows, replaces them if they take most of
-    the width.
+    The first `keys` columns name a row and are repeated in every table. If these columns take most of the width, the column
+    `label` with short names of the rows is repeated instead.
     """
 
     def needed(columns: Sequence[Column]) -> int:

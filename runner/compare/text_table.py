@@ -1,4 +1,4 @@
-"""Tables of text: columns, their Markdown, and how they fit the width of a terminal."""
+"""Format tables of text: as Markdown, and within the width of a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from meshrunner.runner.console import one_line
 
 BETWEEN = 3
-"""Characters that a table on a terminal needs in addition to each column's."""
+"""Characters between two columns of a table on a terminal."""
 
 
 class Column(NamedTuple):
@@ -28,12 +28,12 @@ def lines_of(table: Sequence[Column]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Return text in which bars, and backslashes before them, are escaped so that it does not end its cell."""
+    """Escape bars, and backslashes before bars, so that the text does not end its Markdown cell."""
     return re.sub(r"(\\*)\|", r"\1\1\\|", one_line(text))
 
 
 def fitted(text: str, width: int) -> str:
-    """Shorten text in its middle: the names of runs differ at both ends."""
+    """Shorten text to `width` characters by cutting out its middle, because names of runs differ at both ends."""
     if len(text) <= width:
         return text
     end = width // 3
@@ -41,5 +41,5 @@ def fitted(text: str, width: int) -> str:
 
 
 def narrowest(column: Column) -> int:
-    """Return the characters that a column needs if its title is folded between words and its cells are not."""
+    """Return the smallest width of a column, in characters. The title may be folded between words, but cells may not."""
     return max(map(len, [*column.title.split(), *column.cells]))

@@ -21,19 +21,19 @@ from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number,
 from meshrunner.runner.rundir import StepRow, measured_rows
 
 POINTS = 600
-"""Points of a curve; a longer one is thinned out evenly."""
+"""Maximum points of a curve. A longer curve is thinned out evenly."""
 ALL_POINTS = 80_000
-"""Points of all curves of a page together, unless each has only FEWEST_POINTS."""
+"""Maximum points of all curves of a chart together. No curve is thinned out to fewer than FEWEST_POINTS for this limit."""
 FEWEST_POINTS = 100
 BINS = 24
-"""Bins of a histogram, and the fewest values for one."""
+"""Bins of a histogram. Fewer values than BINS are not drawn as a histogram."""
 MAX_RANKS = 64
-"""Ranks of a row that are shown. If there are more, those with the lowest and the highest values are shown."""
+"""Maximum ranks to show of a row. If a row has more ranks, the ranks with the lowest and the highest values are shown."""
 STEP_TIME = "perf/step_time_s"
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return the data as JSON that cannot close its script element."""
+    """Return the data as JSON without `<`, so that no text in the data closes the script element."""
     return json.dumps(_charted(comparison), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -100,12 +100,12 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Return whether a row has a figure to draw. Only completed rows: the speed of a crashed run is not comparable."""
+    """Return whether a row is completed and has a figure. The speed of a crashed run is not comparable and not drawn."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Return the keys that differ, their distinct values as text, and for each run and key the index of its value (-1: none)."""
+    """Return the differing keys, their distinct values as text, and for each run the index of each key's value (-1: no value)."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -121,8 +121,8 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     """
     Return the losses and step times of a row, thinned out, and a histogram of the times.
 
-    Both are medians over the completed repeats, or over all if none completed. Times are those of measured steps.
-    Curves share their lists of steps: `axes` maps each list to an index, which a curve stores. New lists are added to `axes`.
+    Losses and times are medians over the completed repeats, or over all repeats if none completed. Times are of measured
+    steps only. A curve stores an index of its list of steps: `axes` maps lists to indices. New lists are added to `axes`.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [measured_rows(run.events, run.measure_after) for run in row.counted]
@@ -150,7 +150,7 @@ def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
 
 
 def _histogram(values: Sequence[float]) -> list[Any] | None:
-    """Return [lowest, highest, share of each bin]; None for too few or equal values."""
+    """Return [lowest value, highest value, share of values in each bin]; None if values are fewer than BINS or all equal."""
     if len(values) < BINS or (low := min(values)) >= (high := max(values)):
         return None
     counts = [0] * BINS
@@ -160,7 +160,7 @@ def _histogram(values: Sequence[float]) -> list[Any] | None:
 
 
 def _ranks(row: Row, figure: Figure) -> list[tuple[int, float]]:
-    """Return (rank, value) for the first completed repeat that has them, sorted by value; at most MAX_RANKS."""
+    """Return (rank, value) pairs of the first completed repeat with values by rank, sorted by value; at most MAX_RANKS."""
     values = next((each for run in row.completed if (each := run.summary.by_rank(figure.key))), [])
     known = [(rank, value) for rank, value in enumerate(values) if value is not None]
     known.sort(key=lambda pair: pair[1])

@@ -1,8 +1,8 @@
 """
-Write the report page: one HTML file with the table, charts and every run, which opens from disk without a network.
+Write the report page: one HTML file with the table, charts and every run. It opens from disk without a network.
 
-The table and the runs are HTML and need no JavaScript. Scripts draw what depends on the user's selection. They insert text only
-as text: the page's content security policy forbids markup from strings.
+The table and the runs are HTML and need no JavaScript. Scripts draw the charts, which depend on the user's selection. Scripts
+insert text only as text nodes, because the page's content security policy forbids markup from strings.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from meshrunner.runner.rundir.files import CONFIG, SUMMARY, rank_log
 PARTS = Path(__file__).parent
 """Directory of the page's template, style and scripts."""
 SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "main")
-"""Scripts in the order in which they run. They share one scope."""
+"""Scripts in the order in which they run. All scripts share one scope."""
 VALUES = 12
-"""Maximum values of a key to list above the table."""
+"""Maximum values to list for a key above the table."""
 REASONS = 6
-"""Maximum reasons to list below the table. A longer list is folded."""
+"""Maximum reasons for which the list below the table is unfolded at first."""
 UNFOLDED = 12
-"""Largest number of runs whose list is unfolded at first. A click on a row's number unfolds a longer one."""
+"""Maximum runs for which the list of runs is unfolded at first. A click on a row's number unfolds a longer list."""
 LOG_LINES = 15
-"""Last lines of a log that are shown."""
+"""Maximum lines to show from the end of a log."""
 
 
 def escape(text: str) -> str:
@@ -50,14 +50,14 @@ def escape(text: str) -> str:
 
 
 def write_page(comparison: Comparison, file: Path) -> None:
-    """Write the page of a comparison, as `put` does."""
+    """Write the page of a comparison to a file; raise ConfigError if the file cannot be written."""
     put(_page(comparison, file.absolute().parent), file)
 
 
 def put(page: str, file: Path) -> None:
-    """Write a page, replacing an older one atomically; raise ConfigError if the file cannot be written."""
+    """Write a page, replacing an older file atomically; raise ConfigError if the file cannot be written."""
     try:
-        if file.is_symlink() or (file.exists() and not file.is_file()):  # keep a link or /dev/stdout as it is
+        if file.is_symlink() or (file.exists() and not file.is_file()):  # do not replace a link or /dev/stdout
             file.write_bytes(page.encode())
         else:
             replace_file(file, page.encode())
@@ -102,7 +102,7 @@ def _varying(comparison: Comparison) -> str:
 
 
 def _reasons(comparison: Comparison) -> str:
-    """Return the list of reasons, folded if it is long."""
+    """Return the list of reasons as HTML, folded if there are more than REASONS."""
     lines = reasons(comparison)
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
     shown = " hidden" if not lines else " open" if len(lines) <= REASONS else ""
@@ -110,7 +110,7 @@ def _reasons(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    """Return the table. Each row begins with its number and its name. Narrow screens show the name instead of the keys."""
+    """Return the table as HTML. Each row begins with its number and name. Narrow screens show the name instead of the keys."""
     table = columns(comparison)
     keys = len(comparison.keys) or 1
     head = "".join(
@@ -127,7 +127,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _cell(cell: str, *, key: bool) -> str:
-    """Return a cell, whose `data-by` is its sort key: the number that it begins with, or else its text."""
+    """Return a cell as HTML. The attribute `data-by` is the sort key: the number at the cell's beginning, or else the text."""
     number = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
     by = number[2].replace(",", "") if number else cell
     kind = " class=key" if key else " class=untested" if UNTESTED in cell else ""
@@ -135,7 +135,7 @@ def _cell(cell: str, *, key: bool) -> str:
 
 
 def _runs(comparison: Comparison, folder: Path) -> str:
-    """Return the list of all runs, by row; `folder`: the page's directory, to which links are relative."""
+    """Return the list of all runs as HTML, grouped by row. Links are relative to `folder`, the page's directory."""
     found = []
     for i, row in enumerate(comparison.rows):
         inside = "".join(_run(run, folder) for run in row.runs)
@@ -145,7 +145,7 @@ def _runs(comparison: Comparison, folder: Path) -> str:
 
 
 def _run(run: Run, folder: Path) -> str:
-    """Return a run with the end of the log of the rank that failed, or else of rank 0."""
+    """Return a run as HTML, with the end of the log of the rank that failed; if no rank failed, of rank 0."""
     environment = run.environment
     variables = {**environment.launch_env, **environment.environment}
     facts = {
@@ -174,7 +174,7 @@ def _run(run: Run, folder: Path) -> str:
 
 
 def _links(run: Run, log: Path, folder: Path) -> str:
-    """Return links to a run's files. They are relative, so that page and runs can be copied together."""
+    """Return links to a run's files as HTML. The links are relative, so that page and runs can be copied together."""
     files = [("directory", run.path), *((file.name, file) for file in (run.path / CONFIG, run.path / SUMMARY, log))]
     return " ".join(
         f'<a href="./{escape(quote(Path(os.path.relpath(file.absolute(), folder)).as_posix()))}">{escape(name)}</a>'
