@@ -1,4 +1,4 @@
-"""Prepares data before workers exist: unusable data stops a run here, and a producer reads large data in the background."""
+"""Prepares the data of a run before its workers start. Unusable data stops the run. A process reads large data ahead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY
 
 POLL_S = 0.05
 PRODUCER_GRACE_S = 2.0
-"""Seconds in which a producer ends that has written an error to its record."""
+"""Seconds to wait for the end of a producer that recorded an error."""
 
 
 @contextmanager
@@ -29,10 +29,10 @@ def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
     """
-    Prepare the data for the workers that open it inside the context; a producer reads the rest in the background.
+    Prepare the data that workers open inside the context, while a background process, the producer, reads the rest of the data.
 
-    A second run's producer of the same data waits for the first to end; the workers of both runs read the complete part. `doing`
-    is called with the current work, a few times a second. Raise ConfigError if the data is missing, unusable or does not fit.
+    If two runs use the same data, the second producer waits until the first ends; both runs' workers read the finished part. Call
+    `doing` with the current work a few times a second. Raise ConfigError if the data is missing, unusable or does not fit.
     """
     data = experiment.data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
@@ -84,14 +84,14 @@ def _wait_until_started(
     data: Data, spec: DataSpec, producer: BaseProcess, log: Path, doing: Callable[[str], object]
 ) -> None:
     while True:
-        ended = producer.exitcode is not None  # before the check: a producer writes its last record before it ends
+        ended = producer.exitcode is not None  # read before the check: a producer writes its last record before it ends
         checked_at = time.monotonic()
         doing(f"reading and tokenising the first sequences of the data; log: {shown(log)}")
         try:
             if data.started(spec):
                 return
         except ConfigError:
-            producer.join(PRODUCER_GRACE_S)  # the log is complete once it has ended
+            producer.join(PRODUCER_GRACE_S)  # the log is complete once the producer has ended
             raise
         if ended:
             tail = "\n  ".join([f"The end of {log}:", *lines]) if (lines := last_lines(log)) else f"{log} is empty"

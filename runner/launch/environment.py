@@ -1,4 +1,4 @@
-"""The environment of the workers, and environment.json: versions, devices, variables and the values of `auto`."""
+"""The environment variables of the workers, and environment.json: versions, devices, variables and the values of `auto` keys."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_",
 
 
 def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
-    """Return the environment of the workers: defaults, overridden by exported variables, overridden by `launch.env`."""
+    """Return the environment of the workers: `launch.env` overrides exported variables, and both override defaults."""
     own = experiment.launch.env
     given = dict(os.environ) | own
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
     if device_type == "cuda":
-        # torch prefers some names of a setting to others, whichever of them `own` uses.
+        # If a setting has several names, torch prefers some names, whichever name `own` uses.
         others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}
         given = others | launch_env.allocator_variables(own)
     if device_type == "cuda" and experiment.deterministic:
@@ -52,7 +52,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """Apply the allocator's settings, which torch may not have read from the environment; raise ConfigError if they are wrong."""
+    """Apply the environment's allocator settings, in case torch has not read them. Raise ConfigError if they are wrong."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)
@@ -65,7 +65,7 @@ def apply_allocator_settings() -> None:
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
-    """Return the content of environment.json, without the entries that `resolved` and the workers add."""
+    """Return the content of environment.json without the entries from `resolved` and from the workers."""
     recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}
     return Environment(
         host=socket.gethostname(),
@@ -82,7 +82,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
-    """Return the values of keys that are `auto` or null in the configuration. The experiment is the one that `on` returns."""
+    """Return the values of keys that are `auto` or null in the configuration. `experiment` must come from `Experiment.on`."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
     return {
@@ -107,7 +107,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Return the commit checked out in the current directory; None outside a repository."""
+    """Return the commit checked out in the current directory, or None outside a git repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

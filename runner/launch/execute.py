@@ -1,4 +1,4 @@
-"""Executes a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM jobs use it."""
+"""Executes a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM jobs use this module."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR
 from meshrunner.runner.trackers.handle import Trackers
 
 _executions = count()
-"""Counts the runs that this process has executed."""
+"""Counter of the runs that this process has executed."""
 
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory and record its outcome. Return the outcome and the summary, which is None on all nodes but the first.
+    Execute a run directory and record its outcome. Return the outcome and the summary; only the first node has a summary.
 
-    ConfigError and AlreadyRunning mean that nothing was started. `force` continues after changes that affect the result.
+    Raise ConfigError or AlreadyRunning before anything starts. `force` continues the run even if changes affect its result.
     """
     config = read_config(run_dir)
     try:
@@ -97,7 +97,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
 
 
 def _resumes(run_dir: Path, experiment: Experiment) -> str:
-    """Return a clause about the step at which `meshrunner resume` continues the run."""
+    """Return a clause that names the step at which `meshrunner resume` continues the run."""
     with suppress(ConfigError):  # `checkpoint.load` names no checkpoint
         found, _ = candidates(experiment.checkpoint.load, run_dir / FOLDER)
         if found:
@@ -106,13 +106,13 @@ def _resumes(run_dir: Path, experiment: Experiment) -> str:
 
 
 def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Outcome:
-    """Run the workers of a node other than the first. The first node records the run, including failures here."""
+    """Run the workers of a node other than the first. The first node records the run, including failures on this node."""
     saves = experiment.checkpoint.saves
     with interruptible(), Preemption(run_dir, saves=saves) as preemption, Peers(run_dir, node) as peers:
 
         def run() -> Outcome:
             devices = node_devices(experiment)
-            # The number of the attempt is only in rows, which the first node writes.
+            # The attempt number 0 is never recorded: only the first node writes rows.
             attempt = Attempt(run_dir, experiment.on(devices.type), devices, 0, peers, preemption)
             with prepare_data(experiment, run_dir):
                 return launch(attempt, lambda _: None)
@@ -139,8 +139,8 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
     """
     Write environment.json, prepare the data, launch the workers and return the outcome.
 
-    `continued` is the experiment as it continues from a checkpoint. `same_data` requires the data that the run
-    was trained on so far; other data raise ConfigError.
+    `continued` is the experiment after its checkpoint is loaded. If `same_data` is set, raise ConfigError unless the
+    data is the data that the run was trained on so far.
     """
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
@@ -152,7 +152,7 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:
-    """Write the final state and the summary, and return the summary. Only warn if the disk is full."""
+    """Write the final state and the summary, and return the summary. If the disk is full, only warn."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())

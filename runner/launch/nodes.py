@@ -22,17 +22,17 @@ from meshrunner.runner.rundir.files import node_file
 
 NODE_HEARTBEAT_S = 3.0
 NODE_LOST_S = 30.0
-"""Seconds without a heartbeat after which a node is lost."""
+"""Seconds without a heartbeat after which a node is considered lost."""
 REPORT_S = 5.0
-"""Seconds that the other nodes have after a failure to publish their outcome."""
+"""Seconds to wait for the other nodes' outcomes after a failure."""
 POLL_S = 0.2
 
 
 def this_node(nodes: int) -> Node:
-    """Return this process's node among `launch.nodes` nodes: the only one, or a task of the srun in slurm/run.sbatch."""
+    """Return the node that this process runs on, of `launch.nodes` nodes. On several nodes, SLURM variables give its rank."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, the step runs separate runs
+    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, each task is a separate run
         return Node(0, 1, "localhost", 0, "")
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
         only_this_node(nodes)
@@ -56,7 +56,7 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible if a run without a directory needs several nodes: each node would create one."""
+    """Raise Incompatible if a run needs several nodes, for commands that start workers on this machine only."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
@@ -65,16 +65,16 @@ def only_this_node(nodes: int) -> None:
 
 
 def workers_here(experiment: Experiment) -> int:
-    """Return the workers of a run on this machine as its only node."""
+    """Return the number of workers of a run on this machine. Raise Incompatible if the run needs several nodes."""
     only_this_node(experiment.launch.nodes)
     return node_devices(experiment).workers
 
 
 class Peers:
     """
-    The other nodes of a run, as a context manager inside which this node sends heartbeats.
+    The other nodes of a run. A context manager: inside the context, this node sends heartbeats.
 
-    `logs/node<N>.json` holds a node's heartbeat and the outcome of its workers. A run on a single node writes nothing.
+    `logs/node<N>.json` holds a node's heartbeat and the outcome of its workers. A run on a single node writes no such file.
     """
 
     def __init__(self, run_dir: Path, node: Node) -> None:
@@ -98,9 +98,9 @@ class Peers:
             self.publish(gone=True)
 
     def publish(self, **changes: Any) -> None:
-        """Change this node's record, which the other nodes read."""
+        """Change the record of this node that the other nodes read."""
         if self.others:
-            with self.lock, suppress(OSError):  # on a full disk this node counts as lost, which also ends the run
+            with self.lock, suppress(OSError):  # on a full disk the other nodes consider this node lost and end the run
                 self.record |= changes
                 self.record.write(node_file(self.run_dir, self.node.rank))
 
@@ -110,14 +110,14 @@ class Peers:
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish this node's outcome, wait for those of the others, and return the run's: the outcome of the first cause."""
+        """Publish this node's outcome, wait for the other nodes' outcomes, and return the run's outcome: the earliest cause."""
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
         self.publish(outcome=mine.as_json())
         if own.state == "completed":
             return own
-        # A collateral failure waits for its cause, longest for a lost node, which publishes nothing.
+        # After a collateral failure, wait longer: the cause may be a lost node, found only by its missing heartbeat.
         deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
         while len(self._outcomes()) + len(self._lost_nodes()) < len(self.others) and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -132,9 +132,9 @@ class Peers:
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node has finished or is lost: srun kills the remaining tasks once one has ended."""
+        """Wait until the first node has finished or is lost: once one task has ended, srun kills the remaining tasks."""
         self._read_peers()
-        deadline = time.monotonic() + NODE_LOST_S  # it may never have started
+        deadline = time.monotonic() + NODE_LOST_S  # the first node may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:
             if 0 in self._lost_nodes(include_ended=True):
                 return
@@ -158,7 +158,7 @@ class Peers:
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
-        """Return the nodes whose heartbeats have stopped; `include_ended` adds those that had published their outcome."""
+        """Return the ranks of lost nodes. `include_ended` adds the nodes lost after they published an outcome."""
         now = time.monotonic()
         return [
             rank

@@ -1,4 +1,4 @@
-"""The outcome of a run and, after a failure, the rank that failed first according to exit codes, error files and logs."""
+"""The outcome of a run. After a failure, exit codes, error files and logs tell which rank failed first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLLATERAL = re.compile(
     r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
-"""Messages of a rank that lost its connection to another rank."""
+"""Pattern of the messages of a rank that lost its connection to another rank."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/vmstat")
@@ -34,16 +34,16 @@ class Outcome:
     rank: int | None = None
     """The rank that failed first."""
     exit_code: int | None = None
-    """Exit code of that rank; a negative one is the signal that killed it."""
+    """Exit code of the rank that failed first. A negative exit code is the negated number of the signal that killed the rank."""
     collateral: bool = False
-    """Whether another rank's failure may have caused this one."""
+    """Whether another rank's failure may have caused this failure."""
     interrupted: bool = False
-    """Whether the user interrupted a run that then ended by itself, so that a sweep should stop."""
+    """Whether the user interrupted the run. A sweep then stops, even if the run completed."""
 
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
-    """Return the outcome of a hang, from the last completed step of each of this node's workers, whose ranks begin at `first`."""
-    # The rank that hangs is the one whose stack does not show that it waits in a collective.
+    """Return the outcome of a hang. `steps`: last completed step of each worker of this node; `first`: rank of worker 0."""
+    # Ranks that wait in a collective are not the cause: the stack of the hanging rank shows no torch.distributed call.
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
     alone = [rank for rank in behind if "torch/distributed" not in last_stack(rank_log(run_dir, rank))]
@@ -55,9 +55,9 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
     """
-    Return the outcome of a failure and the rank that failed first, from the exit codes of the ranks that failed.
+    Return the outcome of a failure, including the rank that failed first. `codes`: rank -> nonzero exit code.
 
-    Signals come before errors, causes before collateral failures, then earlier errors before later ones.
+    A signal takes precedence over an error, a cause over a collateral failure, and an earlier error over a later error.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -68,7 +68,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
             return 0
         if error:
             return 3 if COLLATERAL.search(error.message) else 1
-        # A signal is a cause, except SIGABRT: communication libraries abort ranks that lost a peer.
+        # SIGABRT, unlike other signals, may be collateral: communication libraries abort ranks that lost a peer.
         return 2 if code < 0 else 1
 
     rank = min(codes, key=lambda rank: (order(rank), errors[rank].time or float("inf")))
@@ -89,7 +89,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """Return the C++ exception that aborted a rank, often one of NCCL's watchdog; an empty record if there was none."""
+    """Return the C++ exception that aborted a rank, often from NCCL's watchdog, or an empty record if no exception is logged."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -98,7 +98,7 @@ def _aborted(run_dir: Path, rank: int) -> RankError:
 
 
 def write_error(run_dir: Path, outcome: Outcome) -> None:
-    """Write error.json about the rank that failed first, if one did."""
+    """Write error.json about the rank that failed first, if any rank failed."""
     if outcome.rank is None or outcome.state == "timeout":
         return
     error = RankError.read(rank_error(run_dir, outcome.rank))
@@ -108,7 +108,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this cgroup, else of the machine, the kernel has killed for lack of memory."""
+    """Return the number of processes that the kernel killed for lack of memory, in this cgroup or else on the machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
@@ -117,7 +117,7 @@ def oom_kills() -> int:
 
 
 def _cgroup_files() -> Iterator[Path]:
-    """Yield the files that may hold the count, nearest cgroup first. A container may see its own cgroup as the root."""
+    """Yield the files that may count kills, nearest cgroup first. A container may see its own cgroup as the root."""
     with suppress(OSError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,8 +1,8 @@
-"""Requests to save a checkpoint and end, by SLURM or by the user's first Ctrl-C.
+"""Requests from SLURM, or from the user's first Ctrl-C, to save a checkpoint and end.
 
-Clusters differ in the signals they send and in the processes that get them. SIGTERM reaches every process of a job's steps; the
-workers and the forkserver ignore it. SIGUSR1, as requested in slurm/run.sbatch, reaches the batch shell, which writes a file
-into the run directory. A run also stops if its parent, SLURM's step daemon, was killed.
+Clusters differ in the signals that they send and in the processes that receive the signals. SIGTERM reaches every process of a
+job's steps; the workers and the forkserver ignore SIGTERM. slurm/run.sbatch requests SIGUSR1 for the batch shell. The shell then
+writes a file into the run directory. A run also stops if its parent, SLURM's step daemon, was killed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from meshrunner.runner.slurm.client import show_job
 
 CHECK_EVERY_S = 0.5
 NEAR_LIMIT_S = 240.0
-"""Seconds before the job's time limit during which a stop request is attributed to the limit."""
+"""Seconds before the job's time limit in which a stop request is attributed to the time limit."""
 
 
 class Preemption:
-    """Detects stop requests. A context manager, inside which STOP_REQUESTS are handled in a SLURM job."""
+    """Detects stop requests. A context manager: inside the context, a SLURM job handles the signals STOP_REQUESTS."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
-        """Prepare for a run; `saves`: whether it saves checkpoints. `stopping`: the message at the first Ctrl-C."""
+        """Prepare for a run. `saves`: whether the run saves checkpoints. `stopping`: the message at the first Ctrl-C."""
         self.request = run_dir / STOP_REQUEST
         self.saves = saves
         self.stopping = stopping
         self.in_job = in_slurm_job()
         self.job_start = job_start_id()
         self.shared = SharedIntegers(1) if saves or self.in_job else None
-        """The flag that the workers read; None if nothing can set it."""
+        """The flag that requests the workers to stop; None if nothing can request a stop."""
         self.reason = ""
         self.interrupted = False
         """Whether the user requested the stop."""
@@ -76,7 +76,7 @@ class Preemption:
         return True
 
     def poll(self) -> None:
-        """Pass a stop request on to the workers, and tell the user of it. Raise Interrupted if the job was cancelled."""
+        """Pass a stop request on to the workers, and tell the user. Raise Interrupted if the SLURM job was cancelled."""
         if self.interrupted and not self._told:
             self._told = True
             warn(f"{self.stopping}; press Ctrl-C again to stop at once")
@@ -95,17 +95,17 @@ class Preemption:
 
     def _shell_requests(self) -> bool:
         with suppress(FileNotFoundError):
-            return self.request.read_text().strip() == self.job_start  # not of an earlier start of the job
+            return self.request.read_text().strip() == self.job_start  # ignore requests to earlier starts
         return False
 
 
 def _reason() -> str:
-    """Return why SLURM requests a stop; raise Interrupted if the job was cancelled."""
+    """Return the reason why SLURM requests a stop. Raise Interrupted if the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    # One task of an array has the job id of the array itself.
+    # SLURM_JOB_ID is ambiguous in an array: one task has the id of the whole array.
     with blocked(STOP_REQUESTS):  # SLURM sends SIGTERM twice to all processes of a job, including scontrol
         job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
-    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # SLURM kills its processes soon
+    if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # SLURM will soon kill the processes of the job
         requeued = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
         if not requeued and job.get("Reason") != "TimeLimit":
             raise Interrupted("by scancel")

@@ -1,4 +1,4 @@
-"""The report of a single run after its end: its row, or the reason why there is none."""
+"""The report of a single run after its end: the row of its figures, or the reason why the run did not complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = ("model", "parallelism", "precision")
 
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
-    """Print the row to stdout unless a table of all runs shows it; to stderr why a run did not complete, and its log's end."""
+    """Print a run's row to stdout if `row` is set. If the run did not complete, print the reason and the log's end to stderr."""
     if summary is None:
         return
     if row and (outcome.state == "completed" or summary.figures.get("perf/wps_median") is not None):
@@ -46,7 +46,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
 
 
 def row_cells(summary: Summary) -> dict[str, str]:
-    """Return the columns of a run, title -> text. An unknown median is shown as a dash; other unknown figures are omitted."""
+    """Return the columns of a run, title -> text. Show an unknown median as a dash, and omit other unknown figures."""
     cells = {figure: figure.cell([summary.figures]) for figure in table_figures()}
     medians = {figure for figure in cells if "median" in figure.over_steps and not figure.optional}
     kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or figure in medians}

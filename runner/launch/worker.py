@@ -1,4 +1,4 @@
-"""A worker: the process of one rank, forked from the forkserver. It prepares the device and calls the recipe."""
+"""A worker: the process of one rank, forked from the forkserver. A worker prepares its device and calls the recipe."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ STOPPED_EARLY = 75
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
-    """Run a worker process. The experiment is pickled: a user's own classes can only be imported once `path` is set."""
+    """Run a worker process. The experiment is pickled because the user's classes can be imported only after `path` is set."""
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:
         code = _train(folder, pickle.loads(experiment), context)
-    except BaseException as error:  # the launcher must learn of every kind
+    except BaseException as error:  # the launcher must learn of every exception
         _write_error(folder, context, error)
         code = 1
     sys.stdout.flush()
@@ -49,7 +49,7 @@ def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: d
 
 
 def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
-    """Train as this rank; return the exit code."""
+    """Train as the rank of `context`. Return the exit code."""
     import torch
     import torch.distributed as dist
 
@@ -69,7 +69,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         torch.cuda.set_device(device)
     elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
-    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher is first, and names the rank
+    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first, naming the rank
     _init_process_group(context, device, timedelta(minutes=minutes))
     _record_cpus(run_dir, context)
     if launch.host_memory_gib is not None:
@@ -103,15 +103,15 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
 
 def _keep_freed_memory() -> None:
     """Make the C library keep the memory of freed tensors, like the caching allocator of a GPU."""
-    # glibc would return large blocks to the kernel, which zeroes their pages for the next step. That took 4% of a step.
-    with suppress(AttributeError):  # another C library
+    # glibc would return large blocks to the kernel. Zeroing their pages for the next step took 4% of the step time.
+    with suppress(AttributeError):  # a C library without mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
 def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
-    """Join the other ranks. Rank 0 opens the store, on a free port if none is given, and shares the port with its node."""
+    """Join the other ranks. Rank 0 opens the store and shares its port with its node. A port of 0 chooses a free port."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -138,7 +138,7 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 
 
 def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
-    """Add the CPUs that each worker may run on to environment.json, in the order of ranks."""
+    """Add to environment.json the CPUs that each worker may run on, in the order of ranks."""
     import torch.distributed as dist
 
     everyone = [""] * context.world_size
@@ -149,7 +149,7 @@ def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
 
 
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:
-    """Write the error to the rank's log, and to a file for the launcher."""
+    """Write an error to the log of the rank, and to a file for the launcher."""
     from meshrunner.runner.measure.out_of_memory import explained
     from meshrunner.runner.own_code import fault
 
@@ -166,7 +166,7 @@ def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) ->
         plain=plain,
         traceback=trace,
     )
-    # Last, because the end of the log is quoted, and a traceback ends in the library that was called.
+    # The user's fault comes last: the report quotes the end of the log, and a traceback ends in the library that was called.
     own = f"{found}\n" if (found := fault(error)) else ""
     sys.stderr.write(f"{message}\n" if plain else trace + own)
     sys.stderr.flush()

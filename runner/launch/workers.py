@@ -1,7 +1,7 @@
 """Starts the workers of a run on this node and waits for their end. The launcher does not import torch.
 
-torch elastic is not used: once ranks are coupled by collectives it reports a collateral failure as the cause ("connection
-closed by peer"), and an out-of-memory rank as a network error.
+torch elastic is not used. Once collectives couple the ranks, torch elastic reports a collateral failure ("connection closed by
+peer") as the cause, and a rank that ran out of memory as a network error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from meshrunner.runner.rundir import started_at, update_status
 from meshrunner.runner.rundir.files import rank_error
 
 FAILURE_GRACE_S = 2.0
-"""Seconds after the first failure in which other ranks can report theirs."""
+"""Seconds after the first failure in which other ranks can report their failures."""
 KILL_AFTER_S = 5.0
 """Seconds from END_SIGNAL to SIGKILL."""
 POLL_S = 0.1
@@ -50,10 +50,10 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """The configured experiment; the workers find the checkpoint themselves."""
+    """The configured experiment. The workers find the checkpoint to continue from."""
     devices: NodeDevices
     number: int
-    """Number of the execution of the run directory, from 1."""
+    """Number of this execution of the run directory, counted from 1."""
     peers: Peers
     preemption: Preemption
 
@@ -65,10 +65,10 @@ class Attempt:
 
 def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     """
-    Start this node's workers, wait until they end or another node fails, and return the outcome as far as this node knows it.
+    Start this node's workers, wait until the workers end or another node fails, and return the outcome known to this node.
 
-    `poll` is called a few times a second with the first worker's phase (`recipes.meter.Phase`). If the user interrupts, the
-    workers are ended and Interrupted is raised.
+    Call `poll` a few times a second with the phase of this node's first worker (`recipes.meter.Phase`). If the user
+    interrupts, end the workers and raise Interrupted.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
@@ -90,7 +90,7 @@ def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
         # Before the first step there is no progress to save.
         with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
             stalled_minutes = _watch(attempt, processes, steps, lambda: poll(PHASES[phase[0]]))
-        codes = [process.exitcode for process in processes]  # before _terminate ends the others
+        codes = [process.exitcode for process in processes]  # before _terminate kills the running processes
     finally:
         _terminate(processes)
     if stalled_minutes is not None:
@@ -139,7 +139,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
 def _watch(
     attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
 ) -> float | None:
-    """Wait for the end of the run on this node. Return the minutes without a completed step if they exceeded the limit."""
+    """Wait for the end of the run on this node. Return the time limit in minutes if no step completed within it, else None."""
     settings, preemption = attempt.experiment.launch, attempt.preemption
     seen, since, saved_bytes = list(steps), time.monotonic(), 0
     failed_at: float | None = None
@@ -155,7 +155,7 @@ def _watch(
         if failed_at is not None and now - failed_at > FAILURE_GRACE_S:
             break
         if preemption.requested and not any(steps):
-            break  # there is no progress to save, and the first step may take long
+            break  # without a completed step there is no progress to save, and the first step may take long
         if list(steps) != seen:
             seen, since = list(steps), now
         minutes = settings.timeout_minutes if min(seen) else settings.start_timeout_minutes
@@ -168,16 +168,16 @@ def _watch(
 
 
 def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
-    """Return the bytes written so far of the checkpoint that is being saved."""
+    """Return the number of bytes written so far to the checkpoint that is being saved."""
     size = 0
-    with suppress(FileNotFoundError):  # the checkpoint was completed meanwhile
+    with suppress(FileNotFoundError):  # the checkpoint was completed during the loop
         for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
             size += path.stat().st_size
     return size
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """End the processes that still run and wait for them. Signals go to process ids: the forkserver may be gone."""
+    """End the running processes and wait for their end. Signal their process ids, because the forkserver may be gone."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):

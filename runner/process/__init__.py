@@ -1,1 +1,1 @@
-"""Processes: one warm forkserver, signals, process trees."""
+"""Processes: the forkserver, signals, process trees."""

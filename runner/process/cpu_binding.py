@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 FEWEST_CORES = 2
-"""Cores that a worker on a GPU needs: one for Python, one for the backward thread."""
+"""Cores that a worker on a GPU needs: a core for Python and a core for the backward thread."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
-    """Bind this worker, one of `workers` on the node, to the CPUs close to its GPU. Call it before CUDA creates its context."""
+    """Bind a worker, one of `workers` on the node, to the CPUs close to its GPU. Call this before CUDA creates its context."""
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
         with suppress(ProcessLookupError):  # the thread has ended
@@ -21,14 +21,14 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """Return the CPUs close to a worker's GPU; empty if these are all allowed CPUs, or too few for the workers on them."""
+    """Return the CPUs close to a worker's GPU. Return an empty set if all allowed CPUs are close, or too few for the workers."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
     return own if own != allowed and len(own) >= FEWEST_CORES * near.count(own) else set()
 
 
 def cpus_near(bus_id: str) -> set[int]:
-    """Return the CPUs in the NUMA domain of a PCI device, such as `0000:dc:00.0`; empty if the kernel does not tell."""
+    """Return the CPUs in the NUMA domain of a PCI device such as `0000:dc:00.0`, or an empty set if the domain is unknown."""
     try:
         text = (PCI_DEVICES / bus_id / "local_cpulist").read_text()
     except OSError:

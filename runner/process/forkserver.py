@@ -1,4 +1,4 @@
-"""The forkserver that all child processes are forked from, with torch imported. No child outlives its parent."""
+"""The forkserver, a process that imports torch and forks all child processes. No child outlives its parent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRELOAD = [
     "torch",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "torch._dynamo",  # the first optimizer step would import it: 0.5 s
+    "torch._dynamo",  # otherwise the first optimizer step imports torch._dynamo, in 0.5 s
     "meshrunner.recipes.pretrain",
     "meshrunner.recipes.model.transformer",
     "meshrunner.recipes.parallelism.fsdp2",
@@ -37,60 +37,60 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. Never a user's module: an exception in it would end the forkserver."""
+"""Modules that the forkserver imports before it forks. A user's module is not preloaded: its error would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
-"""Variables that were added to the forkserver's environment; None until it is started."""
-END_SIGNAL = signal.SIGUSR2  # not SIGTERM, which SLURM sends to every process of a job, only for the launcher to act on
+"""Variables that were added to the forkserver's environment; None before the forkserver is started."""
+END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
 """The signal that makes a child write its stack to its log and end."""
 LONGEST = 40
-"""Most bytes of the path in which `temporary_folder` is: the kernel limits the path of a socket to 107 bytes."""
+"""Maximum bytes of the path of the parent of `temporary_folder`: the kernel limits the path of a socket to 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """
-    Start the forkserver, which imports torch in the background. Return within milliseconds.
+    Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
 
-    `variables` are added to its environment, because libraries read many of them when they are loaded. They replace a forkserver
-    that was started with others, which must have no children then; None keeps it.
+    Add `variables` to the environment of the forkserver, because libraries read variables when they are loaded. Replace a
+    forkserver that was started with different variables and has no children. None keeps a running forkserver.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):
         return
     variables = variables or {}
     if _variables is not None and (pid := _kill()):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing reaps it and starts another
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing reaps it and starts another forkserver
     _variables = variables
     multiprocessing.set_forkserver_preload(PRELOAD)
     temporary, before = temporary_folder(), dict(os.environ)
     own = {
         "MESHRUNNER_TEMPORARY": temporary,
-        "TORCHINDUCTOR_CACHE_DIR": f"{temporary}/inductor",  # torch creates it on import; workers get their own
+        "TORCHINDUCTOR_CACHE_DIR": f"{temporary}/inductor",  # torch creates this directory on import; workers use another
         "PYTHONSAFEPATH": "1",  # no file of the current directory may shadow a preloaded module
     }
     with ExitStack() as stack:
         # The forkserver inherits the blocked signal, so that only the launcher handles Ctrl-C.
         stack.enter_context(blocked({signal.SIGINT}))
-        for name in STOP_REQUESTS if in_slurm_job() else ():  # inherited, too
+        for name in STOP_REQUESTS if in_slurm_job() else ():  # the forkserver also inherits ignored signals
             stack.callback(signal.signal, name, signal.signal(name, signal.SIG_IGN))
         stack.callback(os.environ.update, before)
         for name_of_variable in {*variables, *own} - before.keys():
             stack.callback(os.environ.pop, name_of_variable)
         os.environ.update(variables)
         os.environ.update(own)
-        resource_tracker.ensure_running()  # the forkserver would start it, and unblock SIGINT
+        resource_tracker.ensure_running()  # otherwise the forkserver starts the tracker, and that unblocks SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
 
 
 def temporary_folder() -> str:
     """
-    Return the folder for the forkserver's socket and a command's other temporary files; raise ConfigError if there is none.
+    Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if it cannot be created.
 
-    The first call creates it. It is removed when the command ends, by the forkserver if the command is killed.
+    The first call creates the folder. The command removes it at its end; if the command is killed, the forkserver removes it.
     """
-    # multiprocessing would choose a folder in TMPDIR, however long its path is.
+    # multiprocessing would choose a folder in TMPDIR even if the path is too long for a socket.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
     if settings.get("tempdir") is not None:
         return str(settings["tempdir"])
@@ -113,7 +113,7 @@ def _remove_temporary_folder() -> None:
 
 
 def _kill() -> int | None:
-    """Kill the forkserver, which may still be importing torch. Return its process id, or None if none was started."""
+    """Kill the forkserver, even during its import of torch. Return its process id, or None if no forkserver was started."""
     pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -129,13 +129,13 @@ def exit_now(code: int) -> NoReturn:
 
 def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     """
-    Initialise a child process: append its output to a log, ignore Ctrl-C, die with its parent.
+    Initialise a child process: append its output to a log, ignore Ctrl-C, end when its parent ends.
 
-    The environment and sys.path are replaced: the forkserver copied them when it was started.
+    Replace the environment and sys.path, because the child inherits them from the start of the forkserver.
     """
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as error:  # the run directory was moved, say; stderr is still the user's terminal
+    except OSError as error:  # for example, the run directory was moved; stderr is still the user's terminal
         print(f"meshrunner: {log}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(1)
     os.dup2(file, 1)

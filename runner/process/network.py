@@ -1,7 +1,7 @@
 """The network interface for gloo in a run on several nodes.
 
-By default gloo uses the address that the host name resolves to. On Debian that is 127.0.1.1, and ranks on other nodes would
-connect to themselves.
+By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1, so that ranks on other
+nodes would connect to themselves.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from socket import AF_INET, AF_INET6
 import psutil
 
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
-"""Addresses reserved for documentation: a route to them is the default route. Nothing is sent there."""
+"""Addresses reserved for documentation. The route to these addresses is the default route. No packet is sent."""
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
-    Return the interface that routes to the rendezvous on `master`, among those that NCCL_SOCKET_IFNAME allows.
+    Return the interface, allowed by NCCL_SOCKET_IFNAME, that routes to the rendezvous on `master`.
 
-    The rendezvous host itself, whose name may resolve to 127.0.1.1, uses the interface of the default route. Without any route,
-    the first allowed interface is returned; None if no interface is allowed.
+    On `master` itself, the host name may resolve to 127.0.1.1; return the interface of the default route. If no interface has a
+    route, return the first allowed interface. Return None if no interface is allowed.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}
@@ -35,7 +35,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth,ib` are prefixes, `=eth0` one name, `^docker` excludes."""
+    """Return whether `wanted` (NCCL_SOCKET_IFNAME) allows an interface: `eth,ib` are prefixes, `=eth0` a name, `^` excludes."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)
@@ -45,7 +45,7 @@ def allows(wanted: str, name: str) -> bool:
 
 
 def sources(host: str) -> Iterator[str]:
-    """Yield the addresses from which this machine would send to a host."""
+    """Yield the source addresses of this machine for packets to a host."""
     with suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as sender:
@@ -54,7 +54,7 @@ def sources(host: str) -> Iterator[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the IP addresses of every interface that is up. IPv6 addresses that are valid on one link only are left out."""
+    """Return the IP addresses of every interface that is up, without IPv6 addresses that are valid on one link only."""
     found = {}
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():

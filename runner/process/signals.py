@@ -1,7 +1,7 @@
-"""The signals that end a command: interrupts end it immediately, stop requests after a checkpoint.
+"""The signals that end a command. Interrupts end the command at once; stop requests end the command after a checkpoint.
 
 Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM are interrupts. For a run that saves checkpoints, the first Ctrl-C is a stop
-request and the second an interrupt. In a SLURM job SIGTERM and SIGUSR1 are stop requests, which `launch.preemption` handles.
+request and the second an interrupt. In a SLURM job SIGTERM and SIGUSR1 are stop requests; see `launch.preemption`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from meshrunner.recipes.errors import Interrupted
 
 
 def in_slurm_job() -> bool:
-    """Return whether this process runs in a SLURM job, which may be requested to stop."""
+    """Return whether this process runs in a SLURM job. Only a SLURM job receives stop requests by signal."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def job_start_id() -> str:
-    """Return the id of this start of the SLURM job: the job's id and its number of requeues, `12.0`."""
+    """Return an id such as `12.0` for this start of the SLURM job: the job's id and its number of requeues."""
     return f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
@@ -32,18 +32,18 @@ STOP_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIGTERM,)))
 """Signals that interrupt a run."""
 IGNORE_S = 15.0
-"""Seconds after an interrupt during which further ones are ignored, while the workers are ended."""
+"""Seconds after an interrupt in which further interrupts are ignored, so that the workers can end."""
 
 
 def hold_stop_requests() -> None:
-    """Block stop requests in a SLURM job until a `Preemption` handles them: by default they would kill the command."""
+    """Block stop requests in a SLURM job until a `Preemption` handles them. Unblocked, stop requests kill the command."""
     if in_slurm_job():
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_REQUESTS)
 
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Make INTERRUPTS raise Interrupted inside the context, with `consequence` in the message. Ignore more within IGNORE_S."""
+    """Make INTERRUPTS raise Interrupted(`consequence`) inside the context. Ignore further interrupts for IGNORE_S."""
     last = float("-inf")
 
     def interrupt(number: int, _: object) -> None:
@@ -63,7 +63,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` at the first Ctrl-C, inside an `interruptible`. If it returns False, and at later ones, interrupt."""
+    """Call `request` at the first Ctrl-C in an `interruptible`. Interrupt if `request` returns False, and at a later Ctrl-C."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 
@@ -81,7 +81,7 @@ def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Block signals inside the context; they are delivered at its end, but never to a process started inside."""
+    """Delay signals until the end of the context. A process started inside the context keeps these signals blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -89,7 +89,7 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_prctl: Callable[..., int] = ctypes.CDLL(None).prctl  # looked up on import: unsafe between fork and exec
+_prctl: Callable[..., int] = ctypes.CDLL(None).prctl  # a lookup between fork and exec would be unsafe
 
 
 def die_with_parent(number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Makes standard streams safe to use when they are closed, lead to a full disk or to a pipe that nobody reads."""
+"""Makes standard streams safe to use if a stream is closed, its disk is full or its pipe has no reader."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 class _Output(io.FileIO):
-    """A file whose writes never fail: data that cannot be written is dropped."""
+    """A file whose writes never fail. Data that cannot be written is lost."""
 
     problem: OSError | None = None
-    """The first failure other than a closed pipe."""
+    """The first write error other than a closed pipe; None without an error."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -36,15 +36,15 @@ class _Output(io.FileIO):
 
 def secure_streams() -> None:
     """
-    Open closed standard streams on /dev/null, and replace sys.stdout and sys.stderr by streams that never raise OSError.
+    Open closed standard streams on /dev/null, and replace sys.stdout and sys.stderr with streams that never raise OSError.
 
-    Call it before anything opens a file: the file would get the descriptor of a closed stream, to which workers write.
+    Call this before any file is opened: a file could get the descriptor of a closed stream, and workers would write to the file.
     """
     for number, name in enumerate(STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: `number`
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
@@ -61,7 +61,7 @@ def secure_streams() -> None:
 
 
 def output_is_lost() -> bool:
-    """Flush both streams; return whether output to stdout was lost for another reason than a closed pipe."""
+    """Flush stdout and stderr. Return whether output to stdout was lost for another reason than a closed pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

@@ -1,4 +1,4 @@
-"""Process trees."""
+"""Functions for process trees."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def process_name(process: psutil.Process) -> str:
-    """Return the name of a process; empty if the process is gone."""
+    """Return the name of a process, or an empty text if the process has ended."""
     with suppress(psutil.NoSuchProcess):
         return process.name()
     return ""
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process exists and is not a zombie. A reused process id does not count."""
+    """Return whether a process exists and is not a zombie. Return False if another process has reused the process id."""
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def kill(process: psutil.Process) -> None:
-    """Send SIGKILL to a process, unless it is gone."""
+    """Send SIGKILL to a process, unless the process has ended."""
     with suppress(psutil.NoSuchProcess):
         process.kill()

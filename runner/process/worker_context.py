@@ -1,4 +1,4 @@
-"""The context that a launcher passes to a worker: its rank, its node, and the memory they share."""
+"""The context that a launcher passes to a worker: the worker's rank and node, and memory shared with the launcher."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from meshrunner.recipes.meter import PHASES, Phase
 
 
 class SharedIntegers:
-    """A fixed number of integers, initially 0, shared with child processes. There is no lock: each integer has one writer."""
+    """A fixed number of integers, initially 0, shared with child processes. Each integer has one writer, so there is no lock."""
 
     # An anonymous file (memfd) needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
 
     def __init__(self, count: int, file: Any = None) -> None:
-        """Create the memory, or map the parent's `file`, a DupFd."""
+        """Create the shared memory, or map `file`, a DupFd of the parent's memory."""
         self._file = os.memfd_create("meshrunner") if file is None else file.detach()
         weakref.finalize(self, os.close, self._file)
         if file is None:
@@ -49,16 +49,16 @@ class Node:
     rank: int
     count: int
     host: str
-    """Host of the rendezvous: the node of rank 0."""
+    """Host name of the rendezvous, on the node of rank 0."""
     port: int
-    """TCP port of the rendezvous; 0 chooses a free one, on a single node only."""
+    """TCP port of the rendezvous. A run on a single node may use 0 to choose a free port."""
     rendezvous: str
-    """Id of the rendezvous, different for each start of the job, so that workers of an earlier start cannot join."""
+    """Id of the rendezvous. Each start of the job has another id, so that workers of an earlier start cannot join."""
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """A worker's rank, and the memory it shares with its launcher."""
+    """The rank and node of a worker, and the memory that the worker shares with its launcher."""
 
     rank: int
     local_rank: int
@@ -69,13 +69,13 @@ class WorkerContext:
     threads: int
     attempt: int
     port: SharedIntegers
-    """One integer: the port of the rendezvous on the first node; 0 until rank 0 opens it."""
+    """One integer: the port of the rendezvous. A port that rank 0 chooses is 0 until rank 0 opens the rendezvous."""
     steps: SharedIntegers
-    """The last completed step of each rank on this node."""
+    """The last completed step of each rank on this node, in the order of ranks."""
     phase: SharedIntegers
     """One integer: the phase of this node's first rank, as an index into PHASES."""
     stop_requested: SharedIntegers | None
-    """One integer, nonzero once the run should save a checkpoint and end; None if nothing can request that."""
+    """One integer, nonzero once the run should save a checkpoint and end; None if nothing can request a stop."""
 
     def doing(self, phase: Phase) -> None:
         """Tell the launcher that this rank enters a phase. Only the first rank of a node reports."""
@@ -88,7 +88,7 @@ class WorkerContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that torchrun would set, for user code that reads them."""
+        """The environment variables that torchrun sets, for user code that reads the variables."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
