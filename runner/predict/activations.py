@@ -1,4 +1,4 @@
-"""Activations that blocks keep for backward, and how much of them recomputation saves (for `show`)."""
+"""Measures the activations that blocks keep for backward, with and without recomputation (for `show`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 MOST_BLOCKS = 64
-"""Largest model traced at full depth, which takes some seconds."""
+"""Most blocks of a model that is traced at full depth. Tracing that many takes some seconds."""
 
 
 class KeptActivations(NamedTuple):
@@ -25,21 +25,22 @@ class KeptActivations(NamedTuple):
     nbytes: int
     """Bytes on one device; unsharded parameters do not count."""
     operators: dict[str, tuple[int, int]]
-    """Operator, such as `mm` -> (results kept, results allocated). Operators of which no result is kept are left out."""
+    """Operator, such as `mm` -> (results kept, results allocated). Operators that keep no result are left out."""
 
 
 class BlockKind(NamedTuple):
-    """Recomputed blocks that are alike."""
+    """Recomputed blocks that have the same class and keep the same activations."""
 
     name: str
-    """Name of their class."""
+    """Name of the blocks' class."""
     whole: KeptActivations
-    """Activations that each would keep without recomputation."""
+    """Activations that each block would keep without recomputation."""
     kept: KeptActivations
+    """Activations that each block keeps with recomputation."""
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Return the kinds of recomputed blocks of an experiment that fits its devices; raises ConfigError if they are unknown."""
+    """Return the kinds of recomputed blocks in an experiment that fits its devices. Raise ConfigError if they are unknown."""
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
@@ -66,12 +67,12 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
 
 
 def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
-    """Return the activations that each block keeps; empty if the whole model is compiled, as its blocks then have no phases."""
+    """Return block -> activations it keeps. Empty if the whole model is compiled, because its blocks then have no phases."""
     found = {}
     for block, (made, alive) in _made_in_forward(trace).items():
         results, alive = Counter(each.operator for each in made), [each for each in alive if not each.is_block_output]
         kept = Counter(each.operator for each in alive)
-        # Names as in `activation_checkpoint.save`: `mm`, `_c10d_functional.all_to_all_single`.
+        # Name operators as in `activation_checkpoint.save`: `mm`, `_c10d_functional.all_to_all_single`.
         operators = {
             name.replace("::", ".").removeprefix("aten."): (kept[name], results[name]) for name in sorted(kept)
         }
@@ -80,12 +81,12 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Return the most activations that one block adds, including its output, the next block's input; None as above."""
+    """Return the most bytes of activations that one block adds, including its output. Return None if blocks have no phases."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return the model cut to the first blocks that include every class, or the whole model if it cannot be cut."""
+    """Return a model of the fewest first blocks that include every class, or the whole model if it cannot be cut."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1
@@ -98,7 +99,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return block -> its allocations in the last step's first forward, and those of them alive when backward begins."""
+    """Return block -> (allocations in the last step's first forward, those allocations still held when backward begins)."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)
@@ -107,7 +108,7 @@ def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[All
         step, part, block = each.phase
         if (step, part) != (last, "forward") or block is None or each.allocated_at > backward:
             continue
-        # Results of a function with its own backward count as temporary until they are freed: see `MemoryLedger`.
+        # `MemoryLedger` labels results of a custom autograd function temporary until they are freed.
         if each.category in UNKNOWN and each.nbytes:
             made, alive = found[block]
             made.append(each)

@@ -1,4 +1,4 @@
-"""The forecast of a run: its verdict, figures and JSON, and the sentences that explain the verdict."""
+"""Defines the forecast of a run (verdict, figures, JSON) and the sentences that explain the verdict."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DOES_NOT_FIT: Answer = "does not fit"
 NOT_PLANNED: Answer = "not planned"
 NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
 """
-Pattern of torch's errors about operators without a kernel for meta, and about values of meta tensors. The compiler ends every
-message with an address that contains `meta-pytorch`.
+Pattern of torch's errors about operators without a meta kernel and about values of meta tensors. It does not match
+`meta-pytorch`, because every error message of the compiler ends with a URL that contains this word.
 """
 
 
 class Verdict(NamedTuple):
-    """The answer and the sentence that explains it."""
+    """Whether a run fits, and the sentence that explains why."""
 
     answer: str
     """An `Answer`, or `skipped` for a combination that cannot run."""
@@ -36,45 +36,47 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Memory of one device. Each field is a key of the JSON, behind `memory/`."""
+    """Memory of one device. In the JSON, the key of each field is its name after the prefix `memory/`."""
 
     peak_active_gib: float
-    """Peak within a step of memory in use by tensors."""
+    """Peak memory that tensors use within a step."""
     peak_active_pct: float
-    """Share of the device's memory, in percent."""
+    """`peak_active_gib` as a share of the device's memory, in percent."""
     peak_reserved_gib: float | None
-    """Peak within a step of memory held by the caching allocator; None where no allocator is modelled."""
+    """Peak memory that the caching allocator holds within a step. None if no allocator is modelled."""
     peak_reserved_pct: float | None
+    """`peak_reserved_gib` as a share of the device's memory, in percent."""
     alloc_retries: int | None
-    """Number of allocator cache flushes within the device's memory; None where no allocator is modelled."""
+    """Number of cache flushes when the allocator is limited to the device's memory. None if no allocator is modelled."""
     startup_gib: float
     """Peak of active memory before the first step."""
     phase: str
     """Part of the step in which active memory peaks."""
     by_category_gib: dict[str, float]
-    """Active memory at its peak by category; the values add up to `peak_active_gib`."""
+    """Memory of each category when active memory peaks. The values add up to `peak_active_gib`."""
     block_gib: float | None
-    """Activations that the largest block adds from its forward to its backward; None if blocks cannot be told apart."""
+    """Activations that the largest block keeps from its forward to its backward. None if blocks cannot be told apart."""
     error_pct: float
-    """Largest error of the predicted peak that published measurements have shown."""
+    """Bound on the error of the predicted peak in percent, from published measurements."""
 
 
 @dataclass(frozen=True)
 class SpeedForecast:
-    """Speed of the run. Each field is a key of the JSON, behind `perf/`."""
+    """Speed of the run. In the JSON, the key of each field is its name after the prefix `perf/`."""
 
     wps: float
-    """Words per second and device."""
+    """Words (tokens) per second and device."""
     mfu: float | None
-    """Model FLOPs utilisation in percent; None if the device's peak rate is unknown."""
+    """Model FLOPs utilisation in percent. None if the device's peak rate is unknown."""
     step_time_s: float
     seconds_by_part: dict[str, float]
-    """Seconds of work by `simulated_clock.PARTS`; parts overlap."""
+    """Seconds of a step spent on each of `simulated_clock.PARTS`. Parts overlap in time."""
     exposed_communication_s: float
     """Seconds of a step during which compute waits for communication."""
     calibrated: bool
     """Whether the device's constants were fitted to measured runs."""
     error_pct: float
+    """Largest error of `wps` in calibration runs or, without a calibration, in published measurements; in percent."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,14 @@ class Forecast:
     memory: MemoryForecast | None = None
     """None if the run cannot be predicted."""
     speed: SpeedForecast | None = None
-    """None if the run or a rate of the device it needs cannot be predicted."""
+    """None if the run cannot be predicted or a rate of the device is unknown."""
     remarks: tuple[str, ...] = ()
     """Sentences about settings that are not modelled and figures that are unknown."""
     timeline: Timeline | None = None
-    """Memory over the last step, if it was asked for."""
+    """Memory over the last step. None unless the caller requested a timeline."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return one object that has the same keys whatever is known."""
+        """Return the forecast as a JSON object. Unknown figures are null, so the keys are always the same."""
         return {
             "verdict": self.verdict.answer,
             "reason": self.verdict.reason,
@@ -105,9 +107,9 @@ class Forecast:
 
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
     """
-    Return the answer for a run that takes `needed` bytes when memory is unlimited, and can have `capacity` bytes.
+    Return whether a run that uses `needed` bytes of unlimited memory fits in `capacity` bytes.
 
-    `error` is the relative error of the prediction. `runs_in` tells whether the run completes in the given bytes.
+    `error` is the relative error of the prediction. `runs_in(nbytes)` tells whether the run completes in `nbytes` bytes.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
         return FITS
@@ -118,9 +120,9 @@ def explain(
     kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
 ) -> str:
     """
-    Return the arithmetic behind an answer as a sentence.
+    Return a sentence that compares the needed memory with the capacity.
 
-    `by_category` is empty if it is unknown. `flushes` is None if the run does not complete within `capacity`.
+    `by_category` is empty if the categories are unknown. `flushes` is None if the run does not complete within `capacity`.
     """
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
@@ -134,13 +136,13 @@ def explain(
 
 
 def needs_memory(error: Exception) -> bool:
-    """Whether the error is about tensors that have shapes but no values, and would not occur on a device."""
+    """Whether the error occurs only on meta, where tensors have shapes but no values."""
     return bool(NEEDS_VALUES.search(str(error)))
 
 
 def why(error: Exception) -> str:
-    """Return why a recipe cannot be traced, with the innermost line of the user's own files if the error passed through them."""
-    inner = getattr(error, "inner_exception", None)  # the compiler wraps errors
+    """Return the reason why a recipe cannot be traced, with the innermost line of the user's files in the traceback, if any."""
+    inner = getattr(error, "inner_exception", None)  # the compiler wraps exceptions
     error = inner if isinstance(inner, Exception) else error
     first = one_line(next(iter(str(error).splitlines()), ""))
     kind, line = type(error).__name__, innermost(error)

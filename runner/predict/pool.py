@@ -1,4 +1,4 @@
-"""Predicts many configurations in processes forked by the forkserver, which import torch once; this process never does."""
+"""Predicts many configurations in processes forked by the forkserver. Only the forkserver imports torch, and only once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from meshrunner.runner.predict.forecast import Forecast, why
 from meshrunner.runner.process import forkserver
 
 MOST = 8
-"""Most processes at a time: each takes some hundred MiB."""
+"""Most processes at a time. Each process takes some hundred MiB."""
 
 
 class Predicted(NamedTuple):
-    """Forecast of one configuration, or the reason why there is none."""
+    """Forecast of one configuration, or the reason why it cannot be predicted."""
 
     forecast: Forecast | None
     fault: str = ""
+    """Reason why `forecast` is None."""
 
 
 NOT_IN_TIME = Predicted(None, "there was no time")
@@ -36,7 +37,7 @@ NOT_IN_TIME = Predicted(None, "there was no time")
 def predict_all(
     configs: Sequence[dict[str, Any]], *, active_only: bool, within_s: float | None = None
 ) -> list[Predicted]:
-    """Predict runs that fit their devices (see `fit`). Forecasts missing after `within_s` seconds are NOT_IN_TIME."""
+    """Predict runs that fit their devices (see `fit`). Return NOT_IN_TIME for runs not predicted within `within_s` seconds."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
@@ -44,14 +45,14 @@ def predict_all(
     busy: dict[Connection, int] = {}
 
     def hand_over(connection: Connection | None = None) -> None:
-        """Send the next configuration, if there is one, to a process, by default to a new one."""
+        """Send the next configuration, if any is left, to the process of `connection`. If None, start a process for it."""
         if (number := next(numbers, None)) is None:
             return
         if connection is None:
             connection, process = _start(number, active_only)
             children[connection] = process
         busy[connection] = number
-        with suppress(OSError):  # if the process has exited, receiving its answer fails
+        with suppress(OSError):  # if the process has exited, `recv` below fails
             connection.send(configs[number])
 
     forkserver.warm()
@@ -86,12 +87,12 @@ def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
     arguments = (theirs, active_only, log, dict(os.environ), list(sys.path))
     process = forkserver.context.Process(target=_answer, args=arguments, name="plan", daemon=True)
     process.start()
-    theirs.close()  # otherwise the child's exit would go unnoticed
+    theirs.close()  # while this end is open, the child's exit goes unnoticed
     return ours, process
 
 
 def _answer(connection: Connection, active_only: bool, log: Path, environment: dict[str, str], path: list[str]) -> None:
-    """Predict one configuration after another in this process, until it is killed."""
+    """Predict one configuration after another until this process is killed."""
     forkserver.enter(log, environment, path)
     while True:
         connection.send(_predicted(connection.recv(), active_only))

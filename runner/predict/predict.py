@@ -1,8 +1,8 @@
 """
 Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
-For a GPU, the trace is replayed through a model of the caching allocator; for a CPU, or with `active_only`, the memory that
-tensors hold decides.
+For a GPU, the trace is replayed through a model of the caching allocator, and the verdict depends on reserved memory. For a CPU,
+or with `active_only`, the verdict depends on the memory that tensors hold.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from meshrunner.runner.predict.workload import Workload, trace_run
 
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
-"""Bounds of the differences from published measurements, docs/measurements/plan.md."""
+"""Bounds on the error of predicted peaks, from the measurements in docs/measurements/plan.md."""
 
 
 def predict(
     experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
     """
-    Predict a run that fits its devices; raises whatever a class of the user's raises (see `own_code.fault`).
+    Predict a run that fits its devices. Re-raise exceptions that classes of the user raise (see `own_code.fault`).
 
-    `active_only` traces only two shallow models, which is faster but does not predict reserved memory. `with_timeline` also
-    returns memory over the last step, for which the model is traced at full depth in any case.
+    `active_only` traces two shallow models if possible: this is faster but does not predict reserved memory. `with_timeline`
+    adds memory over the last step to the forecast. A timeline needs a trace at full depth, even with `active_only`.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -58,7 +58,7 @@ def predict(
         workload, traces = trace_run(experiment, device, shallow=active_only and not with_timeline)
     except ConfigError:
         raise
-    except Exception as error:  # a class of the user's may raise anything, and an operator may lack a kernel for meta
+    except Exception as error:  # a user's class may raise anything, and an operator may lack a meta kernel
         if not needs_memory(error) and fault(error):
             raise
         return Forecast(Verdict(NOT_PLANNED, f"it cannot be traced: {why(error)}"))
@@ -83,7 +83,7 @@ def predict(
 
 
 def _capacity(device: ExpectedDevices) -> int:
-    """Return the bytes of the device's memory that torch can have."""
+    """Return the bytes of device memory that torch can allocate."""
     elsewhere = device.hardware.reserved_elsewhere_gib if isinstance(device.hardware, GPU) else 0.0
     return max(0, round((device.memory_gib - elsewhere) * GIB))
 
@@ -91,7 +91,7 @@ def _capacity(device: ExpectedDevices) -> int:
 def _active_memory(
     workload: Workload, device: ExpectedDevices, traces: tuple[Trace, ...]
 ) -> tuple[Verdict, MemoryForecast]:
-    """Judge by the memory that tensors hold."""
+    """Judge a run by the memory that tensors hold."""
     if workload.depths is None:
         startup, peak = start_peak(traces[0]), step_peak(traces[0])
     else:
@@ -115,7 +115,7 @@ def _reserved_memory(
     expandable: bool,
     record_points: bool,
 ) -> tuple[Verdict, MemoryForecast, Replayed]:
-    """Judge by the memory that the allocator reserves; without `hardware`, freed memory is reusable at once."""
+    """Judge a run by the memory that the allocator reserves. If `hardware` is None, freed memory is reusable at once."""
 
     def replay_within(nbytes: int | None) -> Replayed:
         clock = InstantClock() if hardware is None else workload.clock(hardware)

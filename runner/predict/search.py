@@ -1,4 +1,4 @@
-"""Predicts one configuration, or finds the largest value of a key with which it fits."""
+"""Predicts one configuration, or finds the largest value of a key with which the run fits its devices."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
 
 MOST = 2**16
-"""Largest value that is tried."""
+"""Largest value that the search tries."""
 SCANNED = 2**12
-"""Consecutive values that are checked for one that is allowed."""
+"""Number of consecutive values among which the search looks for an allowed value."""
 
 
 @dataclass(frozen=True)
 class LargestThatFits:
-    """Result of a search. Its JSON is that of the forecast with two more keys, `max` and `tried`, in front."""
+    """Result of a search. Its JSON has the keys `max` and `tried`, followed by the keys of the forecast."""
 
     key: str
     value: int | None
     """None if no value fits."""
     tried: list[int]
-    """Values that were predicted, in order; empty if the run cannot be planned."""
+    """Values in the order in which they were predicted. Empty if the run cannot be predicted."""
     forecast: Forecast
-    """Forecast for `value`, or for the first value tried if none fits."""
+    """Forecast for `value`, or for the first value tried if no value fits."""
 
     def as_json(self) -> dict[str, Any]:
         searched = {"max": {self.key: self.value}, "tried": self.tried} if self.tried else {}
@@ -36,16 +36,16 @@ class LargestThatFits:
 
 
 def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: bool = False) -> Forecast:
-    """Predict a configuration in this process; for arguments and errors see `predict`."""
+    """Predict a configuration in this process. See `predict` for the arguments and errors."""
     experiment, device = check_on_devices(config)
-    # Imports torch, which takes seconds: only for a configuration that is right.
+    # Importing torch takes seconds, so check the configuration first.
     from meshrunner.runner.predict.predict import predict
 
     return predict(experiment, device, active_only=active_only, with_timeline=with_timeline)
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> LargestThatFits:
-    """Find the largest value of a key with which a run fits; raise ConfigError if no whole number is allowed."""
+    """Find the largest value of a key with which a run fits. Raise ConfigError if the key allows no whole number."""
     found: dict[int, Forecast] = {}
 
     def allowed(value: int) -> bool:
@@ -77,10 +77,10 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
 
 def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda value: True) -> int | None:
     """
-    Return the largest allowed whole number that fits, or None if the least does not.
+    Return the largest allowed whole number that fits, or None if the smallest allowed number does not fit.
 
-    Numbers above one that does not fit are assumed not to fit either. `fits` is expensive, and called at most once for a number.
-    Numbers that are not `allowed`, such as those that do not divide a batch, are skipped.
+    If a number does not fit, all larger numbers are assumed not to fit. `fits` is expensive, so it is called at most once per
+    number. Numbers that are not `allowed` are skipped, such as numbers that do not divide a batch.
     """
     below, end = 0, 1
     for least in (2**power for power in range(MOST.bit_length())):
@@ -124,6 +124,6 @@ def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
 
 
 def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:
-    """Return a configuration that differs in one dotted key."""
+    """Return a copy of a configuration in which a dotted key has the given value."""
     name, _, rest = key.partition(".")
     return config | {name: _with(config[name], rest, value) if rest else value}

@@ -1,4 +1,4 @@
-"""Traces a run, and predicts the time of its step on a device whose rates are known."""
+"""Traces a run, and predicts its step time on a device with known rates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_dept
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 ERROR_PCT = 7.0
-"""Largest difference from published words per second (docs/measurements/plan.md) without a calibration of the device."""
+"""Largest difference from published words per second (docs/measurements/plan.md) if the device is not calibrated."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of one step of a run, from which its time on a device follows."""
+    """Work of one step of a run. The step time on a device is computed from it."""
 
     experiment: Experiment
     workers: int
@@ -28,9 +28,9 @@ class Workload:
     tokens: float
     """Tokens of a step per device."""
     skipped_micro_batches: int
-    """Micro batches of a step that the traces leave out."""
+    """Number of micro batches per step that were not traced."""
     events: tuple[EventLog, ...]
-    """Events of the full-depth model, or of the two shallow models named by `depths`."""
+    """Event logs: one of the full-depth model, or two of the shallow models named by `depths`."""
     depths: Depths | None
     """None when the full-depth model was traced."""
 
@@ -40,11 +40,11 @@ class Workload:
         return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
     def clock(self, hardware: GPU | CPU) -> SimulatedClock:
-        """Return a clock of the device that has taken no event yet."""
+        """Return a new clock of the device."""
         return SimulatedClock(device_rates(hardware, self.fp32_rate, self.workers))
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
-        """Return the time of a step; raises ConfigError if the device's rate for an operator is unknown."""
+        """Return the time of a step. Raise ConfigError if the device's rate for an operator is unknown."""
         times = []
         for events in self.events:
             clock = self.clock(hardware)
@@ -54,11 +54,11 @@ class Workload:
         return times[0] if self.depths is None else _at_full_depth(self.depths, *times)
 
     def wps(self, hardware: GPU | CPU) -> float:
-        """Return the words per second and device; raises as `step_time`."""
+        """Return the words per second and device. Raise the errors of `step_time`."""
         return self.tokens / self.step_time(hardware).seconds
 
     def speed(self, hardware: GPU | CPU) -> SpeedForecast:
-        """Return the figures of speed; raises as `step_time`."""
+        """Return the figures of speed. Raise the errors of `step_time`."""
         experiment, step_time = self.experiment, self.step_time(hardware)
         wps = self.tokens / step_time.seconds
         compute = experiment.precision.compute
@@ -77,9 +77,9 @@ class Workload:
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
     """
-    Trace the whole run, or two shallow models if these suffice and the model allows it.
+    Trace the full-depth model, or two shallow models if `shallow` is true and they determine the full depth.
 
-    Return the workload, and the traces with their memory.
+    Return the workload and the traces.
     """
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
@@ -92,7 +92,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run that can be traced (see `Parallelism.untraceable`). Its allocations are dropped, for a faster `step_time`."""
+    """Trace a run for its step time only, if `Parallelism.untraceable` allows. Drop memory events to make `step_time` faster."""
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
     timed: list[EventLog] = [
         [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]
@@ -102,7 +102,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
-    """Extrapolate to the full depth, where each further block takes as long as a block between the two depths."""
+    """Extrapolate the step time to the full depth. Each additional block adds the mean time of a block between the two depths."""
     blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
 
     def line(first: float, second: float) -> float:

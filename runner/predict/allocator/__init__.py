@@ -1,1 +1,1 @@
-"""A model of torch's CUDA caching allocator."""
+"""Model of torch's CUDA caching allocator."""

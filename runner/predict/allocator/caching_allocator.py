@@ -1,4 +1,4 @@
-"""The CUDA caching allocator (c10/cuda/CUDACachingAllocator.cpp, torch 2.13): how much it reserves, not at which addresses."""
+"""Models how much memory the CUDA caching allocator reserves (c10/cuda/CUDACachingAllocator.cpp, torch 2.13)."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from meshrunner.runner.predict.allocator.segments import (
 )
 
 UNIT = 512
-"""Every block is a multiple of this many bytes."""
+"""Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Largest request of a small pool. A large pool of fixed segments splits a block only if more than this is left over."""
+"""Largest request of a small pool, in bytes. A large pool of fixed segments splits off a remainder only if larger than SMALL."""
 
 
 class OutOfMemory(Exception):
-    """Neither the cache nor the device has room for a request."""
+    """Error raised if neither the cache nor the device has room for a request."""
 
 
 class CachingAllocator:
     """
-    Serves requests with the best fit from a stream's cache, or from a new segment. Sizes are in bytes.
+    Serves requests with the best-fitting block in a stream's cache, or else from a new segment. Sizes are in bytes.
 
-    Not modelled: the settings that `allocator_settings` reports, private pools (CUDA graphs), and the driver's choice of
-    addresses, which only decides between free blocks of equal size.
+    Not modelled are the settings that `allocator_settings` reports, private pools (CUDA graphs), and the addresses that the
+    driver chooses. The addresses only affect which of several free blocks of equal size is used.
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:
-        """`capacity`: bytes that this process can reserve, None if unlimited. `expandable`: `expandable_segments:True`."""
+        """`capacity`: bytes that this process can reserve, None if unlimited. `expandable`: whether segments are expandable."""
         self.active = 0
         """Bytes of blocks in use, as torch's `active_bytes`."""
         self.retries = 0
-        """Number of times the cache was flushed for a request, as torch's `num_alloc_retries`."""
+        """Number of requests that flushed the cache, as torch's `num_alloc_retries`."""
         self.synchronize: Callable[[], None] = lambda: None
-        """Called before the cache is flushed: waits for the device, and frees the blocks that wait for it."""
+        """Callback before each cache flush. It waits for the device and frees the blocks that other streams used."""
         self._expandable = expandable
         self.segments = ExpandableSegments(capacity) if expandable else Segments(capacity)
         self._pools: dict[tuple[int, bool], BlockPool] = {}
 
     def allocate(self, nbytes: int, stream: int) -> MemoryBlock:
-        """Return a block for a request, or raise OutOfMemory."""
+        """Return a block of at least `nbytes` bytes, or raise OutOfMemory."""
         size = round_up(nbytes, UNIT)
         small = size <= SMALL
         pool = self._pools.get((stream, small))
@@ -74,7 +74,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give free memory back to the device, except where it shares a segment or page with memory in use."""
+        """Return free memory to the device, except memory that shares a segment or page with memory in use."""
         self.synchronize()
         for pool in self._pools.values():
             self.segments.release(pool)
@@ -84,7 +84,7 @@ def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
     """
     Return whether segments are expandable, and a sentence for each setting that is not modelled.
 
-    `name` and `conf` are the name and value of PYTORCH_ALLOC_CONF or one of its older names.
+    `name` is PYTORCH_ALLOC_CONF or an older name of this variable. `conf` is its value.
     """
     expandable, remarks = False, []
     for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # at commas outside of brackets

@@ -1,4 +1,4 @@
-"""Segments of device memory, and the blocks that the caching allocator cuts them into. Sizes are in bytes."""
+"""Segments of device memory, and the blocks into which the caching allocator splits segments. Sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from bisect import bisect_left, insort
 MIB, GIB = 2**20, 2**30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 OWN_SEGMENT = 10 * MIB
-"""A request of at least this size gets a fixed segment of its own size, rounded up to OWN_SEGMENT_UNIT."""
+"""Smallest request that gets a fixed segment for itself, of the request's size rounded up to OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
-"""Size of an expandable segment: more than the memory of any device, so one per pool is enough."""
+"""Size of an expandable segment. It exceeds the memory of any device, so one segment per pool is enough."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
-    """Return the next multiple of `unit`."""
+    """Round `nbytes` up to a multiple of `unit`."""
     return -(-nbytes // unit) * unit
 
 
 class MemoryBlock:
-    """A piece of a segment, linked with the pieces before and after it."""
+    """Part of a segment, linked to the blocks directly before and after it."""
 
     __slots__ = ("address", "after", "allocated", "before", "mapped", "pool", "size")
 
@@ -27,10 +27,10 @@ class MemoryBlock:
         self.pool = pool
         self.address = address
         self.size = size
-        """Rounded size, plus a remainder that was too small to split off."""
+        """Rounded size of the request, plus any remainder that was too small to split off."""
         self.allocated = False
         self.mapped = mapped
-        """Whether memory is mapped to the addresses; false only in expandable segments."""
+        """Whether memory is mapped to the block's addresses. False only in expandable segments."""
         self.before: MemoryBlock | None = None
         self.after: MemoryBlock | None = None
 
@@ -58,14 +58,14 @@ class BlockPool:
     def __init__(self, small: bool) -> None:
         self.small = small
         self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT
-        """Size of a segment, or of an expandable segment's pages."""
+        """Size of a fixed segment, or of a page of an expandable segment."""
         self.free: list[tuple[int, int, MemoryBlock]] = []
         """Free blocks, ordered by size and address."""
         self.unmapped: list[tuple[int, MemoryBlock]] = []
         """Unmapped blocks of expandable segments, ordered by address."""
 
     def add(self, block: MemoryBlock) -> None:
-        """Add a free block. It must already be merged with its free neighbours."""
+        """Add a free block that is already merged with its free neighbours."""
         insort(self.free, (block.size, block.address, block))
 
     def remove(self, block: MemoryBlock) -> None:
@@ -73,9 +73,10 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """
-        Remove and return the smallest free block of at least `size` bytes, at the lowest address if there are several.
+        Remove and return the smallest free block of at least `size` bytes. Of several equal blocks, choose the lowest address.
 
-        A block that can still grow counts as the size it can reach, so the last block of an expandable segment is used last.
+        The size of a block that can grow includes the bytes it can grow by. So the last block of an expandable segment is used
+        last.
         """
         free = self.free
         i = bisect_left(free, (size,))
@@ -87,7 +88,7 @@ class BlockPool:
         return free.pop(i)[2]
 
     def merge(self, block: MemoryBlock) -> None:
-        """Merge an unallocated block, which is in no list yet, with its unallocated neighbours. Remove those from their lists."""
+        """Merge an unallocated block with its unallocated neighbours, and remove the neighbours from the lists of this pool."""
         for other in (block.before, block.after):
             if other is None or other.allocated or other.mapped != block.mapped:
                 continue
@@ -111,30 +112,30 @@ def _size_when_grown(block: MemoryBlock) -> int:
 
 
 class Segments:
-    """Memory reserved from the driver: segments of fixed size (`cudaMalloc`), given back once they are entirely free."""
+    """Memory reserved from the driver as segments of fixed size (`cudaMalloc`). Only an entirely free segment can be released."""
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
         self.reserved = 0
-        """Bytes of segments, as torch's `reserved_bytes`."""
+        """Bytes of all segments, as torch's `reserved_bytes`."""
         self.peak = 0
-        """Most bytes reserved; may be set to measure it anew."""
+        """Most bytes reserved so far. Callers may set it to begin a new measurement."""
         self._end = 0
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Return a block of at least `size` bytes in new memory, or None if the device has too little left."""
+        """Return a block of at least `size` bytes in new memory, or None if the device has too little memory left."""
         nbytes = pool.segment if size < OWN_SEGMENT else round_up(size, OWN_SEGMENT_UNIT)
         return MemoryBlock(pool, self._addresses(nbytes), nbytes) if self._reserve(nbytes) else None
 
     def release(self, pool: BlockPool) -> None:
-        """Give free memory of a pool back to the driver."""
+        """Return the free segments of a pool to the driver."""
         for _, _, block in pool.free.copy():
             if not block.is_split:
                 pool.remove(block)
                 self.reserved -= block.size
 
     def _reserve(self, nbytes: int) -> bool:
-        """Reserve memory if enough is left, and return whether it was reserved."""
+        """Reserve `nbytes` bytes if they are left, and return whether they were reserved."""
         if self.capacity is not None and self.reserved + nbytes > self.capacity:
             return False
         self.reserved += nbytes
@@ -142,7 +143,7 @@ class Segments:
         return True
 
     def _addresses(self, nbytes: int) -> int:
-        """Return the beginning of a new address range at a multiple of LARGE_SEGMENT, above all earlier ones."""
+        """Return the first address of a new range, a multiple of LARGE_SEGMENT above all earlier ranges."""
         begin = self._end
         self._end = round_up(begin + nbytes, LARGE_SEGMENT)
         return begin
@@ -150,13 +151,13 @@ class Segments:
 
 class ExpandableSegments(Segments):
     """
-    One segment per pool (`expandable_segments:True`): a huge range of addresses, with memory mapped to it page by page.
+    Memory with one segment per pool (`expandable_segments:True`): a huge address range to which memory is mapped page by page.
 
-    A page that is entirely free can be unmapped, and its memory used elsewhere.
+    An entirely free page can be unmapped, so that another pool can use its memory.
     """
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Return the lowest range with room for `size` bytes, mapping the pages it lacks, or None if memory runs out."""
+        """Return a block of at least `size` bytes at the lowest address with room. Return None if memory runs out."""
         block = self._lowest_range(pool, size)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
@@ -178,7 +179,7 @@ class ExpandableSegments(Segments):
                 self._unmap(block, begin, end)
 
     def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Return the first block of the lowest range of free and unmapped blocks that has room for `size` bytes."""
+        """Return the first block of the lowest range of adjacent free or unmapped blocks with room for `size` bytes."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before
@@ -196,7 +197,7 @@ class ExpandableSegments(Segments):
         return segment
 
     def _map(self, block: MemoryBlock, size: int) -> bool:
-        """Map the pages of the first `size` bytes, all or none. The mapped block is free and merged with its neighbours."""
+        """Map the first `size` bytes as a free block, and merge it with its neighbours. Return False if memory runs out."""
         pool = block.pool
         nbytes = round_up(size, pool.segment)
         if not self._reserve(nbytes):
@@ -211,7 +212,7 @@ class ExpandableSegments(Segments):
         return True
 
     def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:
-        """Unmap these addresses of a free block; its other parts stay free."""
+        """Unmap the addresses from `begin` to `end` of a free block. The rest of the block stays free."""
         pool = block.pool
         if block.address + block.size > end:
             pool.add(block.split(end - block.address))

@@ -1,1 +1,1 @@
-"""Everything that makes the meta device behave like a CPU or a GPU, each with its reason."""
+"""Replaces parts of torch so that the meta device behaves like a CPU or a GPU."""

@@ -1,4 +1,4 @@
-"""Autocast on meta, which torch does not have: a function mode casts arguments as the device's autocast would."""
+"""Adds autocast on meta, which torch lacks. A function mode casts arguments as the device's autocast would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOWER = {
     *(F.linear, F.scaled_dot_product_attention, F.conv1d, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.einsum),
     *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, torch.baddbmm),
 }
-"""Functions that run in the lower precision, on CPU and CUDA."""
+"""Functions that run in the lower precision on CPU and CUDA."""
 FP32_ON_CPU: set[Any] = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
 FP32_ON_CUDA = FP32_ON_CPU | {
     *(F.softplus, F.layer_norm, F.rms_norm, F.softmax, F.log_softmax),
@@ -28,14 +28,14 @@ FP32_ON_CUDA = FP32_ON_CPU | {
     *(Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal),
     *(Tensor.sum, Tensor.cumsum, Tensor.cumprod, Tensor.prod, Tensor.softmax, Tensor.log_softmax, Tensor.logsumexp),
 }
-"""Functions that run in fp32: the part of aten/src/ATen/autocast_mode.h that language models use."""
+"""Functions that run in fp32, from aten/src/ATen/autocast_mode.h. Functions that language models do not use are omitted."""
 
 
 class _Autocast(TorchFunctionMode):
-    """Like torch.autocast, it casts a parameter once and keeps the result until the context ends."""
+    """Function mode that casts a parameter once and keeps the result until the context ends, as torch.autocast does."""
 
     def __init__(self, dtype: torch.dtype | None, active: list[_Autocast], *, on_cuda: bool) -> None:
-        """`active` holds the modes entered so far, the innermost last. Without a dtype, autocast is off in the context."""
+        """Create a mode that appends itself to `active` on entry. If `dtype` is None, autocast is off in the context."""
         super().__init__()
         self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -58,7 +58,7 @@ class _Autocast(TorchFunctionMode):
             off = self.dtype is None or self.active[-1] is not self
         if off:
             return func(*args, **kwargs)
-        fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU  # as an attribute, dynamo could not guard on it
+        fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU  # not an attribute: dynamo could not guard on that
         dtype = self.dtype if func in LOWER else torch.float32 if func in fp32 else None
         if dtype is None:
             return func(*args, **kwargs)
@@ -79,17 +79,17 @@ class _Autocast(TorchFunctionMode):
 
 @contextmanager
 def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
-    """Have `torch.autocast("meta", dtype)` do as on the device, and recomputation use the autocast of its forward."""
+    """Make `torch.autocast("meta", dtype)` cast as on the device, and make recomputation use the autocast of its forward."""
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 
     def autocast(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
-        # Checkpointing stores the arguments of its forward's autocast, and recomputes under an autocast with them.
+        # Checkpointing stores the autocast arguments of the forward, and recomputes under an autocast with these arguments.
         if forward_dtype := kwargs.pop("dtype_on_meta", None):
             return autocast("meta", forward_dtype)
         if device != "meta":
             return device_autocast(device, dtype, enabled=enabled, **kwargs)
-        if torch.compiler.is_compiling():  # code is traced on the CPU
+        if torch.compiler.is_compiling():  # the compiler traces code on the CPU
             return device_autocast("cpu", dtype, enabled=enabled)
         return _Autocast((dtype or torch.bfloat16) if enabled else None, active, on_cuda=device_type == "cuda")
 
@@ -101,7 +101,7 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
         return active[-1].dtype if active else None
 
     def is_enabled(device: str | None = None) -> bool:
-        if device == "meta" or (device is None and device_type == "cuda"):  # without a name torch means CUDA
+        if device == "meta" or (device is None and device_type == "cuda"):  # without a device, torch means CUDA
             return current_dtype() is not None
         return bool(enabled_before(*([device] if device else [])))
 

@@ -1,8 +1,8 @@
 """
-A backend of torch.compile that generates no code, to trace what compiled code does to memory and time.
+Traces the memory and time of compiled code through a backend of torch.compile that generates no code.
 
-dynamo, AOT autograd, inductor's decompositions and its partitioner run as usual. The resulting graphs are interpreted on meta,
-where only the results of fused kernels get memory.
+dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs are interpreted on meta.
+Of the operators in a fused kernel, only the last one's result gets memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CPU = torch.device("cpu")
 
 
 def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
-    """Have torch.compile interpret its graphs until the replacements end."""
-    in_torch.callback(torch._dynamo.reset)  # its cached code belongs to this trace
-    # Options of the recipe set these for the whole process.
+    """Make torch.compile interpret its graphs until the replacements end."""
+    in_torch.callback(torch._dynamo.reset)  # dynamo's cached code is valid only for this trace
+    # Options of the recipe set these values for the whole process.
     in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
     in_torch.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
     in_torch.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
@@ -59,8 +59,8 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
             )
         compiled: Callable[..., Any] = torch_compile(function, backend=backends[backend], **arguments)
 
-        # dynamo traces the function mode that does the casts, so they are part of its graph. Code that turns autocast off inside
-        # the graph turns off that of the CPU, by which the mode knows. The CPU's autocast does nothing to tensors on meta.
+        # dynamo traces the function mode, so the mode's casts are part of the graph. Code in the graph that disables autocast
+        # disables the CPU's autocast, which the mode checks. The CPU's autocast does not cast tensors on meta.
         def called(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_autocast_enabled("meta"):
                 return compiled(*args, **kwargs)
@@ -73,7 +73,7 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _pause_while_compiling(in_torch: Replacements, recorder: Recorder) -> None:
-    """Record nothing while code is compiled: the compiler's fake tensors have no memory on the device."""
+    """Record nothing while code is compiled, because the compiler's fake tensors have no memory on the device."""
 
     def begin(_: Any) -> None:
         recorder.paused += 1
@@ -88,12 +88,12 @@ def _pause_while_compiling(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 class _Backend:
-    """A backend of torch.compile. dynamo compares backends: with one for all blocks it compiles equal blocks once."""
+    """Backend of torch.compile. All blocks share one backend object, so that dynamo compiles equal blocks only once."""
 
     def __init__(self, recorder: Recorder, *, partitions: bool, fuses: bool) -> None:
         self.recorder = recorder
         self.partitions, self.fuses = partitions, fuses
-        """Whether inductor's decompositions and partitioner are used, which chooses saved tensors; whether kernels are fused."""
+        """Whether inductor's decompositions and partitioner are used, and whether kernels are fused."""
         self.__name__ = "traced"
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
@@ -128,12 +128,12 @@ class _Backend:
                 self.recorder.saving = False
                 interpreter.env.clear()
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # it may free its arguments
+        run._boxed_call = True  # type: ignore[attr-defined]  # `run` may free its arguments
         return run
 
 
 def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
-    """Return a fake tensor on the CPU with the shape of one on meta, or any other value unchanged."""
+    """Return a fake CPU tensor with the shape of a meta tensor. Return a value that is no tensor unchanged."""
     if not isinstance(value, Tensor):
         return value
     if is_traceable_wrapper_subclass(value):
@@ -145,13 +145,13 @@ def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
 
 
 class Interpreter(fx.Interpreter):
-    """Runs a graph of compiled code on meta, and records its kernels. Without `memory`, each node is an operator of its own."""
+    """Interpreter that runs a compiled graph on meta and records its kernels. If `memory` is None, no nodes are fused."""
 
     def __init__(self, graph: fx.GraphModule, memory: GraphMemory | None, recorder: Recorder) -> None:
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
-        """Tensors that kernels have read or written since the last unfused operator: the next kernels are fused with those."""
+        """Tensors that kernels read or wrote since the last unfused operator. Later kernels need not read these again."""
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         self.in_cache.clear()
@@ -178,7 +178,7 @@ class Interpreter(fx.Interpreter):
         return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Keep the random state of recomputation on the host, as for a GPU, whose state has 16 bytes."""
+        """Keep the random state of recomputation on the host, as for a GPU. A GPU's random state has 16 bytes."""
         if target is torch.ops.higher_order.run_and_save_rng_state:
             operator, *rest = args
             return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)
@@ -189,7 +189,7 @@ class Interpreter(fx.Interpreter):
 
 
 def move_to(device: torch.device, graph: fx.GraphModule) -> None:
-    """Have a graph create all its tensors on a device, constants included."""
+    """Make a graph create all its tensors, including constants, on a device."""
 
     def moved(value: Any) -> Any:
         return device if isinstance(value, torch.device) else value

@@ -1,4 +1,4 @@
-"""Predicts inductor's fusion: which results of a compiled graph get memory, and what each fused kernel reads."""
+"""Predicts inductor's fusion: the results of a compiled graph that get memory, and the tensors that each fused kernel reads."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ UNFUSED = {
     *("embedding_dense_backward", "index_put", "index_put_", "_foreach_norm", "sort", "topk", "nonzero"),
     *("_local_scalar_dense", "empty", "bincount", "histc"),
 }
-"""Operators of aten for which inductor calls torch's own kernel, as it does for attention."""
+"""aten operators that inductor does not fuse: it calls torch's own kernel for them and for attention."""
 REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var_mean", "prod", "any", "all", "logsumexp"),
     *("cumsum", "cumprod"),
 }
-"""Operators that end a kernel: their result is read back from memory."""
+"""Operators that end a fused kernel, because their result is read back from memory."""
 LOOKUPS = {"index", "embedding", "gather", "index_select"}
-"""Operators that read only as much as they return, not the whole table."""
+"""Operators that read only as many bytes as they return, not the whole table."""
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
-"""Operators that are views although their schema does not say so."""
+"""Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
 """
-A result with several users is recomputed for each of them if it reads at most this many tensors
+Most tensors read to compute a result that inductor recomputes for each of several users instead of storing it
 (`torch._inductor.config.realize_reads_threshold`).
 """
 
 
 class GraphMemory(NamedTuple):
-    """The nodes of a graph that do work or get memory. All others are views, or inside a fused kernel."""
+    """Nodes of a graph that do work or get memory. All other nodes are views or inside a fused kernel."""
 
     unfused: set[Node]
-    """Operators that run as without the compiler."""
+    """Operators that run by themselves, as without the compiler."""
     kernels: dict[Node, dict[Node, int]]
-    """Result of a fused kernel -> the tensors in memory that the kernel reads -> bytes."""
+    """Result of a fused kernel -> tensor in memory that the kernel reads -> bytes read."""
 
 
 def memory_of(graph: Graph) -> GraphMemory:
+    """Return the unfused operators and the fused kernels of a compiled graph."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     unfused = {node for node in calls if _is_unfused(node)}
     needed = {_base(each) for node in (*unfused, graph.output_node()) for each in node.all_input_nodes}
@@ -50,7 +51,7 @@ def memory_of(graph: Graph) -> GraphMemory:
     for node in calls:
         if node in unfused or _is_view(node):
             continue
-        if node.target is operator.getitem:  # one of several results
+        if node.target is operator.getitem:  # getitem selects one of several results
             source = node.all_input_nodes[0]
             if source in in_memory:
                 in_memory.add(node)
@@ -77,14 +78,14 @@ def _values(node: Node) -> list[Tensor]:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return the tensors in memory from which a fused node is computed, with the bytes read of each."""
+    """Return tensor in memory -> bytes read, for the tensors from which a fused node is computed."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)
         if base not in in_memory:
             direct = reads.get(base, {})
         else:
-            used = min(nbytes(argument), nbytes(base))  # a view may be a part, or an expansion
+            used = min(nbytes(argument), nbytes(base))  # a view may be a part or an expansion of its base
             direct = {base: min(used, nbytes(node)) if _name(node) in LOOKUPS else used}
         for each, size in direct.items():
             total[each] = max(size, total.get(each, 0))
@@ -92,7 +93,7 @@ def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node])
 
 
 def _base(node: Node) -> Node:
-    """Return the node that a chain of views starts from."""
+    """Return the node at the start of a chain of views."""
     while _is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
@@ -116,6 +117,6 @@ def _is_unfused(node: Node) -> bool:
 
 
 def _name(node: Node) -> str:
-    """Return `mm` for `aten.mm.default`."""
+    """Return an operator's name without namespace and overload, such as `mm` for `aten.mm.default`."""
     target = node.target
     return target._schema.name.partition("::")[2] if isinstance(target, OpOverload) else ""

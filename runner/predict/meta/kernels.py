@@ -1,7 +1,7 @@
 """
-The device's kernels of attention and RMSNorm.
+Runs attention and RMSNorm on meta with the device's kernels.
 
-On meta these operators would keep other tensors for backward than on the device, and the memory would be wrong without a sign.
+Otherwise, these operators would keep different tensors for backward than on the device, so predicted memory would be wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
-    """Have attention and RMSNorm run on meta as on a `cpu` or `cuda` device."""
+    """Make attention and RMSNorm run on meta as on a `cpu` or `cuda` device."""
     with ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -34,7 +34,7 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
         if device_type == "cuda":
             library.impl("_fused_rms_norm", _FusedRMSNorm.apply, "AutogradMeta")  # type: ignore[no-untyped-call]
-            if compiles:  # code is traced on the CPU, where the compiler decomposes RMSNorm
+            if compiles:  # the compiler traces code on the CPU and decomposes RMSNorm there
                 library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
         yield
 
@@ -51,7 +51,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run the kernel that torch would choose on the device."""
+    """Run the attention kernel that torch would choose on the device."""
     grouped = query.shape[-3] != key.shape[-3]
     qkv, settings = (query, key, value), (dropout_p, is_causal)
     if device_type == "cpu":
@@ -69,11 +69,11 @@ def _attention(
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """RMSNorm on CUDA: one kernel, which keeps its input, the weight and each row's reciprocal norm."""
+    """RMSNorm on CUDA: one kernel that keeps the input, the weight and each row's reciprocal norm for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():  # so that the ledger counts them as kept for backward
+        with torch.enable_grad():  # so that the ledger counts the results as kept for backward
             result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         _touch((x, weight), (result, rstd))
         ctx.mark_non_differentiable(rstd)
@@ -90,7 +90,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """Run an operator that only reads and writes, so that the trace has the kernel's memory traffic."""
+    """Run an operator that reads and writes tensors without computing, so that the trace has the kernel's memory traffic."""
 
     def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

@@ -1,7 +1,7 @@
 """
-The one place that lets meta stand in for a device.
+Makes torch's meta device behave like a real device during a trace.
 
-On meta, torch's operators have shapes, dtypes and autograd, but no streams, no memory, and not always the device's kernels.
+On meta, torch's operators have shapes, dtypes and autograd, but no streams, no memory and sometimes different kernels.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
     Give FSDP2 the device's streams, which overlap communication with compute.
 
-    It asks for the device's module, and for the accelerator's stream when it frees all-gathers whose result was never used, such
-    as those of frozen blocks below the first trained one.
+    FSDP2 looks up the device's module. It also looks up the accelerator's stream when it frees all-gathers whose result was
+    never used, such as all-gathers of frozen blocks below the first trained block.
     """
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
@@ -45,8 +45,8 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
-    """Have FSDP2 shard on meta: it takes the mesh's device, and refuses meta parameters as never materialised."""
-    # The package has a function of the module's name.
+    """Make FSDP2 shard on meta. Otherwise FSDP2 uses the mesh's device and rejects meta parameters as not materialised."""
+    # In the package, a function hides the module of the same name.
     fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
     for user in (_fsdp_init, fully_shard):
         in_torch.replace(user, "_get_device_from_mesh", lambda mesh: META)
@@ -57,8 +57,8 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
     Give FSDP1 the device's streams.
 
-    It also tells the allocator which stream uses a tensor (`record_stream`), whose memory is kept until the stream has passed. It
-    decides by the address whether a tensor has memory, and on meta every address is 0.
+    FSDP1 also tells the allocator which streams use a tensor (`record_stream`). The allocator keeps the memory until those
+    streams are done. FSDP1 tests by its address whether a tensor has memory. On meta every address is 0, so test its size.
     """
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
@@ -69,10 +69,10 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
     """
-    Reduce DDP's buckets by a hook in Python: the C++ refuses a fake process group.
+    Reduce DDP's buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
 
-    After the first step DDP would rebuild its buckets and broadcast their order as data; here they have that order from the
-    beginning. Its timer of steps does not exist on meta.
+    After the first step, DDP would rebuild its buckets and broadcast their order as data. In a trace, the buckets have the final
+    order from the beginning. DDP's timer of steps is disabled, because it does not exist on meta.
     """
     init, init_helper = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
 
@@ -88,9 +88,9 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
         first = _DEFAULT_FIRST_BUCKET_BYTES if self.bucket_bytes_cap_default else cap
 
         def rebuilt(parameters: list[Tensor], limits: list[int], sparse: list[bool]) -> Any:
-            if limits != [sys.maxsize]:  # DDP keeps these buckets
+            if limits != [sys.maxsize]:  # DDP does not rebuild these buckets
                 return _compute_bucket_assignment_by_size(parameters, limits, sparse)
-            # In the order in which gradients arrive. DDP reverses the result.
+            # Assign parameters in the order in which gradients arrive. DDP reverses the result.
             buckets, sizes = _compute_bucket_assignment_by_size(parameters[::-1], [first, cap], sparse[::-1])
             last = len(parameters) - 1
             return [[last - number for number in bucket] for bucket in reversed(buckets)], sizes[::-1]
@@ -104,7 +104,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Reduce one bucket as the C++ does: divide, then sum on NCCL's stream. After the last one, compute waits for all of them."""
+    """Reduce a bucket as DDP's C++ does: divide, sum on NCCL's stream. After the last bucket, compute waits for this stream."""
     buffer, computing = bucket.buffer(), device.current_stream()
     buffer.div_(group.size())
     stream.wait_stream(computing)
@@ -118,7 +118,7 @@ def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: Grad
 
 
 class _Overridden:
-    """A C++ object with some of its methods replaced."""
+    """Wrapper that replaces some methods of a C++ object."""
 
     def __init__(self, wrapped: Any, **methods: Any) -> None:
         self.__dict__.update(methods, _wrapped=wrapped)
@@ -128,26 +128,26 @@ class _Overridden:
 
 
 def optimizer_devices(in_torch: Replacements, recorder: Recorder) -> None:
-    """Allow fused and foreach optimizers on meta, where their shapes work although torch does not list the device."""
+    """Allow fused and foreach optimizers on meta. They compute shapes there, although torch does not list meta as supported."""
     for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
         in_torch.replace(torch_optimizer, name, lambda: ["meta", "cpu", "cuda"])
 
 
 def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
-    """Ignore the operators that DTensor runs on tensors of global shape only to find the shape of a result."""
+    """Pause recording while DTensor runs an operator on tensors of global shape to find the shape of its result."""
     for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
         if hasattr(ShardingPropagator, name):
             in_torch.replace(ShardingPropagator, name, recorder.pause()(vars(ShardingPropagator)[name]))
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Have the model repeat keys and values as on a GPU in fp32; it asks a tensor whether it is on one."""
+    """Make the model repeat keys and values in fp32 as on a GPU. The model would test whether a tensor is on a GPU."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Tell torchao whether a weight gathered in float8 has a scale: it tests the scale's value, and meta has no values."""
+    """Tell torchao whether a weight gathered in float8 has a scale. torchao tests the scale's value, but meta has no values."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network) -> None:
@@ -172,14 +172,14 @@ STAND_INS = (
     *(fsdp2_streams, fsdp2_device, fsdp1_streams, ddp_reducer),
     *(optimizer_devices, sharding_propagation, grouped_attention, float8_gathers),
 )
-"""All of them except autocast, kernels and the compiler's backend."""
+"""All replacements except autocast, kernels and the compiler's backend."""
 
 
 @contextmanager
 def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False) -> Iterator[None]:
-    """Let meta stand in for a `cpu` or `cuda` device. `compiles`: whether any part of the recipe is compiled."""
+    """Make meta behave like a `cpu` or `cuda` device. `compiles`: whether any part of the recipe is compiled."""
     if compiles:
-        # The import takes seconds. It comes first because it collects functions of torch, some of which are replaced below.
+        # Import before replacing: the import collects functions of torch. It takes seconds, so import only if needed.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
     with Replacements() as in_torch:
         for stand_in in STAND_INS:

@@ -1,1 +1,1 @@
-"""The events of a traced run, the costs of its operators, and the recorder that writes them down."""
+"""Defines the events of a traced run, the costs of operators, and the recorder that logs events."""

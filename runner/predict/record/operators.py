@@ -1,4 +1,4 @@
-"""The cost of an operator, from the shapes of its arguments and results: FLOPs, and bytes moved in device memory."""
+"""Computes the cost of an operator from its shapes: FLOPs, and bytes read and written in device memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ WITHOUT_WORK = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "set_", "resize_"),
     *("record_stream", "detach", "lift_fresh", "split_with_sizes", "_reshape_alias", "_local_scalar_dense"),
 }
-"""Operators of aten that compute nothing."""
+"""aten operators that compute nothing."""
 MATMULS = {
     *("mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward"),
     *("grouped_mm", "grouped_mm_weights"),
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Values of `Collective.name`. torch's operators begin with them, but for underscores: `_allgather_base_`."""
+"""Values of `Collective.name`. Without underscores, they are prefixes of torch's operator names, such as `_allgather_base_`."""
 
 
 class Traits(NamedTuple):
@@ -29,11 +29,11 @@ class Traits(NamedTuple):
 
     name: str
     kind: str | None
-    """`Operator.kind`, or `collective`; None: it costs nothing."""
+    """`Operator.kind`, or `collective`, or None if the operator costs nothing."""
     written: tuple[int, ...]
-    """Positions of the arguments that it writes."""
+    """Positions of the arguments that the operator writes."""
     flops: Any
-    """torch's FLOP formula, if there is one."""
+    """torch's FLOP formula for the operator, or None."""
 
 
 @cache
@@ -44,7 +44,7 @@ def traits(func: Any) -> Traits:
     written = tuple(
         i
         for i, argument in enumerate(schema.arguments)
-        # A fused optimizer can unscale gradients in place. No recipe asks for that.
+        # A fused optimizer can unscale gradients in place, but no recipe enables this.
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads"
     )
     flops = flop_registry.get(func._overloadpacket)
@@ -60,7 +60,7 @@ def traits(func: Any) -> Traits:
 
 
 def collective(operator: str) -> str | None:
-    """Return which of COLLECTIVES an operator of torch is: `all_gather` for `_allgather_base_`; None if it is none of them."""
+    """Return the name in COLLECTIVES of a torch operator, such as `all_gather` for `_allgather_base_`, or None."""
     squeezed = operator.replace("_", "")
     return next((name for name in COLLECTIVES if squeezed.startswith(name.replace("_", ""))), None)
 
@@ -68,11 +68,11 @@ def collective(operator: str) -> str | None:
 def cost(
     operator: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any
 ) -> tuple[int, str, int]:
-    """Return FLOPs, dtype and bytes of a call as in `Operator`; `inputs` are the tensors among its arguments."""
+    """Return `flops`, `dtype` and `nbytes` of `Operator` for a call. `inputs` are the tensors among its arguments."""
     results = list(tensors_in((result,)))
     short = operator.name.partition("::")[2]
     if short in ("embedding", "index_select", "gather"):
-        moved = 2 * nbytes_of(results)  # they read only the rows they return, not the whole table
+        moved = 2 * nbytes_of(results)  # these operators read only the rows they return, not the whole table
     else:
         moved = nbytes_of(inputs)
         moved += sum(nbytes_of(args[position : position + 1]) for position in operator.written)
@@ -83,7 +83,7 @@ def cost(
 
 
 def nbytes_of(values: Any) -> int:
-    """Return the bytes of all tensors among some values."""
+    """Return the total bytes of the tensors among `values`."""
     return sum(tensor.nbytes for tensor in tensors_in(values))
 
 

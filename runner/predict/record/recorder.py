@@ -1,4 +1,4 @@
-"""The memory ledger of a traced run, which also writes down everything the host issues."""
+"""Records a traced run: a memory ledger that also logs every operation the host issues."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from meshrunner.runner.predict.record.trace_events import (
 )
 
 RETURN_THEIR_ARGUMENT = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
-"""On a device these return their argument; on meta they make a new tensor."""
+"""Operators that return their argument on a device but a new tensor on meta."""
 
 
 class Fusion(Enum):
-    """Role of an operator in compiled code."""
+    """Role of an operator in a fused kernel."""
 
     NONE = "runs by itself, as without the compiler"
     RESULT = "ends a fused kernel: its result gets memory"
@@ -41,23 +41,23 @@ class Fusion(Enum):
 
 
 class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
-    """A ledger that takes tensors on meta for tensors on the device, and logs events."""
+    """Ledger that treats tensors on meta as tensors on the device, and logs events."""
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
         """
-        Record what the device does. Each allocation is rounded up to a multiple of `rounding` bytes.
+        Record the events of `device`. Round each allocation up to a multiple of `rounding` bytes.
 
-        `on_host`: the device is the CPU, so tensors on the CPU count as well, such as the optimizer's step counts.
+        `on_host`: whether the device is the CPU. If so, tensors on the CPU count too, such as the optimizer's step counts.
         """
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
         self.events: EventLog = []
         self.paused = 0
-        """Nothing is recorded while this is above 0."""
+        """Number of open reasons to pause. Nothing is recorded while the number is above 0."""
         self.fusion = Fusion.NONE
-        """Role of the operators that run now."""
+        """Role of the operator that runs now."""
         self.saving = False
-        """Whether new tensors are kept for backward. Autograd does not tell in compiled code, which is one operator to it."""
+        """Whether compiled code keeps new tensors for backward. Autograd cannot tell, because it sees only one operator."""
         device.write, phases.block_ended = self._write, self._block_ended
 
     @classmethod
@@ -71,7 +71,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Record nothing in the context."""
+        """Record nothing within the context."""
         self.paused += 1
         try:
             yield
@@ -85,7 +85,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
             self._write(UsedByStream(allocation, stream.number))
 
     def fused_kernel(self, name: str, dtype: str, nbytes: int) -> None:
-        """Record a fused kernel that reads and writes this many bytes."""
+        """Record a fused kernel that reads and writes `nbytes` bytes in total."""
         self._write(Operator(name, "memory", self._stream(), self.phases.now, 0, dtype, nbytes))
 
     def _write(self, event: TraceEvent) -> None:
@@ -111,7 +111,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _stream(self) -> int:
         return self.device.current_stream().number
 
-    # What the ledger asks
+    # Methods that override the ledger's
 
     def _saves_for_backward(self) -> bool:
         return self.saving or super()._saves_for_backward()
@@ -141,7 +141,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _counts(self, storage: UntypedStorage) -> bool:
         if storage.device.type == "meta":
             return True
-        return self.on_host and self.phases.now.part != START  # torch's own, which a ledger of steps never sees
+        return self.on_host and self.phases.now.part != START  # at the start, torch itself creates tensors on the CPU
 
     def _track_results(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         if func._schema.name in RETURN_THEIR_ARGUMENT:
@@ -164,4 +164,4 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _track_storage(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Allocation | None:
         if created_here or storage._cdata in self._by_storage:
             return super()._track_storage(storage, category, created_here=created_here)
-        return None  # part of the network before it has memory
+        return None  # belongs to the network before it is materialised

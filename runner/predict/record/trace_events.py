@@ -1,4 +1,4 @@
-"""The events of a trace in the order the host issues them, and the stand-in for a device whose streams write some of them."""
+"""Defines the events of a trace, and a stand-in for the device. Events are logged in the order in which the host issues them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from meshrunner.runner.ledger.allocations import Allocation, Phase
 
 META = torch.device("meta")
 COMPUTE = 0
-"""Number of the default stream, on which the device computes."""
+"""Number of the default stream, the stream that computes."""
 
 
 class Allocated(NamedTuple):
-    """Memory is allocated on `allocation.stream`."""
+    """The host allocates memory on `allocation.stream`."""
 
     allocation: Allocation
 
 
 class Freed(NamedTuple):
-    """The host frees memory. Other streams may still use it, see `UsedByStream`."""
+    """The host frees memory. Other streams may still use this memory, see `UsedByStream`."""
 
     allocation: Allocation
 
 
 class UsedByStream(NamedTuple):
-    """Another stream uses the memory (`record_stream`): once freed, it is kept until that stream has passed this point."""
+    """Another stream uses the memory (`record_stream`). Freed memory stays allocated until that stream has passed this point."""
 
     allocation: Allocation
     stream: int
@@ -47,9 +47,9 @@ class Operator(NamedTuple):
     phase: Phase
     flops: int
     dtype: str
-    """dtype of the largest input, such as `bfloat16`."""
+    """dtype of the largest input, such as `bfloat16`, or of the largest result if no input is a tensor."""
     nbytes: int
-    """Bytes read and written in device memory."""
+    """Total bytes read and written in device memory."""
 
 
 class Collective(NamedTuple):
@@ -62,7 +62,7 @@ class Collective(NamedTuple):
     ranks: tuple[int, ...]
     """Global ranks of the group."""
     nbytes: int
-    """Size of the largest buffer: an all-gather's output, a reduction's input, a rank's input to an all-to-all."""
+    """Bytes of the largest buffer, such as an all-gather's output, a reduction's input, or a rank's input to an all-to-all."""
 
 
 class EventRecorded(NamedTuple):
@@ -80,7 +80,7 @@ class StreamWaitedForEvent(NamedTuple):
 
 
 class HostWaited(NamedTuple):
-    """The host waits for a CUDA event, or for the whole device if it is None."""
+    """The host waits for a CUDA event, or for the whole device if `event` is None."""
 
     event: int | None
 
@@ -92,7 +92,7 @@ EventLog = list[TraceEvent]
 
 
 class TracedStream:
-    """A stand-in for `torch.cuda.Stream`."""
+    """Stand-in for `torch.cuda.Stream`."""
 
     device_index: ClassVar[int] = 0
 
@@ -116,12 +116,12 @@ class TracedStream:
 
 
 class TracedEvent:
-    """A stand-in for `torch.cuda.Event`."""
+    """Stand-in for `torch.cuda.Event`."""
 
     def __init__(self, device: TracedDevice, *_: Any, **__: Any) -> None:
         self.device = device
         self.number: int | None = None
-        """None until it is recorded."""
+        """Number of the latest recording of this event, or None if the event is not recorded yet."""
 
     def record(self, stream: TracedStream | None = None) -> None:
         self.number = next(self.device.event_numbers)
@@ -136,16 +136,16 @@ class TracedEvent:
 
 
 class TracedDevice:
-    """A stand-in for the module `torch.cuda`, with the functions that FSDP calls."""
+    """Stand-in for the module `torch.cuda`, with the functions that FSDP calls."""
 
     def __init__(self) -> None:
         self.write: Callable[[TraceEvent], None] = lambda event: None
-        """Receives the events; a recorder sets it."""
+        """Callback that receives each event. A recorder sets it."""
         self.stream_numbers = count(COMPUTE)
         self.event_numbers = count()
         self.Stream, self.Event = partial(TracedStream, self), partial(TracedEvent, self)
         self._current = [self.Stream()]
-        """Nested current streams, the innermost last."""
+        """Current streams of the nested `stream` contexts, innermost last."""
 
     @contextmanager
     def stream(self, stream: TracedStream | None) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""A trace replayed through the allocator model and the device clock: memory over a step."""
+"""Replays a trace through the allocator model and the device clock to find the memory over a step."""

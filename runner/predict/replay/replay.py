@@ -1,4 +1,4 @@
-"""Replays a trace: allocations go through the allocator model, every other event through a clock."""
+"""Replays a trace: allocations go through the allocator model, all other events through a clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
 class InstantClock:
-    """Clock of a device whose speed is unknown: all work finishes at once. See `SimulatedClock`."""
+    """Clock of a device of unknown speed, on which all work finishes at once. See `SimulatedClock`."""
 
     host = 0.0
 
@@ -37,29 +37,29 @@ class InstantClock:
 @dataclass(frozen=True)
 class Replayed:
     """
-    Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start if there is no step.
+    Memory of a replayed trace, in bytes. Peaks are measured in the last step, or at start-up if the trace has no step.
 
-    A step begins with the memory held at that time: the cache that earlier steps leave stays reserved.
+    The cache of earlier steps is still reserved when a step begins, so it counts in the peak of the step.
     """
 
     startup_active: int
-    """Peak before the first step."""
+    """Peak of blocks in use before the first step."""
     peak: PeakMemory
-    """Blocks in use, as torch's `active_bytes`: a freed one counts until the streams that use it are done."""
+    """Peak of blocks in use, as torch's `active_bytes`. A freed block counts until all streams that use it are done."""
     peak_reserved: int
-    """Segments, including the cache, as torch's `reserved_bytes`."""
+    """Peak of segments, including the cache, as torch's `reserved_bytes`."""
     retries: int
-    """Number of times the whole cache was flushed for a request."""
+    """Number of requests for which the whole cache was flushed."""
     completed: bool
-    """Whether memory sufficed. If not, peaks are those until it ran out."""
+    """Whether memory sufficed. If not, the peaks cover the events until memory ran out."""
     points: list[Point]
-    """Memory over the last step; empty unless it is recorded."""
+    """Memory over the last step. Empty unless `record_points` is true."""
 
 
 def replay(
     events: EventLog, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, *, record_points: bool = False
 ) -> Replayed:
-    """Replay the events of a trace on an allocator that has not been used yet."""
+    """Replay the events of a trace on a new allocator."""
     memory = _Replay(clock, allocator, record_points)
     for event in events:
         if isinstance(event, Allocated):
@@ -79,7 +79,7 @@ def replay(
 
 
 class _Replay:
-    """Blocks of the live allocations, and the peaks of the present step."""
+    """State of a replay: the blocks of live allocations, and the peaks of the present step."""
 
     def __init__(self, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, record_points: bool) -> None:
         self._clock = clock
@@ -90,16 +90,16 @@ class _Replay:
         self._blocks: dict[Allocation, MemoryBlock] = {}
         self._users: dict[Allocation, set[int]] = {}
         self._in_use: list[tuple[float, int, Allocation, MemoryBlock]] = []
-        """Heap of freed allocations that streams still use: until when, its age, the allocation, its block."""
+        """Heap of freed allocations in use by streams: (time the streams are done, `allocated_at`, allocation, block)."""
         self._phase = Phase(-1, START)
         self._by_category = dict.fromkeys(CATEGORIES, 0)
         self._startup_active = 0
         self._peak = PeakMemory(0, self._by_category, self._phase)
 
     def allocate(self, allocation: Allocation) -> None:
-        """Give an allocation its block; raises OutOfMemory."""
+        """Allocate the block of an allocation, or raise OutOfMemory."""
         self.enter(allocation.phase)
-        # As in torch, only a request looks at events of freed blocks, and one of no bytes is no request.
+        # As in torch, events of freed blocks are checked only by a request of at least one byte.
         if allocation.nbytes == 0:
             return
         self._return_until(self._clock.host)
@@ -110,12 +110,12 @@ class _Replay:
             self._set_peak()
 
     def use(self, allocation: Allocation, stream: int) -> None:
-        """Note that a stream uses an allocation."""
+        """Record that a stream uses an allocation."""
         if stream != allocation.stream:
             self._users.setdefault(allocation, set()).add(stream)
 
     def free(self, allocation: Allocation) -> None:
-        """Return an allocation's block, at once or when the other streams that use it are done."""
+        """Free an allocation's block, at once or when all other streams that use the allocation are done."""
         block = self._blocks.pop(allocation, None)
         users = self._users.pop(allocation, None)
         if block is None:
@@ -127,7 +127,7 @@ class _Replay:
             heappush(self._in_use, (until, allocation.allocated_at, allocation, block))
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase. If it belongs to a new step, peaks begin with the memory held at that time."""
+        """Enter a phase. If the phase begins a new step, reset the peaks to the memory held now."""
         before, self._phase = self._phase, phase
         if phase.step != before.step:
             self._allocator.segments.peak = self._allocator.segments.reserved
@@ -137,7 +137,7 @@ class _Replay:
             self._record()
 
     def result(self, *, completed: bool) -> Replayed:
-        """Return the peaks so far."""
+        """Return the memory figures so far."""
         reserved, retries = self._allocator.segments.peak, self._allocator.retries
         return Replayed(self._startup_active, self._peak, reserved, retries, completed, self._points)
 
@@ -157,7 +157,7 @@ class _Replay:
         self._record()
 
     def _record(self) -> None:
-        """Add the memory held to the points of the present step."""
+        """Add a point with the memory held now to the present step."""
         if self._record_points:
             held, reserved = tuple(self._by_category.values()), self._allocator.segments.reserved
             self._points.append(Point(len(self._points), self._phase, held, reserved))

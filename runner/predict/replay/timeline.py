@@ -1,4 +1,4 @@
-"""Memory over a step: bytes held after every allocation and every release, by category."""
+"""Builds the timeline of memory over a step: bytes of each category after every allocation and release."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from meshrunner.runner.ledger.allocations import CATEGORIES, START, Phase
 from meshrunner.runner.predict.record.trace_events import Allocated, Collective, EventLog, Freed, Operator
 
 POINTS = 2000
-"""Points of a timeline: about as many as a screen has pixels."""
+"""Most points of a timeline, about as many as a screen has pixels across."""
 
 
 class Point(NamedTuple):
     """Bytes held at one moment."""
 
     at: int
-    """Number of changes in the step before this one."""
+    """Number of earlier points in the step."""
     phase: Phase
     by_category: tuple[int, ...]
-    """Bytes in the order of CATEGORIES."""
+    """Bytes of each category, in the order of CATEGORIES."""
     reserved: int | None
-    """None if no allocator is modelled."""
+    """Bytes that the allocator reserves. None if no allocator is modelled."""
 
     @property
     def total(self) -> int:
@@ -31,13 +31,14 @@ class Point(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the step. Each micro batch has its own forward, loss and backward."""
+    """Interval of the step. Each micro batch has a forward, a loss and a backward."""
 
     name: str
     """One of `phases.PARTS`."""
     begins: int
-    """See `Point.at`."""
+    """`Point.at` of the first point in this part."""
     ends: int
+    """`Point.at` of the first point in the next part, or of the step's last point."""
 
 
 class Timeline(NamedTuple):
@@ -47,18 +48,18 @@ class Timeline(NamedTuple):
     """Empty if nothing was allocated."""
     parts: list[Part]
     capacity: int
-    """Bytes of the device's memory that torch can have."""
+    """Bytes of the device's memory that torch can allocate."""
     memory: int
     """Bytes of the device's memory."""
 
 
 def timeline(points: list[Point], capacity: int, memory: int, most: int = POINTS) -> Timeline:
-    """Return the timeline of one step, with about `most` of its points."""
+    """Return the timeline of one step with at most about `most` points."""
     return Timeline(_thinned(points, most), list(_parts(points)), capacity, memory)
 
 
 def points_without_allocator(events: EventLog, step: int) -> list[Point]:
-    """Return the points of the last step as if no allocator and no other stream held on to freed memory."""
+    """Return the points of a step as if all freed memory were released at once, without a cache and despite other streams."""
     points: list[Point] = []
     held, phase = dict.fromkeys(CATEGORIES, 0), Phase(-1, START)
 
@@ -86,7 +87,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` points: the highest of each phase, and the highest and lowest of intervals of equal length."""
+    """Return about `most` points: the highest of each phase, and the highest and the lowest of each of many equal intervals."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -1,8 +1,8 @@
 """
-Extrapolates memory to the full depth of a model from the traces of two shallow ones.
+Extrapolates memory to the full depth of a model from traces of two shallow models.
 
-Blocks are alike, so the memory held at a block is linear in the depth, for each position counted from either end of the model.
-It is not linear for a whole phase: the position of the peak in backward changes with the depth.
+Blocks are alike. So for each block, counted from either end of the model, the memory held at that block is linear in the depth.
+The peak of a whole phase is not linear in the depth, because the block at which backward peaks changes with the depth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshrunner.runner.predict.trace.tracer import Trace
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
-"""Kinds of `wrap` that treat all blocks alike, unless the patterns of `rules` name some."""
+"""Kinds of `wrap` that treat all blocks alike, unless the patterns of `rules` match single blocks."""
 SINGLE = re.compile(r"[\d?[]")
 """Characters of a pattern that can match single blocks: `layers.1.*`, `layers.?`, `layers.[ab]`."""
 
@@ -29,20 +29,20 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Number of first blocks to compare. The blocks in between never hold more than both ends."""
+    """Number of first blocks to compare. A block that is not compared never holds more memory than all compared blocks."""
     reach: int
     """Number of last blocks to compare."""
 
     def at_full_depth(self, shallow: int, deeper: int) -> int:
-        """Extrapolate a value linearly from the two depths."""
+        """Extrapolate a value of the two shallow models linearly to the full depth."""
         return deeper + (self.full - self.deeper) * (deeper - shallow) // (self.deeper - self.shallow)
 
 
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
-    """Return two depths that determine the memory of all `blocks`, or None if only the full depth does."""
+    """Return two depths from which the memory of all `blocks` follows, or None if the full depth must be traced."""
     model = recipe.model
     layout = recipe.parallelism.kind
-    # Some things span blocks and are no multiple of them: a graph, DDP's buckets, the padding of a flat parameter.
+    # Memory is not linear in the depth if a graph, a DDP bucket or a padded flat parameter spans several blocks.
     joined = layout == "ddp" or (layout == "fsdp1" and recipe.wrap.kind in ("size", "root_only"))
     joined = joined or recipe.compile.kind not in ("eager", "per_block")
     if joined or blocks_may_differ(recipe) or model.at_depth(blocks) is None:
@@ -60,7 +60,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
 
 
 def blocks_may_differ(recipe: Recipe) -> bool:
-    """Whether single blocks may be frozen, wrapped or distributed differently from the others."""
+    """Whether some blocks may be frozen, wrapped or distributed differently from other blocks."""
     patterns = list(recipe.model.freeze)
     if isinstance(recipe.wrap, Rules):
         patterns += [rule.match for rule in recipe.wrap.rules]
@@ -70,14 +70,14 @@ def blocks_may_differ(recipe: Recipe) -> bool:
 
 
 def at_depth(recipe: Recipe, blocks: int) -> Recipe:
-    """Return the recipe with a model of fewer blocks, which `shallow_depths` has found possible."""
+    """Return the recipe with a model of fewer blocks. `blocks` must be a depth that `shallow_depths` returned."""
     model = recipe.model.at_depth(blocks)
     assert model is not None
     return recipe.model_copy(update={"model": model})
 
 
 def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, PeakMemory]:
-    """Return the most bytes before the first step and the peak of a step at full depth, exact to the byte."""
+    """Return the most bytes held before the first step and the peak of a step, at full depth and exact to the byte."""
     in_shallow, in_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
     totals = {
         position: depths.at_full_depth(in_shallow[position][1], total)
@@ -101,12 +101,12 @@ def start_peak(trace: Trace) -> int:
 
 
 def step_peak(trace: Trace) -> PeakMemory:
-    """Return the peak of a step that is like all later ones."""
+    """Return the peak of the last traced step. Later steps have the same peak."""
     return trace.ledger.peak_of(lambda phase: phase.step == trace.last_step)
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Return (part of the last step, block counted from the nearer end, -1 being the last) -> that phase and its peak."""
+    """Return (part of the last step, block counted from 0 at the front or from -1 at the end) -> (its phase, peak bytes)."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase

@@ -1,4 +1,4 @@
-"""Runs the recipe itself on meta, as one rank of a fake process group. Nothing is computed, everything is recorded."""
+"""Runs the recipe on the meta device as one rank of a fake process group, and records its events without computing values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Imported early: imported by the first operator that needs it, its frames would keep that operator's tensors alive.
+# Imported early: if the first operator that needs this module imported it, the frames would keep its tensors alive.
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
@@ -33,14 +33,14 @@ from meshrunner.runner.predict.record.trace_events import META, EventLog, Traced
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 STEPS = 2
-"""The first step creates the optimizer's state. The second is like all later ones."""
+"""Steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 4
 """
-Most micro batches to trace in a step. The first finds no gradients, and the last has them reduced. The third is like all that are
-skipped: it follows one of its kind, and so does the micro batch after it.
+Most micro batches to trace in a step. The first micro batch finds no gradients, and the last reduces them. All skipped micro
+batches are like the third: the micro batch before each of them is neither the first nor the last.
 """
 CUDA_ROUNDING = 512
-"""Bytes of the caching allocator's smallest block. Every block is a multiple of it."""
+"""Bytes of the caching allocator's smallest block. Every block size is a multiple of this size."""
 
 
 class Trace(NamedTuple):
@@ -48,17 +48,17 @@ class Trace(NamedTuple):
 
     ledger: MemoryLedger
     events: EventLog
-    """Events up to the end of the last step. The ledger continues, and sees the model freed."""
+    """Events up to the end of the last step. The ledger continues to track memory until the model is freed."""
     last_step: int
-    """Number of the step that is like all later ones."""
+    """Number of the last traced step. All later steps are like this step."""
     tokens: int
     """Tokens per step of one data-parallel rank."""
     skipped_micro_batches: int
-    """Micro batches per step that were not traced, although their tokens were in memory."""
+    """Number of micro batches per step that were not traced. Memory includes their tokens."""
 
 
 def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
-    """Assemble a recipe, whose every `auto` is resolved for `cpu` or `cuda`, as rank 0 and take two optimizer steps."""
+    """Assemble a recipe as rank 0 and take two optimizer steps. Every `auto` in the recipe must be resolved for `device_type`."""
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
     on_host = device_type == "cpu"
@@ -96,7 +96,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
     """
     Call `start` once, before the model gets memory.
 
-    In a run, too, the network is first built on meta, and has no memory on the device until it is materialised.
+    A real run also builds the network on meta first. The network has no device memory until it is materialised.
     """
     once = cache(start)
 
@@ -115,7 +115,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about meta or about training, and torch's logging of errors that it also raises."""
+    """Silence warnings about meta or training, and error logs of torch that only repeat the exceptions it raises."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
