@@ -28,7 +28,7 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that every supported torch has, so that checking a config with these does not import torch."""
+"""Operators that every supported torch has. Checking a config that lists only these operators does not import torch."""
 
 
 class ActivationCheckpoint(Option):
@@ -43,16 +43,17 @@ class ActivationCheckpoint(Option):
     }
 
     inside_compile: ClassVar[bool] = False
-    """True: the checkpointed block is compiled, so the compiler sees it. False: the compiled block is checkpointed."""
+    """Whether the checkpointed block is compiled, so that the compiler sees the recomputation. If not, a compiled block is
+    checkpointed."""
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether the compiler is asked to recompute attention; it does not see the recomputation of whole blocks."""
+        """Whether compiled code recomputes attention. False if whole blocks are recomputed outside compiled code."""
         return False
 
     @property
     def repeats_exchange(self) -> bool:
-        """Whether recomputing a block sends its tokens to their experts again."""
+        """Whether recomputing a block sends the tokens to the experts again."""
         return False
 
     def problems(self) -> list[str]:
@@ -63,7 +64,7 @@ class ActivationCheckpoint(Option):
         """Set process-wide options, in every worker, before anything is compiled."""
 
     def recomputes(self, block: int) -> bool:
-        """Whether any part of a block, counted from 0, is recomputed."""
+        """Whether any part of block number `block`, counted from 0, is recomputed."""
         return False
 
     def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
@@ -79,9 +80,9 @@ class Recompute(ActivationCheckpoint):
     """An option that wraps blocks in torch's checkpoint_wrapper."""
 
     early_stop: bool
-    """Stop recomputing once backward has what it needs, not at the end of the block."""
+    """Stop recomputing as soon as backward has the tensors it needs, instead of at the end of the block."""
     determinism_check: bool
-    """Compare shape, dtype and device of recomputed tensors with those of forward; a mismatch is an error."""
+    """Raise an error if a recomputed tensor differs from the tensor of forward in shape, dtype or device."""
 
     @property
     def repeats_exchange(self) -> bool:
@@ -103,14 +104,14 @@ class Recompute(ActivationCheckpoint):
 
 
 class Full(Recompute):
-    """Only the input of each block is saved: the least memory, at the cost of one more forward."""
+    """Only the input of each block is saved. This needs the least memory and costs one more forward."""
 
 
 class SelectiveLayer(Recompute):
-    """Every k-th block is recomputed, the others save all their activations."""
+    """Every k-th block is recomputed. The other blocks save all activations."""
 
     every: Count
-    """Interval between recomputed blocks, beginning with the first: 1 recomputes all, 2 every second block."""
+    """Interval between recomputed blocks, starting with the first block. 1 recomputes all blocks, 2 every second block."""
 
     def recomputes(self, block: int) -> bool:
         return block % self.every == 0
@@ -122,11 +123,11 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops, without the overload: `aten.mm`."""
     every: Count = 1
-    """Interval between saved calls in a block, beginning with the first: 1 saves all. torchtitan saves every second `mm`."""
+    """Interval between saved calls in a block, starting with the first call. 1 saves all calls. torchtitan uses 2 for `mm`."""
 
 
 class SelectiveOp(Recompute):
-    """The results of listed operators are saved, in compiled blocks too, where the partitioner follows the list."""
+    """The results of listed operators are saved. In compiled blocks, the compiler's partitioner follows the list."""
 
     inside_compile: ClassVar[bool] = True
 
@@ -159,7 +160,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return the policy for one forward and its recomputation. It counts the calls of each separately."""
+        """Return the policy for one forward and its recomputation. The policy counts calls separately in the two passes."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
@@ -181,10 +182,10 @@ class SelectiveOp(Recompute):
 
 
 class MemoryBudget(ActivationCheckpoint):
-    """The compiler chooses what to save within a memory budget (functorch's knapsack partitioner)."""
+    """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Fraction of the activation memory that compiled code saves by default; 0: recompute all, 1: no change."""
+    """Fraction of compiled code's default activation memory that is allowed. 0 recomputes all activations, 1 changes nothing."""
 
     def configure(self) -> None:
         import torch._functorch.config
@@ -196,7 +197,7 @@ class MemoryBudget(ActivationCheckpoint):
 
 
 def _packet(name: str) -> OpOverloadPacket[..., Any] | None:
-    """Return the operator with a name such as `aten.mm`; None if torch has none."""
+    """Return the operator with a name such as `aten.mm`, or None if torch has no such operator."""
     import torch
 
     from meshrunner.recipes.model.experts import grouped_rows  # noqa: F401 (registers an operator)

@@ -10,7 +10,7 @@ from meshrunner.recipes.option import Affects, Count, Option, whole
 
 
 class Saver(Protocol):
-    """The interface that saves the checkpoints of a run. Saving is a collective, so every rank makes the same calls in order."""
+    """The interface for saving a run's checkpoints. Saving is a collective, so all ranks make the same calls in one order."""
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step. Does not block; raises NotSaved if an earlier save failed."""
@@ -23,7 +23,7 @@ class Saver(Protocol):
 
 
 class Checkpoint(Option):
-    """Whether a run is saved. With every option, a run directory with checkpoints continues from the newest."""
+    """Whether a run saves checkpoints. With every option, a run continues from the newest checkpoint in its run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
@@ -37,7 +37,7 @@ class Checkpoint(Option):
     """Whether a run saves checkpoints."""
 
     load: str | None
-    """A run directory, whose newest good checkpoint is used, or a checkpoint to continue from. The run's own take precedence."""
+    """A checkpoint to continue from, or a run directory with checkpoints. Checkpoints in the run's own directory come first."""
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
         """Return the saver that writes to a run's `checkpoints` directory; None if nothing is saved."""
@@ -45,20 +45,20 @@ class Checkpoint(Option):
 
 
 class NoCheckpoint(Checkpoint):
-    """No saving. A run still continues from checkpoints in its directory or in `load`."""
+    """No checkpoints are saved. A run still continues from checkpoints in its directory or in `load`."""
 
     saves: ClassVar[bool] = False
 
 
 class DCP(Checkpoint):
-    """Sharded checkpoints that load bit for bit under any layout. Training waits until they are on disk."""
+    """Sharded checkpoints that load bit for bit under any layout. Training waits until a checkpoint is on disk."""
 
     in_background: ClassVar[bool] = False
 
     every: Count
     """Steps between checkpoints. The last step is always saved."""
     keep: Annotated[int | None, whole(None), Affects.FILES]
-    """Number of newest checkpoints to keep; null: all of them."""
+    """Number of newest checkpoints to keep; null keeps all checkpoints."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
         from meshrunner.recipes.checkpoint.save import DCPSaver
@@ -68,9 +68,9 @@ class DCP(Checkpoint):
 
 class DCPAsync(DCP):
     """
-    The same files, written in the background. Training waits only for the copy to host memory and for an earlier save.
+    The files of `dcp`, written in the background. Training waits only for the copy to host memory and for an earlier save.
 
-    The copy's memory is allocated once: on every rank, as much host memory as its shards.
+    Every rank allocates host memory for a copy of its shards once.
     """
 
     in_background: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: which ones are good, which a run continues from, which may be removed. Imports no torch.
+"""Checkpoints on disk: verify them, choose the checkpoint that a run continues from, and remove old ones. Imports no torch.
 
     checkpoints/step-00000010/    .metadata, one .distcp file per rank, and checkpoint.json, written last
-    checkpoints/.tmp-.../         being written or removed; removed if a killed run left it behind
+    checkpoints/.tmp-.../         a checkpoint being written or removed; deleted if a killed run left it behind
 
 A directory gets its final name once its contents are complete and synced. Later damage, or data that a file system lost after
 fsync, is detected by the sizes and checksums in checkpoint.json.
@@ -35,17 +35,17 @@ METADATA = ".metadata"
 FOLDER = "checkpoints"
 """Directory of the checkpoints in a run directory."""
 FORMAT = 2
-"""Version of the meaning of the tensors. Format 1, which was not recorded, had the rows of wq and wk in another order."""
+"""Version of the meaning of the tensors. Format 1 had the rows of wq and wk in another order; its files lack `format`."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be used; the message says why."""
+    """The error for a checkpoint that cannot be used. The message gives the reason."""
 
 
 class OtherFormat(Damaged):
-    """An intact checkpoint whose tensors mean something else in this version."""
+    """The error for an intact checkpoint in a format that this version does not read."""
 
 
 class Consumed(NamedTuple):
@@ -56,7 +56,7 @@ class Consumed(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The state to save, and what a checkpoint records about its run."""
+    """The state to save, and the facts about the run that a checkpoint records."""
 
     config: dict[str, Any]
     steps: int
@@ -89,13 +89,13 @@ class Record:
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint that is complete as far as one can tell without reading the tensors."""
+    """A checkpoint whose files have the recorded sizes. Reading the tensors may still show damage."""
 
     path: Path
     record: Record
 
     def damaged_files(self, names: Iterable[str]) -> list[str]:
-        """Return the files whose checksum differs."""
+        """Return the named files whose checksum differs from the record."""
         return [name for name in names if checksum(self.path / name) != self.record.files[name]]
 
 
@@ -120,7 +120,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path) -> StoredCheckpoint:
-    """Return a checkpoint, verified except for the content of large files. Raises Damaged or OtherFormat."""
+    """Return a checkpoint after verifying all file sizes and .metadata. Raises Damaged or OtherFormat."""
     stored = StoredCheckpoint(folder, _read_record(folder))
     for name, (size, _) in stored.record.files.items():
         if not (folder / name).is_file():
@@ -149,7 +149,7 @@ def _read_record(folder: Path) -> Record:
 
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
-    """Return step -> directory of each checkpoint, good or damaged, newest first; {} without a `checkpoints` directory."""
+    """Return step -> directory of all checkpoints, good or damaged, newest first. Return {} if `folder` does not exist."""
     if not folder.is_dir():
         return {}
     found = {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
@@ -174,14 +174,14 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """
-    Return the checkpoints that a run can continue from, best first (its `own` before `load`), and warnings about skipped ones.
+    Return the good checkpoints in `own`, or if there are none in `load`, newest first, and warnings about skipped checkpoints.
 
-    Raises ConfigError if `load` contains no good checkpoint, or the run's own ones have another format.
+    Raises ConfigError if `load` is used and contains no good checkpoint, or if the checkpoints in `own` have another format.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
         for path, error in damaged.items():
-            if isinstance(error, OtherFormat):  # starting again would lose it
+            if isinstance(error, OtherFormat):  # starting again would lose this checkpoint
                 raise ConfigError(f"cannot continue from the checkpoint {path}: {error}")
     warnings = [f"skipping the checkpoint {path}: {error}" for path, error in damaged.items()]
     if found or load is None:
@@ -201,7 +201,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
-    """Give a complete checkpoint its final name, then remove older ones except the newest `keep` good ones."""
+    """Give a complete checkpoint its final name, then remove older ones until the newest `keep` good checkpoints are left."""
     if final.exists():
         remove_checkpoint(final)  # it is damaged, otherwise this step would not have been trained again
     temporary.rename(final)
@@ -216,11 +216,11 @@ def publish(temporary: Path, final: Path, keep: int | None) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so a partly removed one does not look like a damaged one."""
+    """Rename a checkpoint, then remove it. Without the renaming, a partly removed checkpoint would look damaged."""
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     path.rename(temporary)
-    shutil.rmtree(temporary, ignore_errors=True)  # it leaves a link alone, and the checkpoint that it leads to
+    shutil.rmtree(temporary, ignore_errors=True)  # rmtree deletes neither a link nor the linked checkpoint
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -231,7 +231,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
     """
-    Return the newest checkpoint whose checksums all match, the same on every rank; None: start from step 1.
+    Return the newest checkpoint whose checksums all match, equal on all ranks, or None if the run starts from step 1.
 
     Each rank verifies its share of the files. Raises ConfigError on every rank if `load` contains no good checkpoint.
     """

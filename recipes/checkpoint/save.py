@@ -38,7 +38,7 @@ from meshrunner.recipes.storage import checksum
 
 
 class WriteResults(list[WriteResult]):
-    """The write results of one rank, with (bytes, CRC-32) of its files."""
+    """The write results of one rank, with (bytes, CRC-32) of the rank's files."""
 
     files: dict[str, tuple[int, int]]
 
@@ -73,14 +73,14 @@ class ChecksummedWriter(FileSystemWriter):
 
 
 class DCPSaver:
-    """A `Saver`. In the background, training waits only for the copy to host memory that is allocated, on CUDA pinned, once."""
+    """A `Saver`. If `in_background`, training waits only for a copy to host memory. This memory is allocated once."""
 
     def __init__(
         self, folder: Path, training: Training, every: int, keep: int | None, *, in_background: bool = False
     ) -> None:
         self.folder, self.training, self.every, self.keep = folder, training, every, keep
-        # A separate group, because collectives of a background save must not mix with those of training. Ranks wait for the
-        # slowest disk; the launcher detects hangs.
+        # A separate group, because collectives of a background save must not mix with collectives of training. The long timeout
+        # lets ranks wait for the slowest disk. The launcher detects hangs.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
         folder.mkdir(exist_ok=True)
         self.stager = DefaultStager(staging_options(training.model)) if in_background else None
@@ -116,7 +116,7 @@ class DCPSaver:
 
     def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
         """Return a writer that, once all shards are complete, writes the record and publishes the checkpoint."""
-        if not self.folder.is_dir():  # DCP would create it again
+        if not self.folder.is_dir():  # DCP would create the directory again
             raise NotSaved(
                 f"the checkpoint of step {step} could not be written: the directory {self.folder} was moved or removed"
             )
@@ -155,7 +155,7 @@ class DCPSaver:
 
 
 def staging_options(model: nn.Module) -> StagingOptions:
-    """Return how to copy a model's state to host memory. On CUDA all copies into pinned memory are issued before one wait."""
+    """Return the options for copying a model's state to host memory. On CUDA, all copies are issued before one wait."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
         # Pinned memory is kept per tensor, and FSDP1 creates new tensors for every state dict.

@@ -1,9 +1,9 @@
 """
-The state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout; and loading a checkpoint into it.
+The state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout, and the loading of checkpoints.
 
 For FSDP1 over tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-`_UnevenShards` corrects that for parameters. A tensor of the optimizer state has the shape of its parameter, so it is copied into
-the parameter, and read or written as the parameter.
+`_UnevenShards` corrects this for parameters. The optimizer state of a parameter has the same shape, so each state tensor is
+copied into the parameter and then read or written as if it were the parameter.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 
 State = dict[str, dict[str, Any]]
-"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are those in the network as it was built."""
+"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are parameter names of the unwrapped network."""
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the current state, also as the target of a load. A collective."""
+    """Return the current state, into which a checkpoint can be loaded. A collective."""
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -49,7 +49,7 @@ def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Set a state that came from `get_state` and that a checkpoint was loaded into. A collective."""
+    """Set the state of a model and optimizer to `state`, which has the form that `get_state` returns. A collective."""
     if patch_if_needed(model):
         _set_fsdp1_state(model, optimizer, state)
         return
@@ -64,7 +64,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint in place, under any layout. A collective. Raises ConfigError if it is from another model."""
+    """Load a checkpoint in place, under any layout. A collective. Raises ConfigError if the checkpoint does not fit the model."""
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))
@@ -77,7 +77,7 @@ def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.O
 
 
 def patch_if_needed(model: nn.Module) -> bool:
-    """Patch a model if it is FSDP1 over tensor parallelism. Return whether it is."""
+    """Patch a model that combines FSDP1 with tensor parallelism. Return whether the model combines them."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     for unit in units:
         if type(unit._fsdp_extension) is DTensorExtensions:

@@ -1,6 +1,6 @@
 """The `loss` group: next-token cross entropy from the last hidden state and the output projection.
 
-It is computed inside the model's forward, where FSDP has gathered the projection's weight.
+The loss is computed inside the model's forward, where FSDP has gathered the projection's weight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Loss(Option):
-    """A way to compute the loss. Every option gives the same value."""
+    """A way to compute the loss. All options compute the same value."""
 
     kinds: ClassVar[dict[str, str]] = {
         "plain": "meshrunner.recipes.loss.base:PlainLoss",
@@ -36,12 +36,12 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """Return the loss function, before FSDP wraps the network. output: its module of that name; may be changed in place."""
+        """Return the loss function. FSDP wraps the network later. output: the network's `output`, which may change in place."""
         return self.function(summed)
 
     @abstractmethod
     def function(self, summed: SummedLoss) -> LossFunction:
-        """Return the loss function that the model calls. summed: the cross entropy of logits, possibly compiled."""
+        """Return the loss function that the model calls. summed: `cross_entropy`, possibly compiled."""
 
 
 class PlainLoss(Loss):
@@ -52,13 +52,13 @@ class PlainLoss(Loss):
 
 
 class ChunkedLoss(Loss):
-    """The logits are computed chunk by chunk and recomputed in backward, so they are never all in memory.
+    """The logits are computed chunk by chunk and recomputed in backward, so memory holds the logits of only one chunk.
 
-    The projection's gradient is accumulated over the chunks in fp32, and reduced once.
+    The projection's gradient is accumulated over the chunks in fp32 and reduced once for all chunks.
     """
 
     tokens: Count
-    """Tokens per chunk and device; at least one position of every sequence."""
+    """Tokens per chunk on one device. A chunk has at least one position of every sequence."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked

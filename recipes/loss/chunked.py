@@ -1,7 +1,7 @@
 """Output projection and cross entropy chunk by chunk, within one call of the projection's module.
 
 FSDP gathers a module's weight before each call and reduces its gradient after each backward. Calling the projection once per
-chunk would repeat both for every chunk.
+chunk would repeat the all-gather and the reduction for every chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SummedLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def takes_chunks(output: nn.Module) -> bool:
-    """Whether `install` supports this projection: a linear layer without bias, whole or split over the vocabulary."""
+    """Whether `install` supports this projection. It must be a linear layer without bias, whole or split over the vocabulary."""
     if type(output) is not nn.Linear or output.bias is not None:
         return False
     return not isinstance(output.weight, DTensor) or output.weight.placements == (Shard(0),)
@@ -31,7 +31,7 @@ def takes_chunks(output: nn.Module) -> bool:
 def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
     """Make `output(hidden, targets=targets)` return the sum of the token losses; without targets it still returns logits."""
     assert isinstance(output, nn.Linear)
-    # Tensor parallelism redistributes logits in forward hooks. They are applied to the logits of each chunk instead.
+    # Tensor parallelism redistributes logits in forward hooks. Here the hooks are applied to the logits of each chunk.
     hooks = list(output._forward_hooks.values())
     output._forward_hooks.clear()
 
@@ -48,10 +48,10 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
 
         def summed_of_split(local: Tensor, targets: Tensor) -> Tensor:
             batch, seq = targets.shape
-            # Given explicitly, because ranks may have shards of different sizes.
+            # The global shape is given explicitly, because ranks may have shards of different sizes.
             whole = torch.Size((batch, seq, output.out_features))
             stride = (seq * output.out_features, output.out_features, 1)
-            # In one expression: a name for the logits before redistribution would keep their memory until the loss is done.
+            # A variable for the logits before redistribution would keep their memory until the loss is computed.
             return summed(
                 redistributed(DTensor.from_local(local, mesh, [Shard(-1)], shape=whole, stride=stride)), targets
             )
@@ -70,15 +70,15 @@ def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets
     """
     Return the sum of the token losses. The logits of a chunk are computed, freed, and computed again in backward.
 
-    The weight's gradient is accumulated over the chunks in fp32 whatever its dtype, because bf16 would round every addition.
-    weight: [vocab, dim], or this rank's rows of it; hidden: [batch, seq, dim]; targets: [batch, seq].
+    The weight's gradient is accumulated over the chunks in fp32, because bf16 would round every addition.
+    weight: [vocab, dim], or this rank's rows of the weight; hidden: [batch, seq, dim]; targets: [batch, seq].
     """
     positions = max(1, tokens // hidden.shape[0])
     chunks = zip(torch.split(hidden, positions, 1), torch.split(targets, positions, 1), strict=True)
     recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if torch.compiler.is_compiling():
-        # The compiler cannot trace the autograd functions below. Autograd accumulates the gradient of an fp32 copy in fp32, and
-        # the compiler eliminates the conversion there and back from forward.
+        # The compiler cannot trace the autograd functions below. An fp32 copy of the weight makes autograd accumulate the
+        # gradient in fp32. The compiler removes the conversion to fp32 and back from forward.
         dtype, weight = weight.dtype, weight.float()
 
         def traced_loss(hidden: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _local(loss: Tensor) -> Tensor:
 
 
 class _GradientCarrier(Function):
-    """A placeholder for the weight whose gradient is fp32. In forward it is one expanded element, so it takes no memory."""
+    """A placeholder for the weight, with an fp32 gradient. In forward, it is a single expanded element and takes no memory."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class _GradientCarrier(Function):
 
 
 class _ChunkWeight(Function):
-    """The weight for one chunk. Its gradient is added to that of the later chunks, whose backward runs first."""
+    """The weight for one chunk. Backward runs from the last chunk to the first and adds up the chunks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,5 +128,5 @@ class _ChunkWeight(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor]:
         own, later = gradients
-        # In place, because nothing else holds it: a second fp32 gradient of the largest weight would raise the peak.
+        # Nothing else uses `later`. Adding out of place would raise peak memory by one fp32 gradient of the largest weight.
         return None, own.float() if later is None else later.add_(own)

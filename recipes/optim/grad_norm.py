@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 
 class Trainable(NamedTuple):
-    """A parameter that is not frozen, and how it is sharded."""
+    """A trained parameter, and the process groups that it is sharded over."""
 
     name: str
     parameter: nn.Parameter
@@ -35,10 +35,10 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     """
     Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
-    It is accumulated in fp64, because the rounding error of fp32 on a CPU depends on how a layout shards the parameters. FSDP1
-    and FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
+    The norm is accumulated in fp64, because the rounding error of fp32 on a CPU depends on the shards of a layout. FSDP1 and
+    FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
 
-    A collective, with the same parameters on every rank. device: where it communicates; by default the parameters' own.
+    All ranks must call this collective with the same parameters. device: used to communicate; default: the parameters' device.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
@@ -56,6 +56,6 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
 
 @torch.no_grad()
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients in place to a global norm of at most `max_norm`. Syncs only if they are in host memory."""
+    """Scale all gradients in place to a global norm of at most `max_norm`. Waits for the device only if they are on the host."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(local_gradients(trained), factor.to(trained[0].parameter.device))

@@ -1,4 +1,4 @@
-"""The `lr_schedule` group: a factor on `optimizer.lr`, a pure function of the step."""
+"""The `lr_schedule` group: a factor on `optimizer.lr` that depends only on the step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LRSchedule(Option):
 
     @abstractmethod
     def factor(self, step: int) -> float:
-        """Return the factor at a step, counted from 1."""
+        """Return the factor on the learning rate at a step. Steps are counted from 1."""
 
     def remarks(self, steps: int) -> list[str]:
         """Return remarks on settings that may not be intended in a run of `steps` steps."""
@@ -40,7 +40,7 @@ class Constant(LRSchedule):
     """Linear warm-up, then a constant rate."""
 
     warmup_steps: Steps = 0  # configurations older than this key had no warm-up
-    """Steps of linear rise; the last of them is the first at the full rate."""
+    """Steps of linear rise. The last step of the rise is the first step at the full rate."""
 
     def factor(self, step: int) -> float:
         return step / self.warmup_steps if step < self.warmup_steps else 1.0
@@ -56,11 +56,11 @@ class Warmup(LRSchedule):
     """Linear warm-up, then decay to `final` at `total_steps`, constant afterwards. Subclasses define the decay."""
 
     total_steps: Count
-    """Length of the schedule in steps. It stays the same when a run is resumed with more `steps`."""
+    """Length of the schedule in steps. Resuming a run with more `steps` does not change the schedule."""
     warmup_steps: Steps
-    """Steps of linear rise; the last of them is the first at the full rate."""
+    """Steps of linear rise. The last step of the rise is the first step at the full rate."""
     final: float = Field(ge=0, le=1)
-    """Factor from step `total_steps` on."""
+    """Factor on the learning rate from step `total_steps` on."""
 
     @abstractmethod
     def decay_factor(self, progress: float) -> float:

@@ -40,7 +40,7 @@ class AdamW(Optimizer):
     betas: tuple[Beta, Beta] = Field(strict=False)
     """Decay rates of the running means of the gradient and the squared gradient."""
     eps: float = Field(gt=0)
-    """Added to the square root of the second moment."""
+    """Number added to the square root of the second moment."""
     weight_decay: float = Field(ge=0)
     """Decoupled weight decay, on every parameter."""
     implementation: Literal["fused", "foreach", "for_loop"]
@@ -65,7 +65,7 @@ class AdamW(Optimizer):
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-    """Take one optimizer step, unless the global gradient norm is not finite. Syncs only if the optimizer is not fused."""
+    """Take one optimizer step if the global gradient norm is finite. Waits for the device unless the optimizer is fused."""
     device = optimizer.param_groups[0]["params"][0].device  # the host, if parameters are offloaded
     finite = grad_norm.isfinite().to(device)
     if all(group.get("fused") for group in optimizer.param_groups):

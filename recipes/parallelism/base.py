@@ -1,4 +1,4 @@
-"""The `parallelism` group. The degrees are common to every kind; the mechanism is one class per kind."""
+"""The `parallelism` group. All kinds share the degrees. Each kind has a class that implements its mechanism."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Degrees(NamedTuple):
-    """Devices along each dimension of the mesh; their product is the number of devices."""
+    """Devices along each dimension of the mesh. The product of the degrees is the number of devices."""
 
     replicate: int
     shard: int
@@ -34,7 +34,7 @@ class Degrees(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Number of data-parallel ranks; each gets its own slice of the global batch."""
+        """Number of data-parallel ranks. Each rank trains on a different slice of the global batch."""
         return self.replicate * self.shard
 
 
@@ -52,23 +52,23 @@ class Parallelism(Option):
     affects: ClassVar[Affects] = Affects.SPEED
 
     wraps_units: ClassVar[bool] = False
-    """Whether each unit of the wrap plan is wrapped and all-gathered on its own."""
+    """Whether each unit of the wrap plan is wrapped and all-gathered separately."""
     checks_units: ClassVar[bool] = False
-    """Whether `check_units` can refuse a plan, so that checking a configuration needs the built model."""
+    """Whether `check_units` can refuse a plan. If it can, checking a configuration needs the built model."""
     autocasts: ClassVar[bool] = False
-    """Whether forward runs under autocast with fp32 parameters; otherwise `apply` sets the compute dtype."""
+    """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward gathers a unit again for each of its calls, and an embedding, which it does not need, for none."""
+    """Whether backward all-gathers a unit again for each call of the unit in forward, but never gathers an embedding."""
 
     shard: AutoCount
-    """Devices that parameters, gradients and optimizer state are sharded over; auto: what the other degrees leave."""
+    """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""
     replicate: Count
     """Replicas of the model, each sharded over `shard` devices."""
     tensor: Count
     """Devices that each matmul is split over."""
     expert: Count = 1
-    """Devices, out of the `shard` devices, that store different experts of a block and exchange tokens. Each expert is sharded
-    over the remaining ones. 1: every device has a shard of every expert."""
+    """Devices that store different experts of a block and exchange tokens. They belong to the `shard` devices. Each expert is
+    sharded over shard / expert devices. 1: every device has a shard of every expert."""
     sequence_parallel: bool
     """Shard the activations between matmuls along the sequence over the `tensor` devices."""
     loss_parallel: bool
@@ -77,12 +77,12 @@ class Parallelism(Option):
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
     """Free a unit's unsharded parameters after forward and all-gather them again in backward: always, never, except_last
-    (backward needs the last block immediately), or the number of devices to reshard over in between. auto: always, or never if
-    `shard` is 1, where nothing is gathered."""
+    (backward needs the last block immediately), or the number of devices to reshard over until backward. auto: never if `shard`
+    is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
-    """When FSDP reduces the gradients of several micro batches. reduce: in each one, so a device stores only its shard (FSDP2's
-    replicas all-reduce these once per step). hold: only in the last one, so a device stores unsharded gradients until then, in
-    FSDP1 in the compute dtype. `show` has the bytes of both. DDP's gradients are never sharded."""
+    """When FSDP reduces gradients. reduce: after every micro batch, so a device stores only its shard of the gradients (FSDP2's
+    replicas all-reduce their shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
+    until then (FSDP1: in the compute dtype). `show` prints the bytes of both. DDP's gradients are never sharded."""
 
     @property
     def units_ahead(self) -> int:
@@ -105,7 +105,7 @@ class Parallelism(Option):
         return self.tensor > 1 and self.loss_parallel
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """Return the degrees on nodes x workers devices with `auto` resolved. Raises ConfigError with the arithmetic."""
+        """Return the degrees on nodes x workers devices with `auto` resolved. Raise ConfigError if they do not fit."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
         others = self.replicate * self.tensor
@@ -142,7 +142,7 @@ class Parallelism(Option):
         return []
 
     def untraceable(self) -> str | None:
-        """Return why a step cannot be traced on the meta device; None if it can."""
+        """Return the reason that a step cannot be traced on the meta device, or None if it can be traced."""
         return None
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:
@@ -155,11 +155,11 @@ class Parallelism(Option):
         """
         Distribute a network on meta over the data-parallel dimensions of the mesh, materialise and initialise it.
 
-        It is already split over `tensor` or `expert` devices. Return the model to train: the network or a wrapper around it.
+        The network is already split over `tensor` or `expert` devices. Return the network, or a wrapper, as the model to train.
         """
 
     def mixes_dtypes(self) -> bool:
-        """Whether some parameters can compute in fp32 while `precision` lowers the rest; see `Network.stays_fp32`."""
+        """Whether some parameters can compute in fp32 while others compute in a lower precision. See `Network.stays_fp32`."""
         return not self.wraps_units
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
@@ -175,11 +175,11 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Return a context manager around a micro batch. It decides when gradients are reduced, see `accumulate`."""
+        """Return a context manager around a micro batch that decides when gradients are reduced. See `accumulate`."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
-        """Return further figures of the optimizer step that has just ended, with the same keys in every step."""
+        """Return additional figures of the optimizer step that has just ended. The keys are the same in every step."""
         return {}
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
@@ -193,20 +193,22 @@ class Parallelism(Option):
         if unit.lookup and self.gathers_per_call:
             in_backward = 0
         reductions = micro_batches
-        if self.accumulate == "hold":  # a unit that is called again first reduces its accumulated gradients
+        if (
+            self.accumulate == "hold"
+        ):  # a unit called several times reduces its accumulated gradients before a second call
             reductions = 2 if self.gathers_per_call and unit.calls > 1 < micro_batches else 1
         gathers = micro_batches * (in_forward + in_backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return what a device stores of one unit between steps: an even share."""
+        """Return the elements of one unit that a device stores between steps, if the shards are equal."""
         weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
         return Stored(weights, trained, trained)
 
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
-        """Return the buffers that the units, in the order of forward, need for all-gathers and for reduce-scatters, if known."""
+        """Return the buffers that units, given in forward order, need for all-gathers and reduce-scatters; None if unknown."""
         return None
 
     def shard_groups(
@@ -215,7 +217,7 @@ class Parallelism(Option):
         """
         Return the process groups whose ranks hold different shards of a parameter of the model that `apply` returned.
 
-        `split`: names of the parameters that tensor parallelism has split.
+        split: names of the parameters that tensor parallelism has split.
         """
         from torch.distributed.tensor import DTensor
 

@@ -1,4 +1,4 @@
-"""DDP: a full replica on every device, gradients all-reduced in buckets during backward (Li et al. 2020)."""
+"""DDP: every device has a full replica, and gradients are all-reduced in buckets during backward (Li et al. 2020)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class DDP(Parallelism):
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas are equal by construction
-            # Otherwise DDP rebuilds its buckets after the first step, and after the first step of a resumed run. With more than
-            # two devices, other buckets mean another order of summation.
+            # If this is False, DDP rebuilds its buckets after the first step of a run and of a resumed run. With more than two
+            # devices, different buckets change the order of summation.
             find_unused_parameters=torch.are_deterministic_algorithms_enabled(),
         )
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with the units and degrees of FSDP2: `always` is FULL_SHARD, `never` SHARD_GRAD_OP, `replicate` makes it hybrid."""
+    """FSDP1 with the units and degrees of FSDP2. `always` is FULL_SHARD, `never` is SHARD_GRAD_OP, `replicate` > 1 is hybrid."""
 
     wraps_units: ClassVar[bool] = True
 
     backward_prefetch: Literal["pre", "post", "none"]
-    """When backward all-gathers the next unit: before it computes the current unit's gradients (more overlap, more memory), after
-    that, or only when it needs the unit."""
+    """When backward all-gathers the next unit. pre: before the current unit's gradients are computed (more overlap, more memory);
+    post: after they are computed; none: when backward needs the unit."""
     forward_prefetch: bool
     """All-gather the next unit before the current unit's forward."""
     limit_all_gathers: bool
@@ -71,7 +71,7 @@ class FSDP1(Parallelism):
     def shard_groups(
         self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
     ) -> tuple[ProcessGroup, ...]:
-        # FSDP1's parameters are plain views into a unit's shard. Only `split` says which are tensor-parallel.
+        # FSDP1's parameters are plain views into a unit's shard. Only `split` tells which parameters are tensor-parallel.
         tensor = (mesh.get_group("tensor"),) if name in split else ()
         return (mesh.get_group("shard"), *tensor)
 
@@ -79,7 +79,7 @@ class FSDP1(Parallelism):
         return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the shard of a unit's flat parameter, padded to equal shards. Its gradient is whole if any part is trained."""
+        """Return the equal, padded shard of a unit's flat parameter. If any part is trained, all parts have gradients."""
         aligned = 16 // precision.param_bytes  # FSDP1 aligns each parameter to 16 bytes of the compute dtype
         total = 0
         for parameter in unit.parameters:

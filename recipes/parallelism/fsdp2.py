@@ -27,17 +27,17 @@ NCCL_BUFFERS = ("process_group", "symmetric")
 
 
 class FSDP2(Parallelism):
-    """Sharding over `shard` devices. With `replicate` above 1, that many sharded replicas (HSDP)."""
+    """Sharding over `shard` devices. If `replicate` is above 1, there are `replicate` sharded replicas (HSDP)."""
 
     wraps_units: ClassVar[bool] = True
     gathers_per_call: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Units that are all-gathered ahead of the current one. 0: torch's default, which is one."""
+    """Units that are all-gathered ahead of the current unit. 0: torch's default, one unit."""
     cpu_offload: bool
     """Store sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
-    """Memory of communication buffers. dynamic: allocated as needed; max_pool, scheduled: a fixed address for each unit;
+    """Memory of communication buffers. dynamic: allocated as needed. max_pool, scheduled: a fixed address for each unit.
     process_group, symmetric: NCCL memory."""
 
     @property
@@ -127,7 +127,7 @@ class FSDP2(Parallelism):
         return model
 
     def _own_dtypes(self, network: Network) -> dict[str, Any]:
-        """Return the argument of MixedPrecisionPolicy that keeps single parameters in fp32, if torch has it."""
+        """Return the argument of MixedPrecisionPolicy that keeps single parameters in fp32; {} if torch lacks it."""
         from meshrunner.recipes.model.init_weights import clean_name
 
         fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
@@ -145,7 +145,7 @@ class FSDP2(Parallelism):
         depth = self.prefetch or int(self.expert > 1)
         if not depth:
             return
-        # The successor of a unit that forward calls several times varies. Such a unit is gathered when it is called.
+        # Different units follow a unit that forward calls several times. Such a unit is gathered when it is called.
         units = [
             module
             for name, module in model.named_modules()
@@ -166,7 +166,9 @@ class FSDP2(Parallelism):
         if self.accumulate == "hold":
             model.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            model.set_requires_all_reduce(last)  # replicas accumulate their sharded gradients until then
+            model.set_requires_all_reduce(
+                last
+            )  # replicas accumulate their sharded gradients until the last micro batch
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
@@ -180,7 +182,7 @@ class FSDP2(Parallelism):
         return Traffic(rest.gathered + experts.gathered, rest.reduced + experts.reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the shards of the parameters. Each is sharded along one dimension and padded to equal shards."""
+        """Return the sizes of a unit's shards. Each parameter is sharded along one dimension and padded to equal shards."""
         weights = trained = 0
         for parameter in unit.parameters:
             ranks = degrees.shard // self.expert if parameter.is_stack else degrees.shard
@@ -210,7 +212,7 @@ def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Paramete
     ranks, expert_mesh = mesh.size(-1), network.expert_mesh
     info: FSDPMeshInfo | None = None
     if expert_mesh is not None:
-        # These parameters are all-gathered and reduced over another mesh than the rest of their unit.
+        # Stacks are all-gathered and reduced over a different mesh than other parameters of the unit.
         from torch.distributed.fsdp._fully_shard import _fsdp_common
 
         ranks = expert_mesh["expert_shard"].size()

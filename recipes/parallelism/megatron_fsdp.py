@@ -1,6 +1,6 @@
-"""Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep its communication buffers in pools.
+"""Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp. The package can keep communication buffers in pools.
 
-Its parameters are DTensors whose shards end where its buckets end, at any row. torch's own functions must not gather them.
+Parameters are DTensors whose shards end where a bucket ends, at any row. torch's own functions must not gather such DTensors.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ OLDEST = "0.6.1"  # the oldest release that was tested
 
 
 class MegatronFSDP(Parallelism):
-    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, a unit that the plan does not reshard is no unit for the
-    package: it is gathered once per step into its own memory, together with everything outside units."""
+    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, the package treats units that the plan does not reshard
+    like parameters outside units: it gathers them once per step, into separate memory."""
 
     wraps_units: ClassVar[bool] = True
     checks_units: ClassVar[bool] = True
 
     zero: Annotated[int, whole(at_least=0, at_most=3)]
-    """ZeRO stage: the state that is sharded over the `shard` devices. 1: optimizer state and master weights; 2: also gradients;
-    3: also parameters; 0: nothing, all devices are replicas."""
+    """ZeRO stage: the state that is sharded over the `shard` devices. 0: no state, all devices are replicas. 1: optimizer state
+    and master weights. 2: also gradients. 3: also parameters."""
     double_buffer: Literal["none", "fixed", "max_pool"]
-    """Memory of unsharded parameters and unreduced gradients. none: allocated for each unit and freed; fixed: two buffers for the
-    most common unit shape, none for others; max_pool: two buffers for each bucket, as large as the largest of all units."""
+    """Memory of unsharded parameters and unreduced gradients. none: allocated for each unit and freed. fixed: two buffers for
+    units of the most common shape. max_pool: two buffers for each bucket, as large as in the largest unit."""
     grad_comm: Literal["auto", "fp32", "bf16"]
-    """dtype of the gradient reduction; gradients are accumulated in fp32. auto: that of the precision."""
+    """dtype of the gradient reduction. auto: the dtype set by `precision`. Gradients are accumulated in fp32."""
     nccl_registration: bool
     """Register the memory of `double_buffer` with NCCL. Needs the allocator of Megatron-Core or Apex."""
 
@@ -108,14 +108,14 @@ class MegatronFSDP(Parallelism):
         ):  # Transformer Engine and Apex, which are optional, may be missing
             from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
-        # A parameter computes in its own dtype. The optimizer updates an fp32 copy if that dtype is lower.
+        # The package computes in the dtype of each parameter. If that is below fp32, the optimizer updates an fp32 copy.
         if precision.param_dtype is not None:
             for name, parameter in network.named_parameters():
                 if not network.stays_fp32(clean_name(name)):
                     parameter.data = parameter.data.to(precision.param_dtype)
         reduce_dtype = {"auto": precision.reduce_dtype, "fp32": torch.float32, "bf16": torch.bfloat16}[self.grad_comm]
         replicate, shard = replicas(mesh), mesh["shard"].size()
-        hybrid = replicate > 1 and self.zero > 0  # with zero 0 the package reduces over the `shard` dimension, too
+        hybrid = replicate > 1 and self.zero > 0  # with zero 0 the package also reduces over the `shard` dimension
         dims = {"replicate": replicate, "shard": shard} if hybrid else {"shard": replicate * shard}
         # The package requires a `tensor` dimension, even of one device.
         own_mesh = named_mesh(mesh.device_type, dims | {"tensor": 1})
@@ -127,7 +127,7 @@ class MegatronFSDP(Parallelism):
                 dp_shard_dim="shard",
                 dp_outer_dim="replicate" if hybrid else None,
                 tp_dim="tensor",
-                # The package looks up parameters with `.experts.` in their name in a mesh and a group of their own.
+                # For parameters with `.experts.` in their name, the package uses a separate mesh and group.
                 expt_device_mesh=own_mesh,
                 hybrid_fsdp_group=outer_group,
                 hybrid_fsdp_expt_group=outer_group,
@@ -157,8 +157,8 @@ class MegatronFSDP(Parallelism):
         return sharded
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        # If set, backward ends with gradients reduced among all devices. With unsharded gradients (`zero` 0 and 1), a second
-        # reduction would be wrong. `set_model_auto_sync` would warn in every step.
+        # If True, backward ends with gradients reduced among all devices. Unsharded gradients (`zero` 0 and 1) must be reduced
+        # only once per step. `set_model_auto_sync` would warn in every step.
         model.model_auto_sync = last
         return nullcontext()
 
@@ -166,8 +166,8 @@ class MegatronFSDP(Parallelism):
         """
         Return the bytes gathered and reduced for one unit in one step, approximately.
 
-        Not counted: with `zero` 1 and 2, the last unit called is gathered once instead of twice; with `zero` 3, prefetches in
-        vain behind a unit that is called again; padding of buckets to whole rows; parameters that stay in fp32.
+        Three effects are ignored. With `zero` 1 and 2, the last called unit is gathered once, not twice. With `zero` 3, some
+        prefetches after a repeated unit are never used. Buckets are padded to whole rows, and some parameters stay in fp32.
         """
         reduced = unit.trained * {"auto": precision.reduce_bytes, "fp32": 4, "bf16": 2}[self.grad_comm]
         if self.zero == 0 or degrees.shard == 1:
@@ -177,13 +177,13 @@ class MegatronFSDP(Parallelism):
             gathers = 2
         elif not unit.reshard_after_forward:
             gathers = 1
-        else:  # tokens have no gradient, so no hook reshards an embedding's table after backward
+        else:  # tokens have no gradient, so no hook reshards the table of an embedding after backward
             gathers = calls + (1 if unit.lookup else calls)
         gathered = gathers * precision.param_bytes * (unit.trained + unit.frozen)
         return Traffic(gathered, reduced * (micro_batches if self.zero >= 2 else 1))
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the compute weights plus, below fp32, the master weights; approximate as `traffic` is."""
+        """Return the approximate elements stored. `weights` includes the master weights if compute is below fp32."""
         compute, gradients, trained = (
             -(-count // (degrees.shard if self.zero >= stage else 1))
             for stage, count in ((3, unit.trained + unit.frozen), (2, unit.trained), (1, unit.trained))
@@ -209,7 +209,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes of a plan's units. Raises ConfigError if megatron-fsdp, which wraps whole classes, cannot follow it."""
+    """Return the classes of a plan's units. Raises ConfigError for a plan that cannot be followed by wrapping whole classes."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -247,10 +247,10 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
     """
-    Let the code inside materialise a network on meta without initialising it. `zero` 0 needs everything allocated first.
+    Let the code inside materialise a network on meta without initialising it.
 
-    With `unit_by_unit`, a device never holds more than one whole unit. megatron-fsdp materialises each module, then calls its
-    `reset_parameters`, which here only ties parameters again.
+    If `unit_by_unit`, a device never holds more than one unsharded unit: megatron-fsdp materialises one module at a time. It then
+    calls the module's `reset_parameters`, which only ties parameters again. Otherwise, as `zero` 0 needs, all is allocated first.
     """
     if not unit_by_unit:
         network.to_empty(device=device)
@@ -261,7 +261,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
     owners: list[Any] = []
 
     def tie(module: nn.Module, own: dict[str, list[tuple[nn.Module, str]]]) -> None:
-        """Give the materialised parameters of a module to every other module that used them."""
+        """Give the materialised parameters of a module to every other module that shares them."""
         for name, others in own.items():
             for other, other_name in others:
                 setattr(other, other_name, getattr(module, name))
@@ -282,7 +282,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 
 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
-    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round them to bf16."""
+    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round masters to bf16."""
     import torch
 
     from meshrunner.recipes.model.init_weights import clean_name
@@ -290,7 +290,7 @@ def initialise(wrapped: Any, initialiser: Initialiser) -> None:
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             local, value = parameter.to_local(), initialiser.whole(clean_name(name), parameter.shape)
-            elements = getattr(parameter, "megatron_fsdp_slice", slice(None))  # absent if it is not sharded
+            elements = getattr(parameter, "megatron_fsdp_slice", slice(None))  # absent if the parameter is not sharded
             local.copy_(value.flatten()[elements].view_as(local))
     wrapped.install_optimized_model_weights()
     initialiser.network.reset_buffers()

@@ -1,5 +1,5 @@
 """
-The device mesh, with one dimension for each degree above 1, and the split of a network over it before data parallelism.
+The device mesh, with one dimension for each degree above 1. Tensor and expert parallelism split a network over the mesh here.
 
 Tensor and sequence parallelism: Shoeybi et al. 2019, Korthikanti et al. 2022.
 """
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Return name -> size, outermost first. `shard` is always included, so the mesh is never empty."""
+    """Return mesh dimension -> size, outermost first. `shard` is always included, so the mesh is never empty."""
     return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
 
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
-    """Return name -> size of the expert mesh, outermost first: replicate x shard, in which adjacent ranks exchange tokens."""
+    """Return dimension -> size of the expert mesh, outermost first. It splits `shard` so that adjacent ranks exchange tokens."""
     own = {"expert_shard": shard // expert, "expert": expert}
     return {"replicate": replicate} | own if replicate > 1 else own
 
@@ -36,24 +36,24 @@ def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
 
 
 def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
-    """Build a mesh over all ranks with dimensions of these names and sizes, outermost first."""
+    """Build a mesh over all ranks. dims: name -> size of each dimension, outermost first."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
 def replicas(mesh: DeviceMesh) -> int:
-    """Return the size of the mesh's `replicate` dimension, 1 if it has none."""
+    """Return the size of the mesh's `replicate` dimension, or 1 if the mesh has no such dimension."""
     return mesh["replicate"].size() if "replicate" in (mesh.mesh_dim_names or ()) else 1
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the dimensions that FSDP works on: `shard`, or with several replicas replicate x shard (hybrid sharding)."""
+    """Return the part of the mesh that FSDP uses: `shard`, or replicate x shard with several replicas (hybrid sharding)."""
     return mesh["replicate", "shard"] if replicas(mesh) > 1 else mesh["shard"]
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return the groups whose ranks hold different tokens: the world, or under tensor parallelism one per other dimension."""
+    """Return the groups whose ranks hold different tokens: the world, or with tensor parallelism one group per data dimension."""
     names = mesh.mesh_dim_names or ()
     if "tensor" in names:
         return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
@@ -63,7 +63,7 @@ def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
 
 
 def data_rank(mesh: DeviceMesh) -> int:
-    """Return this rank's index among the data-parallel ranks: replicate x shard, row-major."""
+    """Return this rank's index among the data-parallel ranks, in row-major order of replicate x shard."""
     replica = mesh.get_local_rank("replicate") if replicas(mesh) > 1 else 0
     return replica * mesh["shard"].size() + mesh.get_local_rank("shard")
 
@@ -95,7 +95,7 @@ def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> froz
 
 
 def _wait_for_collective(_: nn.Module, __: object, output: Tensor) -> Tensor:
-    """Wait for an asynchronous collective. An unfinished result would lose its gradient in a compiled block."""
+    """Wait for an asynchronous collective. In a compiled block, an unfinished result would lose its gradient."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor, wait_tensor
 
     return wait_tensor(output) if isinstance(output, AsyncCollectiveTensor) else output  # type: ignore[no-untyped-call]

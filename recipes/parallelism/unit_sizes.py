@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """A parameter on one device after tensor and expert parallelism, before data parallelism. The largest of uneven parts."""
+    """The largest part of a parameter on one device after tensor and expert parallelism, before data parallelism."""
 
     shape: tuple[int, ...]
     trained: bool
     is_stack: bool = False
-    """Whether it stacks one matrix per expert. With expert parallelism only the matrices of this device count."""
+    """Whether the parameter stacks one matrix per expert. `shape` has only the experts of this device."""
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
     def padded(self, ranks: int) -> int:
-        """Number of elements once the dimension that FSDP2 shards is padded to equal shards."""
+        """Return the number of elements after FSDP2 pads the sharded dimension to equal shards over `ranks`."""
         dim = stack_shard_dim(self.shape, ranks) if self.is_stack else 0
         return -(-self.shape[dim] // ranks) * ranks * self.numel // self.shape[dim]
 
@@ -40,7 +40,7 @@ class UnitParameters(NamedTuple):
     """Number of times that a forward calls the unit."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
-        """Return the unit with only its stacks of experts, or without them."""
+        """Return the unit with only its stacks of experts if `is_stack`, else without them."""
         return self._replace(parameters=tuple(each for each in self.parameters if each.is_stack == is_stack))
 
     @property
@@ -61,7 +61,7 @@ class Traffic(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """fp32 elements of one unit that a device stores between steps. The largest share if shards are uneven."""
+    """fp32 elements of one unit that a device stores between steps. If shards are uneven, the device has the largest."""
 
     weights: int
     gradients: int
@@ -72,12 +72,12 @@ class Stored(NamedTuple):
 
 
 def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
-    """Return the dimension that a stack of matrices is sharded along: 0, or 1 if only the rows divide evenly."""
+    """Return the dimension along which a stack is sharded: 1 if `ranks` divides only the rows of a matrix, else 0."""
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
 
 
 def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int = 1) -> dict[str, UnitParameters]:
-    """Return unit -> its parameters on one device after tensor and expert parallelism, before data parallelism."""
+    """Return unit -> the unit's parameters on one device after tensor and expert parallelism, before data parallelism."""
     split = _split_dims(network) if tensor > 1 else {}
     found = {}
     for name, parameters in unit_parameters(network, plan).items():
@@ -95,7 +95,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return parameter -> the dimension that tensor parallelism splits; a table is [rows, width], a weight [out, in]."""
+    """Return parameter -> the dimension that tensor parallelism splits. A table is [rows, width], a weight is [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -1,7 +1,7 @@
 """The `wrap` group: which modules become FSDP units.
 
-A policy turns a model into a wrap plan before anything is wrapped (the idea of pytorch pull request #104346). Every
-data-parallel kind uses the same plan, so kinds are compared with equal units, and a plan can be printed and checked.
+A policy makes a wrap plan for a model before any module is wrapped (the idea of pytorch pull request #104346). Every
+data-parallel kind uses the same plan, so kinds are compared with equal units. A plan can be printed and checked.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Unit:
     """The wrapping of one module."""
 
     reshard_after_forward: bool | int
-    """Whether to free the unsharded parameters after forward; a number: reshard them over that many devices."""
+    """Whether to free the unsharded parameters after forward, or the number of devices to reshard them over."""
     lookup: bool = False
-    """Whether it is an embedding, whose table backward does not need."""
+    """Whether the module is an embedding. Backward does not need the table of an embedding."""
 
 
 WrapPlan = dict[str, Unit]
-"""Module name -> how it is wrapped; children before their parents, the root ("") last."""
+"""Module name -> wrapping. Children come before their parents, the root ("") is last."""
 
 
 class Wrap(Option):
@@ -51,11 +51,11 @@ class Wrap(Option):
     }
 
     needs_network: ClassVar[bool] = False
-    """Whether the plan depends on module names and sizes, so checking it needs the built model."""
+    """Whether the plan depends on module names and sizes. If so, checking a plan needs the built model."""
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Return module name -> `reshard_after_forward` (None: that of `parallelism`), in `named_modules` order, no root."""
+        """Return unit -> `reshard_after_forward` (None: as in `parallelism`), in `named_modules` order, without the root."""
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
@@ -92,8 +92,8 @@ class Blocks(Wrap):
     """
     The embedding, each block and the output projection are units; the final norm belongs to the root.
 
-    So no device has to gather the two largest tables before it can look up a token, and the projection's gradient is reduced
-    while the blocks run backward. If tied, the two are one parameter, which belongs to the root.
+    With these units, a device looks up tokens without first gathering the output projection, and reduces the projection's
+    gradient while the blocks run backward. If the embedding and the projection are tied, their parameter belongs to the root.
     """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
@@ -111,7 +111,7 @@ class RootOnly(Wrap):
 
 
 class Size(Wrap):
-    """The smallest modules with at least `min_parameters` parameters outside the units they contain are units."""
+    """Units are the smallest modules with at least `min_parameters` parameters, not counting parameters of units inside them."""
 
     needs_network: ClassVar[bool] = True
     min_parameters: Count
@@ -136,14 +136,14 @@ class Size(Wrap):
 
 
 class Rule(Section):
-    """A pattern for modules, and how to wrap the modules that match."""
+    """A pattern for modules, and the wrapping of the modules that match."""
 
     match: str
     """A pattern for module names, matched part by part (`layers.*.attention`), or a class name (`Block`)."""
     reshard_after_forward: Reshard | None = None
     """Overrides parallelism.reshard_after_forward for the unit; null: no override."""
     wrap: bool = True
-    """true: a matching module is a unit. false: it belongs to the unit around it, even if a later rule matches."""
+    """true: a matching module is a unit. false: a matching module belongs to the unit around it, even if a later rule matches."""
 
     def matches(self, name: str, module: nn.Module) -> bool:
         """Whether the rule applies to a module."""
@@ -153,11 +153,11 @@ class Rule(Section):
 
 
 class Rules(Wrap):
-    """A list of rules, of which the first that matches a module applies. A rule that matches nothing is an error."""
+    """A list of rules. The first rule that matches a module applies. A rule that matches no module is an error."""
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
-    """The rules in order. Each is {match: PATTERN_OR_CLASS} with optional reshard_after_forward (always, never, except_last, a
+    """The rules in order. A rule is {match: PATTERN_OR_CLASS} with optional reshard_after_forward (always, never, except_last, a
     number; null: as in parallelism) and wrap (false: no unit). For example
     [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
     that matches a module's name or class applies. A module that no rule matches belongs to the unit around it."""
@@ -184,7 +184,7 @@ class Rules(Wrap):
         return super().remarks(network, plan, kind) + [remark] * bool(unmatched)
 
     def _first_matches(self, network: Network) -> dict[str, int]:
-        """Return module name -> index of the first rule that matches it."""
+        """Return module name -> index of the first rule that matches the module."""
         found: dict[str, int] = {}
         for name, module in network.named_modules():
             for number, rule in enumerate(self.rules):
@@ -209,14 +209,14 @@ def check_units(network: Network, names: Iterable[str]) -> None:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether a module has its own forward. FSDP gathers a unit when it is called."""
+    """Whether a module implements forward. FSDP gathers a unit when the unit's forward is called."""
     from torch import nn
 
     return type(module).forward is not nn.Module.forward
 
 
 def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
-    """Return module name -> its parameters that a module outside it also uses, such as a tied embedding table."""
+    """Return module name -> the module's parameters that modules outside it also use, such as a tied embedding table."""
     users = Counter(parameter for _, parameter in network.named_parameters(remove_duplicate=False))
     found: dict[str, list[str]] = {}
     for name, module in network.named_modules():
@@ -229,9 +229,9 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
 
 def top_modules(network: Network) -> list[str]:
     """
-    Return the blocks and the outermost modules with a matrix outside them, such as the embedding, in `named_modules` order.
+    Return, in `named_modules` order, the blocks and the outermost other modules that have a matrix, such as the embedding.
 
-    Modules that share a parameter with a module outside them are left out, and so are modules with only vectors, such as norms.
+    Modules that share a parameter with a module outside them are left out.
     """
     blocks, shared = set(network.block_names()), parameters_shared_outside(network)
     around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
@@ -246,13 +246,13 @@ def top_modules(network: Network) -> list[str]:
 
 
 def inside_blocks(network: Network, names: Iterable[str]) -> list[str]:
-    """Return those of the modules that are inside a block, without the blocks themselves."""
+    """Return the names of modules that are inside a block, without the blocks themselves."""
     blocks = tuple(f"{block}." for block in network.block_names())
     return [name for name in names if name.startswith(blocks)]
 
 
 def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.Parameter]]:
-    """Return unit -> its parameters by name. A parameter belongs to the innermost unit around it."""
+    """Return unit -> parameter name -> parameter. A parameter belongs to the innermost unit that contains it."""
     found: dict[str, dict[str, nn.Parameter]] = {unit: {} for unit in plan}
     for name, parameter in network.named_parameters():
         innermost = next(unit for unit in plan if not unit or name.startswith(f"{unit}."))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 FLOAT8_ALIGNMENT = 16
-"""Number that must divide every dimension of a float8 matmul: both of a weight, and the tokens of a micro batch."""
+"""Number that must divide every dimension of a float8 matmul: both dimensions of a weight, and the tokens of a micro batch."""
 
 
 class Precision(Option):
@@ -30,11 +30,11 @@ class Precision(Option):
         "float8": "meshrunner.recipes.precision.base:Float8",
     }
     compute: ClassVar[str] = "fp32"
-    """dtype of the matmuls; MFU is relative to its peak FLOP/s."""
+    """dtype of the matmuls. MFU is relative to the device's peak FLOP/s in this dtype."""
 
     @property
     def fp32_matmul(self) -> Literal["highest", "high"]:
-        """Argument of torch.set_float32_matmul_precision, with which every worker starts."""
+        """Argument with which every worker calls torch.set_float32_matmul_precision."""
         return "highest"
 
     @property
@@ -52,14 +52,14 @@ class Precision(Option):
         return self
 
     def convert(self, network: Network) -> None:
-        """Replace modules of a network on meta by others with the same parameters."""
+        """Replace modules of a network on the meta device by modules with the same parameters."""
 
     def after_step(self, model: nn.Module) -> None:
         """Update state that depends on the parameters, after every optimizer step."""
 
     @property
     def param_dtype(self) -> torch.dtype | None:
-        """dtype to which parameters are cast for compute, and in which shards are all-gathered; None: unchanged."""
+        """dtype to which parameters are cast before they are all-gathered and used; None: they are not cast."""
         return None
 
     @property
@@ -97,13 +97,13 @@ class FP32(Precision):
 class BF16(Precision):
     """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
 
-    `single` and `ddp` gather nothing. They use autocast, which computes matmuls and attention in bf16 and the rest in fp32.
+    `single` and `ddp` gather no parameters. Their autocast runs matmuls and attention in bf16, other operations in fp32.
     """
 
     compute: ClassVar[str] = "bf16"
 
     reduce: Literal["fp32", "bf16"] = "fp32"
-    """dtype of the gradient reduction; ddp reduces in fp32."""
+    """dtype of the gradient reduction. ddp always reduces in fp32."""
 
     @property
     def param_dtype(self) -> torch.dtype:
@@ -128,11 +128,11 @@ class Float8(BF16):
     scaling: Literal["tensorwise", "rowwise"]
     """One scale per tensor (fastest) or per row (more accurate)."""
     all_gather: bool
-    """FSDP2 all-gathers weights in float8: half the bytes. Tensorwise scaling only."""
+    """All-gather weights in float8, which halves the bytes. Needs FSDP2 and tensorwise scaling."""
     skip: list[str]
-    """Linear layers that stay in bf16: patterns for their names."""
+    """Patterns for the names of linear layers that stay in bf16."""
     emulate: bool
-    """Round to float8 but multiply in bf16, on any device. For tests: it is no faster than bf16."""
+    """Round to float8 but multiply in bf16, on any device. This is for tests, and no faster than bf16."""
 
     @property
     def compute(self) -> str:  # type: ignore[override]
@@ -191,11 +191,11 @@ class Float8(BF16):
         if self.all_gather:
             from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-            precompute_float8_dynamic_scale_for_fsdp(model)  # one all-reduce for all weights, not one for each
+            precompute_float8_dynamic_scale_for_fsdp(model)  # one all-reduce for all weights instead of one per weight
 
 
 class AutoPrecision(Precision):
-    """bf16 on CUDA, fp32 on CPU. It is resolved where the run starts and recorded in environment.json."""
+    """bf16 on CUDA, fp32 on CPU. The machine that runs decides, and environment.json records the decision."""
 
     def on(self, device_type: str) -> Precision:
         return BF16(kind="bf16") if device_type == "cuda" else FP32(kind="fp32")

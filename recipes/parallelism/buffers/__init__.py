@@ -1,1 +1,1 @@
-"""Communication buffers at planned addresses: the placement of the units' requests, and the pools that serve them."""
+"""Communication buffers at planned addresses: the placement of the buffers that units request, and pools of placed buffers."""

@@ -1,4 +1,4 @@
-"""The pools from which FSDP2's units take communication buffers at planned addresses, and the hooks through which they do."""
+"""Pools of communication buffers at planned addresses, and the hooks through which FSDP2's units take buffers from the pools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from meshrunner.recipes.parallelism.buffers.placement import (
 )
 
 PATIENCE_S = 5.0
-"""Seconds to wait for a buffer to be released. gloo's threads release one a moment after the collective has ended."""
+"""Seconds to wait for a buffer to be released. gloo's threads release a buffer a moment after the collective has ended."""
 INSTEAD = "use parallelism.buffers=dynamic"
 
 
@@ -50,11 +50,11 @@ class BufferPool:
     """
     The all-gather outputs, or the reduce-scatter inputs, of all units on one device.
 
-    In the first optimizer step the allocator serves every request, including those of every micro batch and of recomputation.
-    After it, each unit has a fixed range in an arena. Every request checks that nothing else uses the range, so a plan that does
-    not fit raises an error instead of corrupting data.
+    In the first optimizer step the allocator serves every request, in every micro batch and in recomputation. After that step,
+    each unit has a fixed range in an arena. Every request checks that no other buffer uses the range, so a wrong plan raises an
+    error instead of corrupting data.
 
-    On a GPU, FSDP2 makes the stream that fills the next buffer wait for the last reader before it releases one.
+    On a GPU, before FSDP2 releases a buffer, the stream that fills the next buffer waits for the last reader of the released one.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
@@ -62,9 +62,9 @@ class BufferPool:
         self.offsets: dict[str, int] = {}
         """Unit -> its offset in the arena in bytes."""
         self._requests: list[tuple[bool, str]] = []
-        """The requests of the first step: whether in backward, and the unit."""
+        """The requests of the first step: (whether the request is in backward, unit)."""
         self._buckets: dict[str, Bucket] = {}
-        """Unit -> the largest buffer it has requested."""
+        """Unit -> the largest buffer that the unit has requested."""
         self._device: torch.device | None = None
         self._arena: Tensor | None = None
         self._allocations = 0
@@ -84,11 +84,11 @@ class BufferPool:
         else:
             self._check(unit, bucket)
             part = self._arena[self.offsets[unit] :][: bucket.nbytes]
-            if part.is_meta:  # without addresses there is nothing to check
+            if part.is_meta:  # meta tensors have no addresses to check
                 return part.view(dtype)
             begin = part.data_ptr()
             self._wait_until_free(unit, begin, begin + bucket.nbytes)
-            # A storage of its own rather than a view of the arena: its reference count says when torch has released it.
+            # Not a view of the arena: the reference count of a separate storage tells when torch has released the buffer.
             storage = torch._C._construct_storage_from_data_pointer(begin, self._arena.device, bucket.nbytes)
             buffer = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (elements,), (1,))
         begin = buffer.data_ptr()
@@ -97,13 +97,13 @@ class BufferPool:
         return buffer
 
     def schedule(self) -> Schedule:
-        """Return the recorded requests. Only their order, equal on all ranks, matters; release times vary with thread timing."""
+        """Return the schedule of the recorded requests. It uses only their order, because release times differ between ranks."""
         passes = groupby(self._requests, key=lambda request: request[0])
         return schedule(self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight)
 
     def step_done(self) -> int:
         """
-        Return the number of buffers the allocator served in the optimizer step. After the first step, place all units.
+        Return the number of buffers that the allocator served in the optimizer step. After the first step, place all units.
 
         Planning waits for the end of a step because gradients may be reduced only in the last micro batch.
         """
@@ -129,7 +129,7 @@ class BufferPool:
             )
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
-        """Raise ConfigError if another buffer of the unit, or one that overlaps the range, is not released in time."""
+        """Raise ConfigError if another buffer of the unit, or a buffer that overlaps the range, is not released in time."""
         self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:
@@ -144,7 +144,7 @@ class BufferPool:
 
 
 class PooledAllGather(DefaultAllGather):
-    """The all-gather of a unit. Its output, which contains the input, is pooled."""
+    """The all-gather of a unit. The pool provides the output. The input is a part of the output."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
@@ -154,14 +154,14 @@ class PooledAllGather(DefaultAllGather):
 
 
 class PooledReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter of a unit's gradients. Only its input is pooled, because `.grad` is a view of its output."""
+    """The reduce-scatter of a unit's gradients. The pool provides only the input, because `.grad` is a view of the output."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
         self.is_input = True
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        # torch allocates twice for each reduce-scatter, first the input.
+        # torch allocates twice for each reduce-scatter: the input, then the output.
         is_input, self.is_input = self.is_input, not self.is_input
         if is_input:
             return self.pool.take(self.unit, math.prod(size), dtype, device)
@@ -169,11 +169,11 @@ class PooledReduceScatter(DefaultReduceScatter):
 
 
 pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyDictionary()
-"""Model with planned buffers -> its all-gather outputs and its reduce-scatter inputs."""
+"""Model with planned buffers -> the pool of all-gather outputs and the pool of reduce-scatter inputs."""
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
-    """Have the units of a model allocate their communication buffers from pools that are placed by a key of PLANS."""
+    """Make the units of a model take communication buffers from pools. plan: the key in PLANS of the placement."""
     network = network_of(model)
     units = {
         clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)

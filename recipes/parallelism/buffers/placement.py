@@ -1,7 +1,7 @@
 """
 FSDP2's requests for communication buffers, recorded or predicted from the wrap plan, and their offsets in one arena.
 
-`fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462). `scheduled` also uses the order of the units.
+`fixed_pool` and `max_pool` come from Megatron-FSDP (Megatron-LM pull request 5462). `scheduled` also uses the order of units.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Schedule(NamedTuple):
     """The requests to place."""
 
     units: Mapping[str, Bucket]
-    """Unit -> its buffer, in the order of first requests."""
+    """Unit -> the buffer that the unit requests, in the order of first requests."""
     alive: Collection[frozenset[str]]
-    """Sets of units whose buffers are in use at the same time; every unit is in one of the sets."""
+    """Sets of units whose buffers are in use at the same time. Every unit is in at least one set."""
 
 
 class Plan(NamedTuple):
@@ -50,7 +50,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units that are alive at the same time if each unit lives until `most` requests have followed its own."""
+    """Return the sets of units alive at the same time if the `most` units requested last are always alive. order: requests."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -60,7 +60,7 @@ def peak(schedule: Schedule) -> int:
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return the bytes of a pool with two buffers of the most common shape, and of the units of other shapes outside it."""
+    """Return the bytes of a pool with two buffers of the most common shape, and the bytes of all units with other shapes."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
@@ -69,7 +69,8 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 
 
 def max_pool(schedule: Schedule) -> Plan:
-    """Place units alive together in different copies of one set of slots: for every dtype, one as large as the largest buffer."""
+    """Place units that are alive together in different copies of a set of slots. The set has one slot per dtype, as large as the
+    largest buffer of the dtype."""
     slots: dict[str, int] = {}
     for dtype, nbytes in schedule.units.values():
         slots[dtype] = max(slots.get(dtype, 0), nbytes)
@@ -82,11 +83,12 @@ def max_pool(schedule: Schedule) -> Plan:
 
 def scheduled(schedule: Schedule) -> Plan:
     """
-    Place each unit in one arena, apart from the units it is alive with.
+    Place units in one arena, such that units that are alive together do not overlap.
 
-    If the units have two sides such that no two of one side are alive together, one side is placed at the bottom of the arena and
-    the other at the top: the lower bound. Otherwise the smallest of three arenas is used: each unit in the lowest gap it fits
-    into, largest units first; the same in schedule order; or copies as in `max_pool`, each as large as its largest unit.
+    If the units form two sides such that no two units of one side are alive together, one side is placed at the bottom of the
+    arena and the other side at the top. This reaches the lower bound. Otherwise the smallest of three arenas is used: each unit
+    in the lowest gap that fits, largest units first; each unit in the lowest gap that fits, in schedule order; or copies as in
+    `max_pool`, each copy as large as its largest unit.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -99,11 +101,11 @@ def scheduled(schedule: Schedule) -> Plan:
 
 
 PLANS: dict[str, Callable[[Schedule], Plan]] = {"max_pool": max_pool, "scheduled": scheduled}
-"""Value of `parallelism.buffers` -> its placement."""
+"""Value of `parallelism.buffers` -> the function that places the buffers."""
 
 
 def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
-    """Return unit -> the units that are alive together with it."""
+    """Return unit -> the other units that are alive at the same time as the unit."""
     near: dict[str, set[str]] = defaultdict(set)
     for together in schedule.alive:
         for one, other in combinations(together, 2):
@@ -113,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Return unit -> number of its copy, the lowest that no earlier unit alive at the same time has."""
+    """Return unit -> copy number: the lowest number that no earlier unit alive at the same time has."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -122,7 +124,7 @@ def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
 
 
 def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int] | None:
-    """Return unit -> side 0 or 1 such that units that are alive together are on different sides; None if impossible."""
+    """Return unit -> side 0 or 1, such that units alive together are on different sides; None if no such sides exist."""
     side: dict[str, int] = {}
     for first in names:
         if first in side:
@@ -140,7 +142,7 @@ def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int
 
 
 def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> dict[str, int]:
-    """Return unit -> offset if units are placed in this order, each in the lowest gap that it fits into."""
+    """Return unit -> offset if units are placed in this order, each unit in the lowest gap that fits."""
     start: dict[str, int] = {}
     for name in order:
         lowest = 0
@@ -153,7 +155,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
-    """Return unit -> offset of its copy, which is as large as the largest unit that uses it."""
+    """Return unit -> offset of the unit's copy. A copy is as large as the largest unit that uses the copy."""
     slot: dict[int, int] = {}
     for name, nbytes in size.items():
         slot[copy[name]] = max(slot.get(copy[name], 0), nbytes)
@@ -162,22 +164,23 @@ def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
 
 
 class InFlight(NamedTuple):
-    """The most buffers in use at a time, which are always those requested last."""
+    """The maximum number of buffers in use at the same time. The buffers in use are always the last requested buffers."""
 
     in_forward: int
     in_backward: int
 
 
 REDUCE_SCATTER_INPUTS = InFlight(1, 1)
-"""FSDP2 releases one input before it requests the next."""
+"""FSDP2 releases an input before it requests the next input."""
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     """
-    Return the number of all-gather outputs in use with `parallelism.prefetch`, of which 0 is torch's default: one unit ahead.
+    Return the number of all-gather outputs in use. prefetch: `parallelism.prefetch`; torch's default, 0, is one unit ahead.
 
-    In forward FSDP2 releases the output of a unit when that of the next unit has arrived, in backward when it is copied out.
-    Units that forward calls several times (`repeats`) are not prefetched: they are requested while prefetched outputs wait.
+    In forward, FSDP2 releases the output of a unit when the next unit's output has arrived. In backward, FSDP2 releases an
+    output as soon as it is copied out. repeats: whether forward calls some units several times. Such units are not prefetched
+    but requested while prefetched outputs wait.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
@@ -186,7 +189,7 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
 def schedule(
     buckets: Mapping[str, Bucket], passes: Iterable[tuple[bool, Sequence[str]]], in_flight: InFlight
 ) -> Schedule:
-    """Return the schedule of passes, each given as whether it is a backward and its units in the order of their requests."""
+    """Return the schedule of `passes`. A pass is (whether the pass is a backward, units in the order of their requests)."""
     alive: set[frozenset[str]] = set()
     for in_backward, order in passes:
         alive |= alive_together(order, in_flight.in_backward if in_backward else in_flight.in_forward)
@@ -227,13 +230,13 @@ def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
     repeated: list[str] = []
     for name, unit in units.items():
         order += [name, *repeated]
-        if unit.calls > 1 and unit.reshard_after_forward:  # otherwise it is still unsharded
+        if unit.calls > 1 and unit.reshard_after_forward:  # otherwise the unit is still unsharded
             repeated.append(name)
     return order
 
 
 def _requests(order: Sequence[str], repeated: Collection[str], prefetch: int) -> list[str]:
-    """Return the request order, given the call order: each call prefetches the next units, except repeated ones."""
+    """Return the request order, given the call order. Each call prefetches the next `prefetch` units, skipping repeated units."""
     once = [name for name in order if name not in repeated]
     requested: list[str] = []
     for name in order:
