@@ -1,4 +1,4 @@
-"""A rank's device: time stamps and peak memory, read without waiting for it, and the peak FLOP/s behind MFU."""
+"""Time stamps and peak memory of a rank's device, read without waiting for the device, and the peak FLOP/s for MFU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from meshrunner.runner.rundir.files import read_json, write_json
 
 GIB = 2**30
 MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
-"""Square matmuls that measure the peak FLOP/s of a CPU."""
+"""Size and number of the square matmuls that measure the peak FLOP/s of a CPU."""
 
 
 class HostDevice:
-    """A CPU, which completes work as it is issued: the host's clock and the peak resident set size (VmHWM)."""
+    """A CPU, measured by the host's clock and the peak resident set size (VmHWM). A CPU completes work as it is issued."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
     """Memory figures that a rank measures."""
@@ -56,16 +56,16 @@ class HostDevice:
         return found
 
     def release_cached(self) -> None:
-        """Return cached memory to the device, so that the peak of reserved memory is that of the steps, not of the start-up."""
+        """Return cached memory to the device, so that the peak of reserved memory excludes the start-up."""
 
     def reset_peaks(self) -> None:
-        """Begin new peaks. Some containers forbid it; the peak then includes the start-up."""
+        """Reset the memory peaks. In a container that forbids the reset, the peaks include the start-up."""
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
 
 class CudaDevice(HostDevice):
-    """A GPU: events in the current stream, and the caching allocator's peaks of active and reserved memory."""
+    """A GPU, measured by events in the current stream and the caching allocator's peaks of active and reserved memory."""
 
     keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostDevice.keys)
 
@@ -98,14 +98,14 @@ class CudaDevice(HostDevice):
 
 
 def device_of(device: torch.device) -> HostDevice:
-    """Return what measures a rank's device."""
+    """Return the object that measures a rank's device."""
     return CudaDevice(device) if device.type == "cuda" else HostDevice()
 
 
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return a device's peak FLOP/s in the run's compute dtype, None if unknown, and summary keys. A collective on CPUs."""
+    """Return a device's peak FLOP/s in the run's compute dtype (None if unknown) and summary keys. A collective on CPUs."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -124,7 +124,7 @@ def peak_flops(
 
 
 def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
-    """Return the FLOP/s of this processor with the run's number of threads, measured once and cached."""
+    """Return the FLOP/s of this processor with the run's number of threads. The value is measured once and cached."""
     path = cache_dir() / "cpu_peak.json"
     key = f"{cpu}, {context.threads} threads, {rate}, torch {torch.__version__}"
     known = read_json(path)

@@ -1,8 +1,8 @@
 """The meter measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
 
-A step's values stay on the device until they are read, every `log_every` steps; nothing else synchronises with the device.
-Then the ranks' figures are gathered, and the rows are written and flushed. The time of reading belongs to no step but counts
-for WPS. Saving a checkpoint, which has its own figure, and the work of a profiler around its window do not count.
+A step's values stay on the device until the meter reads them, every `log_every` steps. Nothing else waits for the device. After
+a reading, the ranks' figures are gathered, and the rows are written and flushed. The time of a reading belongs to no step, but
+WPS includes it. WPS excludes the saving of checkpoints, which has its own figure, and a profiler's work around its window.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meshrunner.runner.rundir import Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY
 
 COLLECT_EVERY = 50
-"""Steps between two runs of the garbage collector, which is disabled during training."""
+"""Steps between two garbage collections. Automatic collection is disabled during training."""
 
 
 class RunMeter:
@@ -129,8 +129,8 @@ class RunMeter:
         last_unmeasured = self.resumed_at + self.experiment.measure_after
         if compile_time and step > last_unmeasured:
             self._record_recompiles(step)
-        # The first step ends the start-up, so it is read immediately, whatever log_every is. A profiler that starts or stops
-        # after this step needs an idle device, and must not add to any step's time.
+        # The first step ends the start-up, so its values are read immediately, whatever log_every is. A profiler that starts or
+        # stops after this step needs an idle device, and its start or stop must not add to the time of a step.
         first, last = step == self.resumed_at + 1, step == self.experiment.steps
         if first or last or step % self.log_every == 0 or self.profiler.turns_after(step):
             self._read_out()
@@ -143,7 +143,7 @@ class RunMeter:
             if everyone is not None and self.context.rank == 0:
                 self._add_to_summary(self.profiler.summary(everyone))
         if last and self.context.rank == 0:
-            # Data that is read while training knows more about itself now.
+            # More facts are known by now about data that is read during training.
             self._add_to_summary({"data": self.describe_data()})
         if step == last_unmeasured:
             self._begin_measuring()
@@ -156,7 +156,7 @@ class RunMeter:
     def saving(self) -> Iterator[None]:
         self.doing("saving a checkpoint")
         self.profiler.pause()
-        # Rows first: with a checkpoint ahead of its rows, a resumed run would have a gap.
+        # Write the rows first: if a crash left a checkpoint without the rows before it, the resumed run would have a gap.
         if self.pending:
             self._read_out()
         if self.events is not None:
@@ -164,7 +164,7 @@ class RunMeter:
         with self._not_counted():
             since = time.perf_counter()
             yield
-            self._gather([0.0])  # the slowest rank's save counts
+            self._gather([0.0])  # waits for the slowest rank
             self.save_before = time.perf_counter() - since
         self.saves.append(self.save_before)
         self._add_to_summary({"perf/checkpoint_time_s": median(self.saves)})
@@ -190,13 +190,13 @@ class RunMeter:
         self.early_recompiles = len(recompile_reasons())
 
     def _record_recompiles(self, step: int) -> None:
-        """Add recompilations inside the measured window to the summary; none is expected there."""
+        """Add recompilations inside the measured window to the summary. No recompilation is expected there."""
         known = self.early_recompiles + len(self.late_recompiles)
         self.late_recompiles += [{"step": step, "reason": reason} for reason in recompile_reasons()[known:]]
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """Add keys that do not follow from the rows to summary.json, on rank 0."""
+        """Add keys that cannot be computed from the rows to summary.json. Only rank 0 writes."""
         if self.context.rank == 0:
             path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)
@@ -235,7 +235,7 @@ class RunMeter:
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:
-        """Copy losses, gradient norms and observed figures of the steps to the host: the one place that waits for the device."""
+        """Copy losses, gradient norms and observed figures of the steps to the host. Only this method waits for the device."""
         on_device = [(step.loss, step.grad_norm, *step.observed.values()) for step in steps]
         found = torch.stack([value.float() for values in on_device for value in values]).view(len(steps), -1).tolist()
         return [each[0] for each in found], [each[1] for each in found], [each[2:] for each in found]
@@ -250,7 +250,7 @@ class RunMeter:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
     def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Raise FloatingPointError for a loss or norm that is not finite. All ranks see the same figures, so all raise."""
+        """Raise FloatingPointError for a loss or norm that is not finite. All ranks see the same figures, so all ranks raise."""
         for i, step in enumerate(steps):
             what = f"gradient norm is {norms[i]} though the loss is finite"
             if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():
@@ -262,7 +262,7 @@ class RunMeter:
 
 
 def recompile_reasons() -> list[str]:
-    """Return the reasons of all recompilations so far, in order: function and failed guard."""
+    """Return the function and the failed guard of each recompilation so far, in order."""
     return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
 
 
@@ -272,7 +272,7 @@ def compile_facts() -> dict[str, Any]:
         "compile/graphs": counters["stats"]["unique_graphs"],
         "compile/graph_breaks": dict(counters["graph_break"]),
         "compile/recompiles": recompile_reasons(),
-        # of inductor's graphs, forward and backward: a compile time means little without the state of the cache
+        # Inductor's forward and backward graphs. A compile time means little without the state of the cache.
         "compile/cache_hits": counters["inductor"]["fxgraph_cache_hit"],
         "compile/cache_misses": counters["inductor"]["fxgraph_cache_miss"],
     }

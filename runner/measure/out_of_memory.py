@@ -1,4 +1,4 @@
-"""Explains an out-of-memory error: host or device, the step, the part of the step or module, and the bytes requested."""
+"""Explains an out-of-memory error: host or device, the step, its part, the module, and the requested bytes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ON_DEVICE = re.compile(
     r"(CUDA|HIP|XPU) out of memory"  # torch's allocator
     r"|(CUDA|HIP)( driver| runtime)? error: out of memory"  # torch calls that bypass the allocator
     r"|(CUDA|HIP) failure:? (2 )?'out of memory'|Failed to (CUDA|HIP) calloc"  # NCCL, RCCL
-    r"|[A-Z]_ALLOC(ATION)?_FAILED"  # CUBLAS_STATUS_ALLOC_FAILED; the same for cuDNN, cuSOLVER, hipBLAS
+    r"|[A-Z]_ALLOC(ATION)?_FAILED"  # CUBLAS_STATUS_ALLOC_FAILED, and such errors of cuDNN, cuSOLVER, hipBLAS
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
-"""Messages of device allocators. Triton's "out of resource" is excluded: a kernel exceeds the limits of a block."""
+"""Messages of device allocators. Triton's "out of resource" is excluded: it means that a kernel exceeds the limits of a block."""
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 PARTS = {
@@ -32,11 +32,11 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""Function of a recipe -> the part of a run shown to the user."""
+"""The part of a run, as shown to the user, that each function of a recipe executes."""
 
 
 class MemoryRanOut(Exception):
-    """The device or this process ran out of memory; the message is a line for the user."""
+    """Exhausted memory of the device or of this process. The message is a line for the user."""
 
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
@@ -60,7 +60,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 
 
 def _amount(message: str) -> str:
-    """Return the requested bytes from torch's message, or else the line that reports the failure."""
+    """Return the requested memory from torch's message as text, or else the line of the message that reports the failure."""
     if found := ON_CPU.search(message):
         return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):
@@ -73,7 +73,7 @@ def _amount(message: str) -> str:
 
 def _part(chain: list[BaseException]) -> str:
     """Return the part of the step in which exceptions were raised: the forward of a module, or one of PARTS."""
-    from torch import nn  # here: the launcher imports this module, too
+    from torch import nn  # not at the top, because the launcher also imports this module
 
     frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]
     functions = [frame.f_code.co_name for frame in frames]
@@ -89,7 +89,7 @@ def _part(chain: list[BaseException]) -> str:
 
 
 def _name(modules: list[nn.Module]) -> str:
-    """Return the innermost module's name in the unwrapped model; empty for the model itself."""
+    """Return the innermost module's name in the unwrapped model, or "" for the model itself."""
     from meshrunner.recipes.model.init_weights import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}

@@ -19,7 +19,7 @@ OVER_RANKS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "max":
 
 @dataclass
 class Step:
-    """A completed step whose metrics were not read yet."""
+    """A launched step whose metrics have not been read yet."""
 
     number: int
     loss: Tensor
@@ -34,7 +34,7 @@ class Step:
     """Seconds of the checkpoint saved before the step; 0 if none was saved."""
     profiled: bool
     begin: Any
-    """Time stamp of the device's clock."""
+    """Stamp from the device's `stamp` when the step began."""
     end: Any
 
 
@@ -60,10 +60,10 @@ class Rows:
         """
         Return the rows of the steps between two readings of metrics, without memory figures.
 
-        The whole time between two readings, `window`, is divided among its steps in proportion to their step times, so that
-        tokens = speed x time holds for the run: WPS = tokens of the step / (its part of that time x devices).
+        The seconds between two readings, `window`, are divided among the steps in proportion to their step times. Then tokens =
+        speed x time holds for the run, with WPS = tokens of the step / (the step's part of `window` x devices).
         MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks`: [ranks, steps, RANK_KEYS + observed figures].
-        `times`: when the device completed each step.
+        `times`: Unix time at which the device completed each step.
         """
         keys = (*RANK_KEYS, *steps[0].observed)
         merged = [merge_ranks(keys, ranks[:, i]) for i in range(len(steps))]
@@ -94,19 +94,19 @@ class Rows:
 
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
-    """Merge values [ranks, keys] as `Figure.over_ranks` says; figures that only a user's own model has are averaged."""
+    """Merge values [ranks, keys] over ranks as `Figure.over_ranks` says. Average figures that only a user's own model has."""
     return {key: OVER_RANKS[STATISTICS.get(key, "mean")](ranks[:, i]).item() for i, key in enumerate(keys)}
 
 
 class ByRank:
-    """Sums of each rank's times over the measured steps, on rank 0, which has every rank's values after each reading."""
+    """Sums of each rank's times over the measured steps. Only rank 0 adds to these sums, because it gathers all ranks' values."""
 
     def __init__(self, world_size: int) -> None:
         self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)
         self.steps = 0
 
     def add(self, values: Tensor) -> None:
-        """Add a measured step, unless a rank compiled in it. `values`: every rank's RANK_KEYS: [ranks, RANK_KEYS]."""
+        """Add the values of a measured step, [ranks, RANK_KEYS], unless a rank compiled during the step."""
         if not values[:, RANK_KEYS.index("perf/compile_time_s")].any():
             self.sums += values
             self.steps += 1

@@ -1,1 +1,1 @@
-"""W&B and TensorBoard. A separate process feeds them from the run directory and cannot disturb training."""
+"""The trackers W&B and TensorBoard. A separate process sends them the run directory's rows and cannot disturb training."""

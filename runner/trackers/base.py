@@ -20,14 +20,14 @@ class Sink(Protocol):
     """An open tracker. Its exceptions end the tracking but never the run."""
 
     def log(self, row: StepRow) -> None:
-        """Log one row of events.jsonl. `step` increases from call to call; unknown figures are None."""
+        """Log one row of events.jsonl. `step` increases from call to call, and unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        """Finish with the run's summary.json (or {}), final state and its reason. Return once all is written or sent."""
+        """Log the run's summary.json (or {}), final state and reason for the state. Return once all data is written or sent."""
 
 
 class Tracker(Option):
-    """A destination for the figures of a run in addition to its directory."""
+    """A destination for the figures of a run, in addition to the run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",
@@ -43,20 +43,20 @@ class Tracker(Option):
 
     @property
     def members(self) -> dict[str, Tracker]:
-        """Name -> tracker, each in its own process; a single tracker has the name ""."""
+        """The trackers by name. Each tracker has its own process, and a single tracker has the name ""."""
         return {"": self}
 
     @property
     def active(self) -> bool:
-        """Whether runs are tracked; if not, no process is started."""
+        """Whether runs are tracked. If runs are not tracked, no tracker process is started."""
         return True
 
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
-        """Start tracking. This runs in the tracker process, which logs all rows from step 1, also for a resumed run."""
+        """Start tracking a run, in the tracker process. The process then logs all rows from step 1, also for a resumed run."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Track the table of a sweep that has ended and return once it is written or sent. Only called if overridden."""
+        """Track the table of an ended sweep. Return once the table is written or sent. Called only if a subclass overrides it."""
 
 
 class NoTracker(Tracker):
@@ -71,10 +71,10 @@ class NoTracker(Tracker):
 
 
 class Several(Tracker):
-    """Several independent trackers: one that fails or hangs does not affect the others."""
+    """Several independent trackers. A tracker that fails or hangs does not affect the other trackers."""
 
     of: dict[str, Annotated[SerializeAsAny[Tracker], chosen(Tracker)]]
-    """Name -> tracker, as set by `tracker=[wandb,tensorboard]`. `tracker.of.wandb.mode=online` changes a key."""
+    """Trackers by name, as set by `tracker=[wandb,tensorboard]`. `tracker.of.wandb.mode=online` changes a key."""
 
     @model_validator(mode="after")
     def _check_members(self) -> Several:
@@ -96,6 +96,6 @@ class Several(Tracker):
 
 
 def tracker_of(record: RunRecord | SweepRecord) -> Tracker:
-    """Return the tracker of a configuration; raises pydantic.ValidationError."""
+    """Return the tracker that a record's configuration describes. Raises pydantic.ValidationError."""
     option: TypeAdapter[Tracker] = TypeAdapter(Annotated[Tracker, chosen(Tracker)])
     return option.validate_python(record.config.get("tracker"))

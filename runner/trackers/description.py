@@ -1,4 +1,4 @@
-"""Runs and sweeps as trackers see them, read from their directories."""
+"""Records of runs and sweeps for trackers, read from run and sweep directories."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, is_sweep, track
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run directory as a tracker sees it."""
+    """The contents of a run directory that a tracker uses."""
 
     run_dir: Path
     config: dict[str, Any]
     """The resolved configuration, nested as in config.yaml."""
     choices: dict[str, str]
-    """Group -> chosen option: {"parallelism": "fsdp2", ...}."""
+    """The chosen option of each group: {"parallelism": "fsdp2", ...}."""
     tags: list[str]
     name: str
     """The run directory's name."""
     group: str | None
     """Date and varying keys of the sweep, `2026-01-31 14:05 parallelism x lr`; None for a single run."""
     attempt: int
-    """Number of the attempt, from 1; a later attempt resumes the run."""
+    """Number of the attempt, counted from 1. Attempts after the first resume the run."""
     run_id: str
-    """Hexadecimal id, the same for all attempts."""
+    """Hexadecimal id of the run, the same for all attempts."""
 
     @classmethod
     def load(cls, run_dir: Path) -> RunRecord:
-        """Read a run directory. If tracker.json has no `run_id`, write a new one."""
+        """Read a run directory. If tracker.json has no `run_id`, write a new `run_id`."""
         run_dir = run_dir.resolve()
         choices = read_overrides(run_dir).choices
         return cls(
@@ -69,27 +69,27 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep directory as a tracker sees it, at the end of the sweep."""
+    """The contents of an ended sweep's directory that a tracker uses."""
 
     sweep_dir: Path
     group: str
-    """Group of the sweep's runs."""
+    """The tracker's name for the group of the sweep's runs."""
     config: dict[str, Any]
     """The resolved configuration of the first run."""
     shared: dict[str, Any]
-    """Facts of `RunRecord.describe` that all started runs share, with `varies`, `baseline` and the number of `runs`."""
+    """The part of `RunRecord.describe` that all started runs share, and the keys `varies`, `baseline` and `runs` (a number)."""
     tags: list[str]
     """Tags that all runs have."""
     rows: list[dict[str, Any]]
     """Rows of the table as in `meshrunner compare --json`."""
     findings: list[str]
-    """Sentences above the table."""
+    """The sentences that `meshrunner compare` prints above the table."""
     run_id: str
-    """Id of the tracker's run with the table, kept when the sweep is resumed."""
+    """Id of the tracker's run that shows the table. A resumed sweep keeps the id."""
 
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:
-        """Read a sweep directory; raises ConfigError if none of its runs is readable."""
+        """Read a sweep directory. Raises ConfigError if the directory contains no readable run."""
         from meshrunner.runner.compare.comparison import compare_sweep
         from meshrunner.runner.compare.export import records
         from meshrunner.runner.compare.findings import findings
@@ -117,7 +117,7 @@ class SweepRecord:
 
 
 def ensure_run_id(folder: Path) -> str:
-    """Return the id of a run or of a sweep's table from tracker.json. If there is none, write a new one."""
+    """Return the id of a run or of a sweep's table from tracker.json. If the file has no id, write a new id."""
     run_id = read_tracking(folder).run_id
     if run_id is None:
         run_id = secrets.token_hex(4)
@@ -126,12 +126,12 @@ def ensure_run_id(folder: Path) -> str:
 
 
 def read_tracking(folder: Path, member: str = "") -> Tracking:
-    """Read the state of a tracker of a run or sweep directory; `member` names one of several trackers."""
+    """Read the state of a tracker from a run or sweep directory. `member` is the tracker's name if there are several."""
     return Tracking.read(tracking(folder, member))
 
 
 def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
-    """Change some keys of the state of a tracker."""
+    """Write new values for some keys of a tracker's state."""
     (read_tracking(folder, member) | changes).write(tracking(folder, member))
 
 
@@ -149,7 +149,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
         "versions": {package: version for package, version in versions.items() if version} or None,
         "directory": str(run_dir),
     }
-    if summary.world_size is None and environment.workers is not None:  # it ended too early to record one
+    if summary.world_size is None and environment.workers is not None:  # the run ended too early to record it
         facts["world_size"] = config["launch"]["nodes"] * environment.workers
     resolved = environment.resolved | {"data.vocab_size": (summary.data or {}).get("tokenizer_vocab")}
     nested = deepcopy(config)
@@ -164,7 +164,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
 
 
 def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested keys that have the same value in both."""
+    """Return the nested keys that have the same value in both configurations."""
     found = {}
     for key, value in one.items():
         if isinstance(value, dict) and isinstance(other.get(key), dict):
@@ -175,14 +175,14 @@ def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(choices: Mapping[str, str]) -> list[str]:
-    """Return the options that are not the default, as `group=option`. W&B accepts at most 64 characters."""
+    """Return each option that is not its group's default as `group=option`, cut to the 64 characters that W&B accepts."""
     usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
     return [f"{group}={option}"[:64] for group, option in own.items() if option != usual.get(group)]
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the known settings in a description as flat keys. Options are under their group rather than `GROUP.kind`."""
+    """Return the known settings of a described run with flat keys. The key of an option is its group, not `GROUP.kind`."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

@@ -1,4 +1,4 @@
-"""The tracker process: it passes rows of `events.jsonl` to a tracker until the run has ended.
+"""The tracker process. It passes rows of `events.jsonl` to a tracker until the run has ended.
 
 It reads only the directory, so it can also track a run or sweep that has already ended. MEMBER names one of several trackers.
 
@@ -26,20 +26,20 @@ POLL_S = 0.5
 
 class RowBuffer:
     """
-    A buffer that returns one row per step of a run in execution.
+    A buffer that returns one row per step while a run is being executed.
 
-    A resumed run repeats the steps after its checkpoint, and the last row of a step counts. Rows of earlier attempts are
-    therefore held back until this attempt has passed their step or the run has ended.
+    A resumed run repeats the steps after its checkpoint, and only the last row of a step is valid. The buffer therefore holds a
+    row of an earlier attempt back until this attempt has passed the row's step or the run has ended.
     """
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
         self._tail = Tail(run_dir / EVENTS)
         self._attempt = attempt
-        self._held: dict[int, StepRow] = {}  # by step, in the order of the steps
-        self._last_step = 0  # of this attempt
+        self._held: dict[int, StepRow] = {}  # rows by step, in ascending order
+        self._last_step = 0  # the last step of this attempt
 
     def read(self, final: bool) -> list[StepRow]:
-        """Return new rows that can no longer be replaced, by step; if `final`, all remaining rows."""
+        """Return the new rows that no later row can replace, sorted by step. If `final`, return all remaining rows."""
         for row in self._tail.read():
             while self._held and next(reversed(self._held)) >= row.step:
                 self._held.popitem()  # a row of an earlier attempt, now out of date
@@ -62,10 +62,10 @@ def main(folder: str, member: str, ended: Connection | None, environment: dict[s
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
     """
-    Track a run until it has ended, or the table of a sweep. Return the exit code.
+    Track a run until it has ended, or track the table of a sweep. Return the exit code.
 
-    A run has ended when `ended` becomes readable or, if that is None, when its state is final. An exception of the tracker is
-    printed to stderr and recorded in tracker.json.
+    A run has ended when `ended` becomes readable. If `ended` is None, a run has ended when its state is final. An exception of
+    the tracker is printed to stderr and recorded in tracker.json.
     """
     try:
         update_tracking(folder, member, phase="opening", warning=None)
@@ -97,7 +97,7 @@ def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, membe
             complete = ended.poll(POLL_S)
         elif not (complete := read_state(run_dir) in FINAL):
             time.sleep(POLL_S)
-        for row in rows.read(final=complete):  # after the check, so that none is missed
+        for row in rows.read(final=complete):  # after the check, so that no row is missed
             sink.log(row)
     update_tracking(run_dir, member, phase="finishing")
     status = read_status(run_dir)
@@ -105,7 +105,7 @@ def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, membe
 
 
 def track_again(folder: Path, *members: str) -> int:
-    """Track an ended run or sweep again with the named trackers, or all of them; return the exit code."""
+    """Track an ended run or sweep again with the named trackers, or with all trackers by default. Return the exit code."""
     record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
     return max(run_tracker(folder, member=member) for member in members or tracker_of(record).members)
 

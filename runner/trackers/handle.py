@@ -24,10 +24,10 @@ TRACKER_GRACE_S = 2.0
 
 
 class TrackerHandle:
-    """A tracker process for a run or for a sweep's table. It cannot raise into the launcher or outlive it."""
+    """A tracker process for a run or for a sweep's table. The process can neither raise in the launcher nor outlive it."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
-        """Start tracking a claimed run or a sweep that has ended. `finish` reports problems and waits up to `timeout_s`."""
+        """Start the tracker of a claimed run or an ended sweep. `finish` reports a failed start, and waits up to `timeout_s`."""
         self._folder = folder
         self._subject = "sweep" if is_sweep(folder) else "run"
         self._tracker = tracker
@@ -47,9 +47,9 @@ class TrackerHandle:
     def _start(self) -> None:
         (self._folder / LOGS).mkdir(exist_ok=True)
         update_tracking(self._folder, self._member, phase="starting", warning=None)
-        ensure_run_id(self._folder)  # before several trackers could each write one
+        ensure_run_id(self._folder)  # before several trackers could each write an id
         ended, self._end_of_run = context.Pipe(duplex=False)
-        environment = os.environ | {"TMPDIR": temporary_folder()}  # W&B leaves files behind if it is killed
+        environment = os.environ | {"TMPDIR": temporary_folder()}  # a killed W&B leaves files there
         arguments = (str(self._folder), self._member, ended, environment, list(sys.path))
         # A launcher that exits without `finish` terminates a daemon instead of waiting for it.
         process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
@@ -58,14 +58,14 @@ class TrackerHandle:
         self.process = process
 
     def end(self) -> None:
-        """Signal that the run has ended, with status.json, events.jsonl and summary.json complete."""
+        """Tell the tracker that the run has ended. Its status.json, events.jsonl and summary.json must be complete."""
         if self._end_of_run is not None:
             self._end_of_run.close()
             self._end_of_run = None
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """Wait for the tracker until `timeout_s` after `end`, then end it. Return a warning unless it finished."""
+        """Wait for the tracker until `timeout_s` after `end`, then stop it. Return a warning, or None if the tracker finished."""
         self.end()
         if self.process is not None:
             try:
@@ -106,12 +106,12 @@ class TrackerHandle:
             for each in own:
                 kill(each)
         process.join(TRACKER_GRACE_S)
-        if not process.is_alive():  # otherwise it is in uninterruptible sleep and dies afterwards
+        if not process.is_alive():  # a process that is still alive is in uninterruptible sleep and dies later
             process.close()
 
 
 class Trackers:
-    """The tracker processes of a run or of a sweep's table, one per active member of its tracker."""
+    """The tracker processes of a run or of a sweep's table: one process per active tracker."""
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         limit = tracker.finish_timeout_s
@@ -121,7 +121,7 @@ class Trackers:
         ]
 
     def finish_or_warn(self, ended: str) -> None:
-        """Wait for all trackers at once and print their warnings; `ended` begins the warning if the user interrupts the wait."""
+        """Wait for all trackers and print their warnings. If the user interrupts, print a warning that begins with `ended`."""
         try:
             for handle in self.handles:
                 handle.end()

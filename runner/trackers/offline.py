@@ -28,7 +28,7 @@ class OfflineRun:
 
     @property
     def uploaded(self) -> bool:
-        """Whether W&B marked the record as uploaded after it was last written."""
+        """Whether W&B marked the record as uploaded after the last write to the record."""
         try:
             return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
         except FileNotFoundError:
@@ -36,13 +36,13 @@ class OfflineRun:
 
 
 def find_offline_runs(folder: Path) -> list[OfflineRun]:
-    """Return the offline runs of all run and sweep directories at or below a folder, by path."""
+    """Return the offline runs of all run and sweep directories at or below a folder, sorted by path."""
     found = []
     for path, below, _ in os.walk(folder):
         here = Path(path)
         if is_run(here) or is_sweep(here):
             found += [OfflineRun(here, record) for record in sorted((here / WANDB).glob("offline-run-*/*.wandb"))]
-        # Run directories contain no others, but their checkpoints may contain thousands of files.
+        # Skip the contents of a run directory: checkpoints may contain thousands of files, but no other run.
         below[:] = [] if is_run(here) else sorted(name for name in below if name != WANDB)
     return found
 
@@ -55,7 +55,7 @@ def server() -> str:
 
 
 def silence(url: str) -> str:
-    """Return why a server does not answer, empty if it answers anything. wandb itself would retry for hours."""
+    """Return the reason that a server does not answer, or "" if the server answers. wandb itself would retry for hours."""
     try:
         urlopen(Request(url, method="HEAD"), timeout=10).close()
     except HTTPError:
@@ -76,7 +76,7 @@ def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> st
         try:
             running = True
             while running:
-                running = process.poll() is None  # checked before the marks are read, so that none is missed
+                running = process.poll() is None  # checked before the marks are read, so that no mark is missed
                 for run in [run for run in left if run.uploaded]:
                     left.remove(run)
                     done(run)

@@ -17,13 +17,13 @@ from meshrunner.runner.trackers.base import Sink, Tracker
 from meshrunner.runner.trackers.description import RunRecord, settings
 
 VERBATIM = "    "
-"""Prefix of lines that Markdown shows as they are."""
+"""Prefix of lines that Markdown shows unchanged."""
 NO_CHART = ("step", "attempt", "time", "profiled")
-"""Keys of a row without a curve. `time` is the time of its events."""
+"""Keys of a row that are not drawn as curves. `time` becomes the wall time of the row's events."""
 
 
 class TensorBoard(Tracker):
-    """Event files in `RUN_DIR/tensorboard`, and for the HParams tab in a directory below it."""
+    """Event files in `RUN_DIR/tensorboard`. The HParams tab has a separate file in `RUN_DIR/tensorboard/hparams`."""
 
     def open(self, run: RunRecord) -> Sink:
         # Each attempt writes all rows, so files of earlier attempts would draw steps twice.
@@ -36,7 +36,7 @@ class TensorBoardRun:
     """
     The event files of a run: `tensorboard` with curves and texts, `tensorboard/hparams` with settings and final figures.
 
-    They are separate because the HParams tab treats every scalar in the file of the settings as a result.
+    The files are separate because the HParams tab treats every scalar in the file of the settings as a result.
     """
 
     def __init__(self, run: RunRecord) -> None:
@@ -64,7 +64,7 @@ class TensorBoardRun:
             file.close()
 
     def _begin_hparams(self) -> EventFile:
-        """Return the file for the HParams tab, started at the first row, when all settings are known."""
+        """Return the file for the HParams tab. The first call, once settings are complete, creates the file."""
         if self._hparams is None:
             self._hparams = EventFile(self._run.run_dir / HPARAMS)
             self._hparams.session_start(settings(self._run.describe()))

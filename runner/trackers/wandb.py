@@ -1,6 +1,6 @@
-"""tracker=wandb: Weights & Biases. It is offline by default, without an account or network access.
+"""tracker=wandb: Weights & Biases. The default mode, offline, needs neither an account nor a network.
 
-A sweep is a W&B group with one W&B run per run, and at the end a W&B run of job type `comparison` with the table.
+A sweep is a W&B group with one W&B run per run. At its end, a W&B run of job type `comparison` receives the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COMPARISON = "comparison"
 """Job type of the W&B run with a sweep's table, and the key of the table."""
 NO_CHART = ("train/tokens", "step", "time", "attempt", "profiled")
-"""Keys of a row without a chart of their own."""
+"""Keys of a row that W&B draws no chart for."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -33,13 +33,13 @@ class Wandb(Tracker):
     """A W&B run in `RUN_DIR/wandb`, with the same id for all attempts."""
 
     mode: Literal["offline", "online", "disabled"] = "offline"
-    """offline: `meshrunner sync DIR` uploads it later; online: needs `wandb login` or WANDB_API_KEY."""
+    """offline: `meshrunner sync DIR` uploads the run later; online: needs `wandb login` or WANDB_API_KEY."""
     project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
     """The W&B project."""
     entity: str | None = None
     """W&B user or team; null: the account's default."""
     group: str | None = None
-    """Group of runs; null: date and varying keys of the sweep (`2026-01-31 14:05 parallelism x lr`), none for a single run."""
+    """Group of runs; null: date and varying keys of the sweep (`2026-01-31 14:05 parallelism x lr`), or no group."""
     job_type: str | None = "train"
     """Job type of the run within its group."""
     tags: list[Tag] = []
@@ -52,7 +52,7 @@ class Wandb(Tracker):
         return self.mode != "disabled"
 
     def open(self, run: RunRecord) -> Sink:
-        """Open a W&B run. Raises wandb.errors.Error without an API key, or if the server does not answer within 90 s."""
+        """Open a W&B run. Raises wandb.errors.Error if there is no API key or if the server does not answer within 90 s."""
         started = self._start(
             run.run_dir,
             run.run_id,
@@ -68,7 +68,7 @@ class Wandb(Tracker):
         return WandbRun(started, run.describe)
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Log the table of a sweep to a W&B run; raises the errors of `open`."""
+        """Log the table of a sweep to a W&B run. Raises the same errors as `open`."""
         group = self.group or sweep.group
         started = self._start(
             sweep.sweep_dir,
@@ -88,7 +88,7 @@ class Wandb(Tracker):
         WandbRun(started, lambda: sweep.shared).finish({"findings": sweep.findings}, "completed", "")
 
     def _start(self, folder: Path, run_id: str, *, group: str | None, **settings: Any) -> Any:
-        """Start or resume the W&B run with this id in a run or sweep directory; return wandb's run."""
+        """Start or resume the W&B run `run_id` in a run or sweep directory. Return the object from `wandb.init`."""
         if self.mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # wandb-core would report its own crashes
         for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
@@ -102,13 +102,13 @@ class Wandb(Tracker):
             entity=self.entity,
             dir=folder,
             resume="allow" if self.mode == "online" else None,
-            group=group and group[:128],  # the longest that W&B accepts
+            group=group and group[:128],  # W&B accepts at most 128 characters
             **settings,
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
             ),
         )
-        # Each offline segment has all rows, and segments with the same id overwrite each other in a sync.
+        # Each attempt records all rows in a segment, and a sync lets segments with the same id overwrite each other.
         for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
             if segment.resolve() != Path(started.dir).parent.resolve():
                 shutil.rmtree(segment)
@@ -116,7 +116,7 @@ class Wandb(Tracker):
 
 
 class WandbRun:
-    """An open W&B run. `describe` returns the configuration to log, which is complete once there is a row."""
+    """An open W&B run. `describe` returns the configuration to log. This configuration is complete once the run has a row."""
 
     def __init__(self, run: Any, describe: Callable[[], dict[str, Any]]) -> None:
         self._run = run
@@ -151,6 +151,6 @@ class WandbRun:
         wandb.teardown()  # waits for wandb-core to end
 
     def _check(self) -> None:
-        """Raise RuntimeError if wandb-core has ended: wandb would hang or fail later with a socket error."""
+        """Raise RuntimeError if wandb-core has ended, because wandb would then hang or fail later with a socket error."""
         if not all(map(is_alive, self._core)):
             raise RuntimeError("wandb-core, the process that writes and sends for W&B, ended before the run did")
