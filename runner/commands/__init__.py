@@ -1,4 +1,4 @@
-"""The command line, declared once in `COMMANDS`: help texts, parsers and Tab completion follow from it."""
+"""The command line, declared once in `COMMANDS`. Help texts, parsers and Tab completion derive from this table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every verb of the command line. A new verb is an entry here and a module in runner/verbs; a new option is a line here."""
+"""Every verb of the command line. A new verb needs an entry here and a module in runner/verbs. A new option needs a line here."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
     Value: TypeAlias = Literal["text", "number", "directory", "file", "term", "group"] | tuple[str, ...]
-    """Type of a value, which decides what Tab offers: a `term` is a word that `help` explains, a tuple a fixed choice."""
+    """Type of a value, used for Tab completion. A `term` is a word that `help` explains; a tuple lists the valid values."""
 
 
 class Argument:
-    """A positional argument, parsed into the attribute `name`. The number `any` allows none, `several` requires one."""
+    """A positional argument, parsed into the attribute `name`. `several` requires at least one value, `any` does not."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class Argument:
 
 class Flag:
     """
-    An option of a verb, or of Hydra if `hydra`.
+    An option that meshrunner parses or, if `hydra`, that Hydra parses.
 
-    The last of `flags` is the longest. `metavar` names the value in help texts; it is empty for an option without a value, and
-    `[NAME]` for a value that may be omitted. The value of an option that `repeats` is a list. Of the options that are `exclusive`
-    only one may be given.
+    The last of `flags` is the longest. `metavar` names the value in help texts. It is empty if the option takes no value, and
+    `[NAME]` if the value may be omitted. If `repeats`, the option may be given several times and its value is a list. Only one of
+    a verb's `exclusive` options may be given.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Command:
     """
     A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
 
-    A verb that takes Hydra's overrides takes these or `arguments`. `fails_if` explains exit status 1, if there is one.
-    The result of a verb that `executes` runs is a run directory; that of other verbs is their output.
+    A verb with Hydra's overrides accepts either overrides or `arguments`. `fails_if` explains exit status 1; it is empty if the
+    verb never returns 1. A verb that `executes` runs writes run directories; other verbs only print their result.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Command:
         self.module = f"meshrunner.runner.verbs.{room}.{verb}"
         self.options = (*own_options, HELP)
         self.overrides = any(option.hydra for option in own_options)
-        """Whether it takes Hydra's overrides."""
+        """Whether the verb takes Hydra's overrides."""
 
     @property
     def synopsis(self) -> str:

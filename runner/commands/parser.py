@@ -1,4 +1,4 @@
-"""argparse parsers of the verbs. Wrong arguments are a ConfigError that names the nearest option and shows the usage."""
+"""argparse parsers of the verbs. Wrong arguments raise a ConfigError that names the nearest option and shows the usage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = {"one": None, "optional": "?", "any": "*", "several": "+"}
 
 
 def parse(verb: str, arguments: Iterable[str]) -> argparse.Namespace:
-    """Parse the arguments of a verb that takes no overrides; raise ConfigError for wrong ones."""
+    """Parse the arguments of a verb that takes no overrides; raise ConfigError for wrong arguments."""
     parser = Parser(COMMANDS[verb])
     given, unknown = parser.parse_known_intermixed_args(parser.with_values(arguments))
     if unknown:
@@ -28,7 +28,7 @@ def parse(verb: str, arguments: Iterable[str]) -> argparse.Namespace:
 
 
 def split(verb: str, arguments: Iterable[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse a verb's own options and return them with the remaining arguments, which are Hydra's."""
+    """Parse a verb's own options. Return the options and the remaining arguments, which Hydra parses."""
     parser = Parser(COMMANDS[verb])
     return parser.parse_known_args(parser.with_values(arguments))
 
@@ -41,8 +41,8 @@ def existing(directory: Path) -> Path:
 
 
 def suggestion(command: Command, message: str) -> str:
-    """Return the option nearest to an unknown one in argparse's message as ` Did you mean ...?`, or an empty string."""
-    from meshrunner.recipes.option import did_you_mean  # here: it imports pydantic
+    """Return ` Did you mean ...?` with the option nearest to the unknown option in argparse's message, or an empty string."""
+    from meshrunner.recipes.option import did_you_mean  # not at the top: it imports pydantic
 
     unknown = message.removeprefix(UNKNOWN).split() if message.startswith(UNKNOWN) else []
     flags = [flag for option in command.options for flag in option.flags if flag.startswith("--")]
@@ -51,7 +51,7 @@ def suggestion(command: Command, message: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a verb's options, and of its positional arguments unless these share their place with overrides."""
+    """A parser of a verb's options, and of its positional arguments if the verb takes no overrides."""
 
     def __init__(self, command: Command) -> None:
         super().__init__(prog=f"meshrunner {command.verb}", add_help=False, allow_abbrev=False)
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
                 target.add_argument(*option.flags, action="store_true")
 
     def with_values(self, arguments: Iterable[str]) -> list[str]:
-        """Return the arguments with a value that begins with one dash joined to its option: `--sort -mfu` as `--sort=-mfu`."""
+        """Join values that begin with one dash to their options: return `--sort -mfu` as `--sort=-mfu`."""
         flags = {flag for option in self.own if option.metavar for flag in option.flags}
         found: list[str] = []
         for word in arguments:

@@ -1,4 +1,4 @@
-"""Help texts of the command line: the list of verbs, and a page for each verb. Plain text, as wide as the terminal."""
+"""Help texts of the command line: the list of verbs, and a page for each verb. They are plain text, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOPPED = {75: "preempted; may be run again", 130: "interrupted"}
 
 
 def overview() -> str:
-    """Return what `meshrunner --help` prints."""
+    """Return the text that `meshrunner --help` prints."""
     parts = ["usage: meshrunner VERB ..."]
     width = max(len(command.synopsis) for command in COMMANDS.values())
     rows = [(command.synopsis.ljust(width), command.summary) for command in COMMANDS.values()]
@@ -36,7 +36,7 @@ def overview() -> str:
 
 
 def describe(command: Command) -> str:
-    """Return what `meshrunner help VERB` prints."""
+    """Return the text that `meshrunner help VERB` prints."""
     parts = ["\n".join(usage_lines(command)), paragraph(f"{command.summary[0].upper()}{command.summary[1:]}.", 0)]
     if command.description:
         parts.append(paragraph(command.description, 0))
@@ -58,7 +58,7 @@ def describe(command: Command) -> str:
 
 
 def usage_lines(command: Command) -> Iterator[str]:
-    """Yield the usage of a verb, a line for each form."""
+    """Yield the usage lines of a verb, one line for each form of its arguments."""
     begin = "usage:"
     for form in command.synopsis.removeprefix(command.verb).split(" | "):
         options = " [OPTIONS]" if command.own_options else ""

@@ -1,1 +1,1 @@
-"""Turns the command line and YAML into a checked `Experiment`, and finds the devices of this node."""
+"""Turn the command line and YAML into a checked `Experiment`, and find the devices of this node."""

@@ -1,8 +1,8 @@
 """
 Compose the command line and `conf/` into one configuration with Hydra.
 
-This module drives Hydra's `Hydra` object. `@hydra.main` creates the run directory before the configuration is checked, and
-swallows errors. Hydra's public compose API has no sweepers, no `--cfg` and no tab completion.
+This module calls Hydra's `Hydra` class. `@hydra.main` would create the run directory before the configuration is checked, and
+swallow errors. Hydra's public compose API has no sweepers, no `--cfg` and no tab completion.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PRIMARY_CONFIG = "run"
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration and where it came from."""
+    """A configuration, its run directory, and the overrides that it was composed from."""
 
     config: dict[str, Any]
     """The resolved configuration, without Hydra's section."""
@@ -78,13 +78,13 @@ class Composer:
                 raise ConfigError(f"--config-dir: no such directory: {folder}")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
         register_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True)
-        # ${pick:${parallelism.kind},{fsdp1:always},except_last} is the table's value for a key, or the default.
+        # ${pick:${parallelism.kind},{fsdp1:always},except_last} is `always` if the kind is fsdp1, else `except_last`.
         register_resolver("pick", lambda key, table, default=None: table.get(key, default))
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)
 
     def answer_query(self) -> bool:
-        """Answer --help, --cfg or --info as Hydra does; return False if none of them was given."""
+        """Answer --help, --cfg or --info as Hydra does; return False if none of these flags was given."""
         args, hydra = self.args, self.hydra
         with faults_of_hydra():
             if args.help or args.hydra_help:
@@ -96,14 +96,14 @@ class Composer:
                 except SystemExit:
                     raise ConfigError(f"--package: no such key: {args.package}") from None
             elif args.info:
-                logging.raiseExceptions = False  # `--info | head`
+                logging.raiseExceptions = False  # `--info | head` closes the pipe early
                 hydra.show_info(args.info, **self.given)
             else:
                 return False
         return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the configuration that --help explains and Hydra's section; None without --help or with a text of the user's."""
+        """Return the configuration that --help explains and Hydra's section; None without --help or for a user's help text."""
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
@@ -119,7 +119,7 @@ class Composer:
         return complete(self.hydra, self.given["config_name"], line)
 
     def single_run(self) -> Composed | None:
-        """Compose a single run; return None for a sweep, which is `-m` or `hydra.mode: MULTIRUN` in a file."""
+        """Compose a single run; return None if `-m` or `hydra.mode: MULTIRUN` in a file makes it a sweep."""
         if self.args.multirun:
             return None
         config = self._compose(RunMode.RUN)
@@ -132,7 +132,7 @@ class Composer:
         return composed
 
     def compose_sweep(self) -> DictConfig:
-        """Compose what all combinations of a sweep have in common, with Hydra's section."""
+        """Compose the configuration that all combinations of a sweep share, including Hydra's section."""
         config = self._compose(RunMode.MULTIRUN)
         refuse(config, sweep=True)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
@@ -154,13 +154,13 @@ class Composer:
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
         context = HydraContext(config_loader=self.hydra.config_loader, callbacks=callbacks)
         sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=ended)
-        # The check would compose every combination again, and not name the one with an error.
+        # The check would compose every combination again, and its errors would not name the combination.
         sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
         sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
     def grid(self, config: DictConfig) -> list[list[str]]:
-        """Return the overrides of every combination of a sweep; raise ConfigError if they depend on results."""
+        """Return the overrides of every combination of a sweep; raise ConfigError if the combinations depend on results."""
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError("hydra/sweeper: its combinations are not known before it runs; use hydra/sweeper=basic")
         parser = OverridesParser.create(config_loader=self.hydra.config_loader)
@@ -173,7 +173,7 @@ class Composer:
             try:
                 config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
             except ConfigCompositionException as error:
-                # A key may exist in the options that vary, but not in the group's default, with which Hydra composes.
+                # Hydra composes with the group's default option. This option may lack a key of the options that vary.
                 given, group = self.given["overrides"], missing_key(error).partition(".")[0]
                 if mode != RunMode.MULTIRUN or (left := left_to_jobs(given, group)) == given:
                     raise
@@ -205,21 +205,21 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
 
 
 def _task(config: DictConfig) -> DictConfig:
-    """Return a composed configuration without Hydra's section, which its interpolations may still refer to."""
+    """Return a composed configuration without Hydra's section. Interpolations may still refer to that section."""
     setup_globals()
     HydraConfig.instance().set_config(config)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def _of_grid(config: DictConfig) -> list[str]:
-    """Return the overrides of a sweep, those in hydra.sweeper.params included."""
+    """Return the overrides of a sweep, including the grid in hydra.sweeper.params."""
     params = plain(config.hydra.sweeper).get("params") or {}
     return [*(f"{key}={values}" for key, values in params.items()), *typed(config.hydra.overrides.task)]
 
 
 def typed(overrides: ListConfig) -> list[str]:
-    """Return the recorded overrides unresolved: in `seed=1,2 micro_batch=${seed}` each job has its own value."""
-    found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve them once for all jobs
+    """Return the recorded overrides unresolved. In `seed=1,2 micro_batch=${seed}`, ${seed} differs between jobs."""
+    found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve ${seed} once for all jobs
     return [str(override) for override in found]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """Check the settings against each other and `workers` on each node; raise Incompatible that lists all conflicts."""
+    """Raise Incompatible that lists every conflict between settings, or between settings and `workers` on each node."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
@@ -39,9 +39,9 @@ def fit(experiment: Experiment, workers: int) -> None:
 
 def remarks(experiment: Experiment) -> list[str]:
     """
-    Return a line for each setting that works but may not be intended; raise ConfigError for unknown names and wrong units.
+    Return a warning for each setting that works but may not be intended; raise ConfigError for unknown modules and wrong units.
 
-    Import torch and build the model on the meta device only if names of parameters or modules matter.
+    Import torch and build the model on the meta device only if a setting depends on parameter or module names.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
     layout, wrap = experiment.parallelism, experiment.wrap
@@ -60,7 +60,7 @@ def remarks(experiment: Experiment) -> list[str]:
 
 
 def _remarks(experiment: Experiment) -> list[str]:
-    """Return a line for each figure that this run will not have, and for settings that cost speed or precision."""
+    """Return a warning for each figure that this run will not have and each setting that costs speed or precision."""
     found = []
     objective, precision = experiment.objective, experiment.precision
     if experiment.measure_after >= experiment.steps:
@@ -87,7 +87,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
+    """Raise ConfigError if backward would gather a unit in a recomputed block at another time than forward: torch 2.13 fails."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint

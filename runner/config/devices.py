@@ -1,4 +1,4 @@
-"""The devices of this node, and those that a prediction is made for. Without a GPU torch is not imported."""
+"""Find the devices of this node and the devices to predict a run for. torch is imported only if a GPU driver exists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA and the AMD driver."""
 CORES = "MESHRUNNER_CORES"
-"""Environment variable with the number of cores of a run that shares the node with others."""
+"""Environment variable that holds the number of cores of a run if several runs share the node."""
 CPU_WORKERS = 2
-"""Workers on a node without GPUs: the fewest that still communicate."""
+"""Default number of workers on a node without GPUs. Communication needs two."""
 
 
 class ExpectedDevices(NamedTuple):
-    """The devices that a run is predicted for: those of the `hardware` option, else those of this machine."""
+    """The devices that a run is predicted for, described by the `hardware` option or else found on this machine."""
 
     type: str
     """`cuda` or `cpu`."""
@@ -31,7 +31,7 @@ class ExpectedDevices(NamedTuple):
     memory_gib: float
     """Memory of one device in GiB; on a CPU, one worker's share or launch.host_memory_gib."""
     workers: int
-    """Workers on a node."""
+    """Number of workers on each node."""
 
 
 class NodeDevices(NamedTuple):
@@ -44,7 +44,7 @@ class NodeDevices(NamedTuple):
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that torch can use, without importing torch if no driver's device file exists."""
+    """Return the number of GPUs that torch can use. Do not import torch if no driver's device file exists."""
     if not any(driver.exists() for driver in DRIVERS):
         return 0
     import torch
@@ -53,14 +53,14 @@ def gpu_count() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that torch can use by number, or by UUID if CUDA_VISIBLE_DEVICES lists UUIDs."""
+    """Return the number of each GPU that torch can use, or its UUID if CUDA_VISIBLE_DEVICES lists UUIDs."""
     count = gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(count)] if named is None else [each.strip() for each in named.split(",")][:count]
 
 
 def cores() -> int:
-    """Return the number of cores that this process may run on; runs that share a node divide its cores."""
+    """Return the number of cores that this process may use. Runs that share a node divide the node's cores."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 
@@ -84,12 +84,12 @@ def cpu_name() -> str:
 
 
 def expected_device_type(hardware: Hardware) -> str:
-    """Return `cuda` or `cpu`: the type of the `hardware` option, else of this machine's devices."""
+    """Return `cuda` if `hardware` is a GPU, `cpu` if it is a CPU, else the type of this machine's devices."""
     return "cuda" if isinstance(hardware, GPU) or (not isinstance(hardware, CPU) and gpu_count()) else "cpu"
 
 
 def expected_devices(experiment: Experiment) -> ExpectedDevices:
-    """Return the devices to predict an experiment for, which may be those of another machine."""
+    """Return the devices to predict an experiment for. They may belong to another machine."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if given != "auto":
         workers = given
@@ -115,7 +115,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """Return the experiment of a configuration and its expected devices; raise ConfigError if it does not work there."""
+    """Return the experiment of a configuration and its expected devices; raise ConfigError if it cannot run on them."""
     experiment = check(config)
     experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)
@@ -124,7 +124,7 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:
-    """Return the devices of this node that an experiment uses, with `auto` resolved; raise ConfigError if it cannot."""
+    """Return the devices of this node that an experiment uses, with `auto` resolved; raise ConfigError if the node lacks them."""
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:

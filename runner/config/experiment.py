@@ -1,4 +1,4 @@
-"""The configuration of a run as a frozen `Experiment`, built from a plain dict. Checking it does not import torch."""
+"""The configuration of a run as a frozen `Experiment`, built from a plain dict. The checks do not import torch."""
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ class Launch(Section):
     affects: ClassVar[Affects] = Affects.SPEED
 
     nodes: Annotated[int, whole(at_most=2**17)]
-    """Number of machines of a run."""
+    """Number of machines that a run uses."""
     workers: Annotated[int | Auto, whole("auto", at_most=1024)]
-    """Processes on each node, one for each device; auto: the node's GPUs, or 2 without any."""
+    """Processes on each node, one per device; auto: the number of GPUs, or 2 on a node without GPUs."""
     threads: Annotated[int | Auto, whole("auto", at_most=4096)]
-    """CPU threads of a worker; auto: OMP_NUM_THREADS of launch.env, else the cores of the run / workers."""
+    """CPU threads of each worker; auto: OMP_NUM_THREADS of launch.env, else the run's cores divided by workers."""
     env: Annotated[
         dict[str, Annotated[str, BeforeValidator(as_text, json_schema_input_type=str | int | float | bool)]],
         AfterValidator(effective),
     ]
-    """Environment variables of the workers, such as allocator, NCCL, CUDA and torch settings. They override exported ones."""
+    """Environment variables of the workers, such as allocator, NCCL and CUDA settings. They override exported variables."""
     bind: Literal["auto", "none"] = "auto"
-    """CPUs of a worker; auto: those in its GPU's NUMA domain, if there are enough; none: all CPUs of the node."""
+    """CPUs that a worker may use; auto: the CPUs in its GPU's NUMA domain if they suffice; none: all CPUs of the node."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """Host memory a worker may take beyond what it holds when the recipe starts; null: no limit. Exceeding it is `oom`."""
+    """GiB of host memory that a worker may add after the recipe starts; null: no limit. Beyond it, the run ends as `oom`."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
-    """Maximum minutes without a completed step, after the first. A run that takes longer ends as `timeout`."""
+    """Maximum minutes from one completed step to the next. A run that takes longer ends as `timeout`."""
 
     @property
     def given_threads(self) -> int | None:
-        """Threads of a worker, None if the configuration does not say."""
+        """Threads of each worker, or None if the configuration does not set them."""
         if self.threads != "auto":
             return self.threads
         return int(self.env[THREADS]) if THREADS in self.env else None
@@ -90,21 +90,21 @@ class Sweep(Section):
     affects: ClassVar[Affects] = Affects.SWEEP
 
     exclude: list[str]
-    """Combinations to leave out, each a line of conditions: `activation_checkpoint=full micro_batch=8,16`."""
+    """Combinations to leave out. Each entry lists conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
-    """Setting that other rows of the table are compared with: `parallelism=fsdp1`."""
+    """Setting of the row that all other rows of the table are compared with: `parallelism=fsdp1`."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Number of interleaved runs per combination. Their differences give an estimate of the noise."""
+    """Number of interleaved runs per combination. The differences between these runs estimate the noise."""
     seeds: Annotated[int, whole(at_most=1000)]
-    """Number of seeds per combination, counting up from `seed`. Their differences give an estimate of the noise of seeds."""
+    """Number of seeds per combination, counting up from `seed`. Differences between the seeds estimate the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
     """Maximum retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """Results to discard. A resumed sweep executes runs with these results again."""
+    """States of ended runs. A resumed sweep discards the results of runs in these states and executes the runs again."""
     devices: AutoCount
-    """Devices of this node, which runs that fit next to each other share; auto: all visible GPUs, or one run at a time."""
+    """Number of this node's devices that concurrent runs share; auto: all visible GPUs, or one run at a time on CPUs."""
     fail_fast: bool
-    """Stop at the first run that is not completed."""
+    """Stop the sweep at the first run that does not complete."""
     preflight: Annotated[
         Literal["off", "warn", "skip"],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads `off` as False
@@ -114,10 +114,10 @@ class Sweep(Section):
 
 
 class Experiment(Recipe):
-    """A recipe and everything around it: one run, or one row of a sweep."""
+    """A recipe with its hardware, tracker, profiler and launch settings: one run, or one run of a sweep."""
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
-    """Device that MFU and memory percentages refer to: its peak FLOP/s, memory and bandwidths."""
+    """Peak FLOP/s, memory and bandwidths of the device. MFU and memory percentages are relative to them."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
     """Destination of figures in addition to the run directory, such as Weights & Biases."""
     profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
@@ -127,11 +127,11 @@ class Experiment(Recipe):
     sweep: Sweep
     """Settings of a sweep as a whole: combinations to leave out, repeats, retries."""
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
-    """Progress on the terminal; auto: a live line or table if it is a terminal, else a line per step or per run of a sweep."""
+    """Progress output; auto: a live line or table on a terminal, else a line per step, or per run of a sweep."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
-    """Steps between reading metrics from all ranks, which waits for the device; auto: 1 on CPU, 10 on CUDA."""
+    """Steps between reading metrics from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
-    """First steps, with compilation and autotuning, to leave out of throughput and peak memory."""
+    """Number of first steps, with compilation and autotuning, to leave out of throughput and peak memory."""
     objective: Annotated[
         str,
         AfterValidator(_known_figure),
@@ -142,16 +142,16 @@ class Experiment(Recipe):
 
     @property
     def profiled(self) -> ProfiledRun:
-        """Facts that a profiler needs about the run."""
+        """Facts about the run that a profiler needs."""
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
 
     def steps_between_read_outs(self, device_type: str) -> int:
-        """Return `log_every` with auto resolved: reading metrics at every step would leave a GPU idle, but not a CPU."""
+        """Return `log_every` with auto resolved. Reading metrics at every step would leave a GPU idle, but not a CPU."""
         return READ_OUT_EVERY[device_type] if self.log_every == "auto" else self.log_every
 
 
 def check(config: dict[str, Any]) -> Experiment:
-    """Check each key by itself; raise ConfigError that lists all wrong ones, NotImported if a class cannot be imported."""
+    """Check each key separately. Raise ConfigError that lists all wrong keys, or NotImported if a class cannot be imported."""
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:
@@ -162,7 +162,7 @@ def check(config: dict[str, Any]) -> Experiment:
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
-    """Return the keys that exist at a configuration path, from which to suggest the nearest name."""
+    """Return the keys that exist at a configuration path, to suggest the nearest name."""
     here: Any = Experiment
     for part in loc:
         field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None

@@ -1,4 +1,4 @@
-"""The `hardware` group: peak FLOP/s, memory and bandwidths of a device, which MFU and memory percentages are relative to."""
+"""The `hardware` group: peak FLOP/s, memory and bandwidths of a device. MFU and memory percentages are relative to them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class PeakFlops(Section):
     """Dense matmul rates in TFLOP/s, without structured sparsity; null: unknown or not supported."""
 
     fp32: float | None = Field(gt=0)
-    """True fp32 (precision.matmul=highest), in TFLOP/s; null: unknown or not supported."""
+    """Rate of true fp32 matmuls (precision.matmul=highest), in TFLOP/s; null: unknown or not supported."""
     tf32: float | None = Field(gt=0)
-    """fp32 tensors multiplied as TF32 (precision.matmul=high), in TFLOP/s."""
+    """Rate of fp32 tensors multiplied as TF32 (precision.matmul=high), in TFLOP/s."""
     bf16: float | None = Field(gt=0)
-    """bf16 (and fp16) tensor cores, in TFLOP/s."""
+    """Rate of bf16 (and fp16) tensor cores, in TFLOP/s."""
     fp8: float | None = Field(gt=0)
-    """float8 tensor cores, in TFLOP/s."""
+    """Rate of float8 tensor cores, in TFLOP/s."""
 
 
 class Efficiency(Section):
-    """Fractions of a data sheet's rates that programs reach, and overheads. `plan` predicts speeds with these constants."""
+    """Fractions of a data sheet's rates that programs reach, and fixed overheads. `plan` predicts speeds with these constants."""
 
     matmul: float = Field(gt=0, le=1)
     """Fraction of the peak rate that matmuls reach."""
@@ -48,16 +48,16 @@ class Calibrated(Section):
     runs: Count
     """Number of measured combinations."""
     error_pct: float = Field(ge=0)
-    """Largest error, in percent, of the predicted speed of one combination when the constants are fitted to the others."""
+    """Largest error, in percent, of a combination's predicted speed when the constants are fitted to all other combinations."""
 
 
 class CPUSpeed(Section):
     """Rates that one worker reaches on this CPU, fitted by `meshrunner calibrate`."""
 
     fp32_tflops: float | None = Field(gt=0)
-    """Rate of fp32 matmuls in TFLOP/s; null: no run was in fp32."""
+    """Rate of fp32 matmuls in TFLOP/s; null: no measured run was in fp32."""
     bf16_tflops: float | None = Field(gt=0)
-    """Rate of bf16 matmuls in TFLOP/s; null: no run was in bf16."""
+    """Rate of bf16 matmuls in TFLOP/s; null: no measured run was in bf16."""
     attention: float = Field(gt=0)
     """Rate of fused attention as a fraction of the matmul rate."""
     memory_bandwidth: float = Field(gt=0)
@@ -65,11 +65,11 @@ class CPUSpeed(Section):
     operator_s: float = Field(ge=0)
     """Fixed time per operator, in seconds."""
     link_bandwidth: float = Field(gt=0)
-    """Bandwidth of collectives in GB/s, relative to the size of the unsharded tensor."""
+    """Bandwidth of collectives in GB/s, counting the bytes of the unsharded tensor."""
     collective_s: float = Field(ge=0)
     """Latency of a collective, in seconds."""
     jitter: float = Field(ge=0)
-    """Standard deviation, in seconds, of a worker's time for a second of work: at collectives all wait for the slowest."""
+    """Standard deviation of a worker's time for one second of work, in seconds. Collectives wait for the slowest worker."""
 
 
 class Hardware(Option):
@@ -82,11 +82,11 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        """Return the option that describes a device, given the name and memory torch reports; None if its rates are unknown."""
+        """Return the option that describes a device, given the name and memory torch reports; None if the rates are unknown."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:
-        """Return the peak TFLOP/s of one device for a field of `PeakFlops`; None if unknown."""
+        """Return the peak TFLOP/s of one device for a field of `PeakFlops`; None if the rate is unknown."""
         return None
 
 
@@ -98,29 +98,29 @@ class GPU(Hardware):
     match: str
     """Regular expression that matches the name the driver reports."""
     memory_gib: float = Field(gt=0, le=1e6)
-    """Device memory in GiB, as torch reports it or the data sheet's GB converted."""
+    """Device memory in GiB: the value torch reports, or the data sheet's GB converted to GiB."""
     peak: PeakFlops
-    """Dense matmul rates in TFLOP/s by dtype, without structured sparsity. MFU is relative to these."""
+    """Dense matmul rates in TFLOP/s by dtype, without structured sparsity. MFU is relative to these rates."""
     memory_bandwidth: float = Field(ge=1e-3)
     """Bandwidth of device memory in GB/s."""
     link_bandwidth: float = Field(ge=1e-3)
-    """Bandwidth from a device to the others of its node in GB/s, over all links, in one direction."""
+    """Bandwidth from a device to the other devices of its node in GB/s, over all links, in one direction."""
     network_bandwidth: float = Field(ge=1e-3)
     """Bandwidth from a device to other nodes in GB/s, in one direction."""
     devices_per_node: Count
-    """Devices of a node, which `submit` requests if launch.workers is auto."""
+    """Devices per node. `submit` requests this number if launch.workers is auto."""
     # Older run directories lack the following keys, so they need defaults.
     reserved_elsewhere_gib: float = Field(1.5, ge=0)
     """Device memory in GiB that a process uses outside torch's allocator, such as the CUDA context and NCCL buffers."""
     efficiency: Efficiency = Efficiency.model_construct(  # builds no validator, which would slow down every import
         matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
     )
-    """Fractions of the rates above that programs reach, and fixed times."""
+    """Fractions of this device's rates that programs reach, and fixed times per operator."""
     calibrated: Calibrated | None = None
-    """The runs that `meshrunner calibrate` fitted `efficiency` to; null: it is not fitted to this device."""
+    """The runs that `meshrunner calibrate` fitted `efficiency` to; null: `efficiency` is not fitted."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        # The user chose this option, so any name the driver reports is accepted. A slice of a GPU (MIG) has a lower peak.
+        # Accept any name, because the user chose this option, except the name of a MIG slice: a slice has a lower peak.
         sliced = re.search(r"\bMIG\b", device_name) and not re.search(self.match, device_name, re.IGNORECASE)
         return None if sliced else self
 

@@ -19,23 +19,23 @@ WITHOUT_EFFECT = {
     "MKL_NUM_THREADS": "launch.threads decides",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "precision.matmul decides",
 }
-"""Variables whose value the workers would not see, or see too late -> the reason."""
+"""Variable whose value the workers would not see, or would see too late -> the reason."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
-"""Prefixes of variables that the launching process reads: cache, trackers, preparation of data."""
+"""Prefixes of variables that the launching process reads for the cache, trackers and data preparation."""
 THREADS = "OMP_NUM_THREADS"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Names of the setting of torch's caching allocator, the current one first."""
+"""Variables that configure torch's caching allocator: the current name, then older names."""
 ALLOCATOR_DEFAULT = "expandable_segments:True"
-"""Fixed-size segments fragment: the allocator reserves memory that no tensor fits into."""
+"""Default allocator setting. With fixed-size segments, the allocator reserves memory that no tensor fits into."""
 
 
 def as_text(value: Any) -> Any:
-    """Return a number or bool of YAML as text, the only type in an environment."""
+    """Return a YAML number or bool as text, because environment variables hold only text."""
     return json.dumps(value) if isinstance(value, int | float) else value
 
 
 def effective(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables; raise PydanticCustomError for secrets and for variables that would have no effect."""
+    """Return the variables unchanged; raise PydanticCustomError for secrets and for variables that would have no effect."""
     if secret := sorted(filter(is_secret, variables)):
         raise PydanticCustomError(
             "secret", "the value of {names} is secret, as the name says: " + WHERE, {"names": ", ".join(secret)}
@@ -54,7 +54,7 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
 
 
 def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the ALLOCATOR variables of workers on GPUs: those of `launch.env` (own), else exported ones, else the default."""
+    """Return the ALLOCATOR variables of GPU workers from `launch.env` (own), else from the environment, else the default."""
     for variables in (own, os.environ):
         if found := {name: variables[name] for name in ALLOCATOR if name in variables}:
             return found
@@ -62,5 +62,5 @@ def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocator_setting(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return name and value of the first of ALLOCATOR that is not empty, two empty strings if all are."""
+    """Return the name and value of the first non-empty ALLOCATOR variable, or two empty strings if all are empty."""
     return next(((name, text) for name in ALLOCATOR if (text := variables.get(name))), ("", ""))

@@ -1,4 +1,4 @@
-"""Run directories that exist: which can be executed, from which checkpoint, and whether the configuration still matches it."""
+"""Find executable runs and the checkpoints they resume from, and compare the configuration with the checkpoint's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_sta
 from meshrunner.runner.rundir.files import is_run
 
 STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
-"""Effects of the keys that a run continues with. Others may change: the global batch stays what it was."""
+"""Effects of keys that must not change when a run resumes. Other keys may change; the checkpoint's global batch is kept."""
 
 
 class Usable(NamedTuple):
@@ -26,13 +26,13 @@ class Usable(NamedTuple):
 
     run_dirs: list[Path]
     first: Experiment
-    """The first run's experiment, which has the settings of the sweep."""
+    """Experiment of the first executable run. It holds the settings of the sweep."""
     damaged: int
     """Number of runs that cannot be executed."""
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
-    """Return the executable runs of a sweep, and warn about the others; raise ConfigError if there is none."""
+    """Return the executable runs of a sweep and warn about all other runs; raise ConfigError if no run is executable."""
     problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []
     first: Experiment | None = None
@@ -44,11 +44,11 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
         try:
             if damage := find_damage(run_dir) if is_run(run_dir) else "it has no config.yaml":
                 raise ConfigError(damage)
-            if first is None or read_state(run_dir) not in RESULTS:  # most commands do not execute others again
+            if first is None or read_state(run_dir) not in RESULTS:  # few commands repeat runs that have a result
                 experiment = check(read_config(run_dir))
                 first = first or experiment
             run_dirs.append(run_dir)
-        except NotImported as error:  # the run is not damaged, and others may need the same class
+        except NotImported as error:  # the run is not damaged, and other runs may need the same class
             raise NotImported(f"{run_dir}: {error}") from None
         except ConfigError as error:
             problems.append(f"damaged: {run_dir}: {error}")
@@ -60,7 +60,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
 
 
 def first_experiment(sweep_dir: Path, names: Sequence[str]) -> Experiment:
-    """Return the experiment of a sweep's first readable run; raise ConfigError if there is none."""
+    """Return the experiment of a sweep's first readable run; raise ConfigError if no run is readable."""
     for name in names:
         with suppress(ConfigError):
             return check(read_config(sweep_dir / name))
@@ -71,9 +71,9 @@ def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
     """
-    Return the experiment resumed from its checkpoint, and that checkpoint; without one the experiment as it is, and None.
+    Return the experiment resumed from a checkpoint, and the checkpoint. If none exists, return the unchanged experiment and None.
 
-    Raise ConfigError if no steps are left or, unless `force`, if keys that affect the result have changed; Incompatible as `fit`.
+    Raise Incompatible as `fit`, and ConfigError if no steps are left or, unless `force`, if keys that affect the result changed.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
@@ -105,8 +105,8 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     """Raise ConfigError that names every changed key that affects the result."""
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
-        before = check(before).model_dump(mode="json")  # adds the defaults of newer keys
-    if experiment.precision.kind == "auto":  # resolved and compared where the run starts
+        before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
+    if experiment.precision.kind == "auto":  # the node that starts the run compares it
         before["precision"] = now["precision"]
     flat = flatten(now)
     changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]
@@ -120,7 +120,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
 
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
-    """Return whether `steps` of a completed run has been raised; raise ConfigError if there is no checkpoint to continue from."""
+    """Return whether `steps` of a completed run has been raised; raise ConfigError if it has and no checkpoint is usable."""
     if experiment.steps <= trained:
         return False
     good, warnings = good_checkpoints(run_dir / FOLDER)

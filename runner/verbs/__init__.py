@@ -1,1 +1,1 @@
-"""The verbs, a function in a module each: arguments in, exit status out. `runner/commands` declares them."""
+"""The verbs, one module per verb. A verb is a function from arguments to the exit status, declared in `runner/commands`."""

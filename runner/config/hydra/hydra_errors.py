@@ -19,14 +19,14 @@ from meshrunner.runner.config.validation import did_you_mean_key, listed
 from meshrunner.runner.console import printable
 
 NOISE = ("full_key:", "object_type=", "reference_type=", "Set the environment", "See https")
-"""Beginnings of lines that Hydra and OmegaConf add for programmers."""
+"""Prefixes of message lines that Hydra and OmegaConf add for programmers."""
 MAX_WIDTH = 300
 CLOSE = 0.75
-"""Similarity, from 0 to 1, at which a word counts as a misspelling of another."""
+"""Minimum similarity, from 0 to 1, of a misspelled word to the correct word."""
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
-    """Explain an exception of Hydra, OmegaConf or YAML on a screen, naming one of the overrides if the exception does not."""
+    """Explain an exception of Hydra, OmegaConf or YAML to the user; name the wrong override if the exception does not."""
     text = printable(str(error)).strip()
     if missing := missing_key(error):
         return _unknown_key(missing, error.__cause__)
@@ -57,7 +57,7 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
-    """Raise ConfigCompositionException for input on which Hydra or OmegaConf fails with an internal error."""
+    """Raise ConfigCompositionException if Hydra or OmegaConf fails with an internal error."""
     try:
         yield
     except (AttributeError, TypeError, AssertionError, LookupError) as error:
@@ -66,13 +66,13 @@ def faults_of_hydra() -> Iterator[None]:
 
 
 def missing_key(error: BaseException) -> str:
-    """Return the unknown key that an error of Hydra is about, "" for any other error."""
+    """Return the unknown key that a Hydra error reports, or an empty string for any other error."""
     found = re.search(r"Could not override '(?P<key>[^']+)'", printable(str(error)))
     return found["key"] if found else ""
 
 
 def _unreadable(overrides: list[str]) -> str | None:
-    """Return the first override that does not parse, or that gives a group a number or null."""
+    """Return the first override that does not parse or that sets a group to a number or null."""
     parser = OverridesParser.create()
     for override in overrides:
         try:
@@ -89,14 +89,14 @@ def _unknown_key(key: str, cause: Any) -> str:
     parent, _, name = full.rpartition(".")
     node = getattr(cause, "parent_node", None)
     known = [str(each) for each in node if each != "hydra"] if isinstance(node, DictConfig) and node else []
-    if parent == key and not known:  # launch.env={A: 1}
+    if parent == key and not known:  # such as launch.env={A: 1}
         return f"{key}: cannot be set as a whole; use {full}=VALUE"
     reason = f"{full}: unknown key.{_nearest(name, known, node)}"
     return f"{reason} Keys of {parent or 'the configuration'}: {', '.join(sorted(known))}" if known else reason
 
 
 def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """Return a hint: a similar sibling, or a key with this name elsewhere, including options that are not chosen."""
+    """Return a hint that names a similar sibling or a similar key elsewhere, even in an option that is not chosen."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}

@@ -1,4 +1,4 @@
-"""Find settings without effect: Hydra's keys that are refused, and keys that a warning names."""
+"""Find settings without effect: refuse some of Hydra's keys and warn about other keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a run of a sweep is named after its number and the values that vary",
 }
-"""Refused keys, which affect only functions that Hydra calls -> what happens instead."""
+"""Refused key -> what happens instead. These keys affect only functions that Hydra calls."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"
@@ -29,16 +29,16 @@ SILENT = {
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
 }
-"""Hydra's keys that have no effect, or less than they promise -> the reason."""
+"""Hydra's key that has no effect, or less effect than Hydra documents -> the reason."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
 """Hydra's keys that have no effect on a single run."""
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
 NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version": 1, "hydra.hydra_logging.version": 1}
-"""Values that have no effect, of keys that conf/run.yaml does not set."""
+"""Key that conf/run.yaml does not set -> the value that has no effect."""
 
 
 def refuse(config: DictConfig, *, sweep: bool) -> None:
-    """Raise ConfigError for a key of Hydra's that would be ignored, and name what to use instead."""
+    """Raise ConfigError for a Hydra key that would be ignored; the message names the setting to use instead."""
     given = _flat(config)
     for key in (*SET_BY_HYDRA, *(SET_IN_SWEEPS if sweep else ())):
         if typed := _typed(given, key):
@@ -49,7 +49,7 @@ def refuse(config: DictConfig, *, sweep: bool) -> None:
 
 
 def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
-    """Return a line for each setting that has no effect on this single run or sweep."""
+    """Return a warning for each setting that has no effect on this single run or sweep."""
     given = _flat(config)
     found = [f"{key} has no effect: {why}" for key, why in SILENT.items() if _changed(given, key)]
     if sweep:
@@ -61,7 +61,7 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
             )
         return found
     idle = [key for key in _changed(given, "") if affected_by(key, {}) == Affects.SWEEP]
-    # Named experiments set a baseline, which does not hurt a single run.
+    # Named experiments set sweep.baseline. A single run needs no warning about it.
     idle = [key for key in idle if key != "sweep.baseline" or _typed(given, key)]
     idle += [key for section in ONLY_SWEEPS for key in _changed(given, section)]
     return [*found, f"{', '.join(idle)}: no effect on a single run; -m makes it a sweep"] if idle else found
@@ -73,13 +73,13 @@ def _flat(config: DictConfig) -> dict[str, Any]:
 
 
 def _typed(given: dict[str, Any], key: str) -> str:
-    """Return the override on the command line of a key or of one below it, "" if there is none."""
+    """Return the typed key if the command line overrides `key` or a key below it, else an empty string."""
     typed = [str(each).lstrip("+~") for each in (*given["hydra.overrides.hydra"], *given["hydra.overrides.task"])]
     return next((each.partition("=")[0] for each in typed if each.startswith((f"{key}=", f"{key}."))), "")
 
 
 def _changed(given: dict[str, Any], key: str) -> list[str]:
-    """Return a key or the keys below it that conf/run.yaml does not set to these values. Empty values are alike."""
+    """Return the keys at or below `key` whose values differ from conf/run.yaml. All empty values are equal."""
     if SILENT.get(key) == LOGS and _typed(given, key):
         return [key]
     if key == "hydra.sweeper" and given[SWEEPER] != "basic":

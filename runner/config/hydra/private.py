@@ -1,4 +1,4 @@
-"""The one module that imports private parts of Hydra, and the one that knows the differences between its releases."""
+"""Wrap private parts of Hydra and the differences between Hydra's releases. No other module depends on either."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Hydra's modules that import its plugins."""
+"""Source files of Hydra that import plugins."""
 
 
 def select_behaviour() -> None:
-    """Select the behaviour of Hydra 1.3 rather than 1.1. Hydra 1.4 has no other, and deprecates the choice."""
+    """Select the behaviour of Hydra 1.3 rather than 1.1. Hydra 1.4 lacks the old behaviour and deprecates this call."""
     if hydra.__version__.startswith("1.3."):
         version.setbase("1.3")
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
-    """Register a resolver of interpolations. OmegaConf 2.3 has another, older function of 2.4's name."""
+    """Register an interpolation resolver. In OmegaConf 2.3, `register_resolver` is a different, older function than in 2.4."""
     name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
     register: Callable[..., None] = getattr(OmegaConf, name_of_function)
     register(name, resolver, use_cache=use_cache, replace=True)
 
 
 def load_plugins() -> None:
-    """Let Hydra import its plugins; raise ConfigError that names a plugin that cannot be imported."""
+    """Let Hydra import its plugins; raise ConfigError that names the plugin if an import fails."""
     try:
         Plugins.instance()
     except (Exception, SystemExit) as error:
@@ -55,6 +55,6 @@ def load_plugins() -> None:
 
 
 def complete(program: Hydra, config_name: str, line: str) -> list[str]:
-    """Return the values that a shell may complete the last word of a line of overrides to."""
+    """Return the possible completions of the last word in a line of overrides."""
     found: list[str] = BashCompletion(program.config_loader)._query(config_name, line)
     return found

@@ -21,39 +21,39 @@ TYPES = {"null": "null", "string": "text", "integer": "whole number", "number": 
 PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
 """Text that needs no quotes in YAML."""
 HUGE = 2**62
-"""Upper limits from here on exist only for technical reasons and are not mentioned."""
+"""Upper limits of at least this value exist only for technical reasons and are not shown."""
 LONG = 12
-"""Most names to list; of more, only their number is shown."""
+"""Maximum number of names to list. If there are more, only the number of names is shown."""
 
 
 class Key(NamedTuple):
     """A key that a configuration can hold."""
 
     name: str
-    """Its name on the command line. `wrap.rules[].match` is a key of every entry of a list."""
+    """Name of the key on the command line. `wrap.rules[].match` is a key of every entry in the list wrap.rules."""
     field: str
     owners: Mapping[str, type[Section]]
-    """Kind -> the class with the field. The kind is empty outside of groups."""
+    """Kind -> the class that defines the field. Outside of groups, the kind is an empty string."""
 
     @property
     def group(self) -> str:
-        """The group whose options have it; for a key of no group, the first part of its name."""
+        """The group whose options have the key; outside of groups, the first part of the key's name."""
         return shipped.LAUNCHER if self.name.startswith("hydra.launcher") else self.name.partition(".")[0]
 
     @property
     def leaf(self) -> str:
-        """The last part of its name."""
+        """The last part of the key's name."""
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Return docstring -> the kinds that have it."""
+        """Return each docstring of the key -> the kinds that share the docstring."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
         return found
 
     def expected(self, *, whole: bool = False) -> str:
-        """Return the values it may have, in words. whole: list all names, however many."""
+        """Return the values that the key accepts, in words. whole: list all names, even more than LONG."""
         found = []
         for owner in dict.fromkeys(self.owners.values()):
             if self.field == "kind" and issubclass(owner, Option):
@@ -63,7 +63,7 @@ class Key(NamedTuple):
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
-        """Return option -> value, for the options that have it. A key of no group has one value, with the option ``."""
+        """Return option -> default value, for the options that have the key. Outside of groups, the option is an empty string."""
         if self.group not in shipped.groups():
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}
@@ -73,7 +73,7 @@ class Key(NamedTuple):
 
 
 def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
-    """Yield the keys of all options, including groups and sections; with a config, only of the options it has chosen."""
+    """Yield the keys of all options, groups and sections. With a config, yield only the keys of its chosen options."""
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         yield Key(name, name, {"": Experiment})
@@ -89,7 +89,7 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
 
 
 def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
-    """Yield the keys of some classes below a name, including those of nested sections."""
+    """Yield the keys that some classes define below a name, including the keys of nested sections."""
     fields: dict[str, dict[str, type[Section]]] = {}
     for kind, owner in owners.items():
         for field in owner.model_fields:
@@ -104,7 +104,7 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
 
 
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """Return the section that a field holds, and whether it holds a list of them."""
+    """Return the section class that a field holds, or None, and whether the field holds a list of sections."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     for part in get_args(annotation):
@@ -115,18 +115,18 @@ def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def matching(word: str, keys: Iterable[Key]) -> list[Key]:
-    """Return the key of that name, else all whose names end with it: `lr` is optimizer.lr."""
+    """Return the key whose full name is `word`, else all keys whose names end with `word`: `lr` matches optimizer.lr."""
     found = [key for key in keys if f".{plain(key.name)}".endswith(f".{plain(word)}")]
     return [key for key in found if plain(key.name) == plain(word)] or found
 
 
 def plain(name: str) -> str:
-    """Return a key's name without indices: `wrap.rules[0].match` is wrap.rules.match, `tracker.of.wandb.mode` tracker.mode."""
+    """Return a key's name without indices: wrap.rules.match for wrap.rules[0].match, tracker.mode for tracker.of.wandb.mode."""
     return MEMBER.sub("tracker", INDEX.sub("", name))
 
 
 def value_at(values: Any, path: str) -> Any:
-    """Return the value at a path; `...` if there is none."""
+    """Return the value at a path, or `...` if the path does not exist."""
     for part in path.split(".") if path else ():
         if not isinstance(values, dict) or part not in values:
             return ...
@@ -135,7 +135,7 @@ def value_at(values: Any, path: str) -> Any:
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
-    """Describe the values that a JSON schema accepts: `whole number at least 1, or auto`. whole: list names, however many."""
+    """Describe the values that a JSON schema accepts: `whole number at least 1, or auto`. whole: list all names."""
     parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
     if "text" in parts:  # text includes numbers and names
         parts = [part for part in parts if part in ("text", "null")]
@@ -167,7 +167,7 @@ def _kinds_of_value(schema: dict[str, Any], definitions: dict[str, Any], whole: 
 
 
 def _limits(schema: dict[str, Any]) -> str:
-    """Return the limits of a number: ` from 1 to 1,024`, ` above 0`."""
+    """Return the limits of a number in words: ` from 1 to 1,024`, ` above 0`."""
     words = {"exclusiveMinimum": "above", "minimum": "at least", "maximum": "at most", "exclusiveMaximum": "below"}
     limits = {word: schema[name] for name, word in words.items() if name in schema and schema[name] < HUGE}
     if {"at least", "at most"} <= limits.keys():

@@ -1,4 +1,4 @@
-"""Texts of `meshrunner help` and `run --help` about keys, groups and options."""
+"""Write the texts of `meshrunner help` and `run --help` about keys, groups and options."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from meshrunner.runner.config.reference.catalog import Key, in_yaml, plain, valu
 from meshrunner.runner.console import in_two_columns, paragraph
 
 MANY = 4
-"""Most keys that are explained one by one."""
+"""Maximum number of keys to explain one by one."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""Characters of a value, and of the defaults of all options, in a list of keys."""
+"""Maximum characters of a value, and of the defaults of all options, in a list of keys."""
 
 
 def explain_key(key: Key) -> str:
@@ -30,13 +30,13 @@ def explain_key(key: Key) -> str:
 
 
 def explain_keys(keys: list[Key], every: list[Key]) -> str:
-    """Explain the keys that a word matches, and the keys below them; a line each if they are many."""
+    """Explain the keys that a word matches and the keys below them. If more than MANY keys match, use one line per key."""
     if len(keys) > MANY:
         return in_two_columns(((key.name, _row(key, default_of(key))) for key in keys), 0)
     texts = []
     for key in keys:
         inner = [each for each in every if plain(each.name).startswith(f"{plain(key.name)}.")]
-        section = bool(inner) and "." not in key.name  # launch, sweep: only a name for the keys below it
+        section = bool(inner) and "." not in key.name  # launch and sweep only name the keys below
         about = f"{key.name}\n{paragraph(next(iter(key.documentation())))}" if section else explain_key(key)
         rows = in_two_columns((each.name, _row(each, default_of(each) if section else "")) for each in inner)
         texts.append(f"{about}\n\n{rows}" if inner else about)
@@ -45,7 +45,7 @@ def explain_keys(keys: list[Key], every: list[Key]) -> str:
 
 
 def default_of(key: Key, chosen: str | None = None) -> str:
-    """Describe the default of a key in words, for the chosen option or for all options that have it."""
+    """Describe a key's default in words, for the chosen option or else for all options that have the key."""
     alike: dict[str, list[str]] = {}
     defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
@@ -79,13 +79,13 @@ def explain_group(group: str, about: str, keys: list[Key]) -> str:
 
 
 def explain_option(group: str, option: str, keys: list[Key]) -> str:
-    """Explain an option and show the values it sets. For an experiment, show the file."""
+    """Explain an option and show the values it sets. For an experiment, show its file."""
     parts = [f"{group}={option}", paragraph(shipped.about(group, option))]
     if group == shipped.EXPERIMENT:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]
         return "\n".join([*parts, "", *(f"  {line}".rstrip() for line in body)])
     kind = str(shipped.values(group, option).get("kind"))
-    # The texts of the chosen class, if several classes have the key.
+    # If several classes have the key, show only the text of the chosen class.
     own = [key._replace(owners={kind: key.owners[kind]}) if kind in key.owners else key for key in keys]
     if owner := next((key.owners[kind] for key in own if kind in key.owners), None):
         parts.append(paragraph(" ".join(inspect.cleandoc(owner.__doc__ or "").split("\n\n")[0].split())))
@@ -95,7 +95,7 @@ def explain_option(group: str, option: str, keys: list[Key]) -> str:
 
 
 def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a paragraph for each part of a configuration: keys, values and meanings. chosen: group -> the chosen option."""
+    """Yield a paragraph with keys, values and meanings for each part of a configuration. chosen: group -> the chosen option."""
     every = list(keys)
     sections = {key.group for key in every if "." in key.name}
     parts: dict[str, list[Key]] = {"": []}
@@ -131,6 +131,6 @@ def _cut(text: str, length: int) -> str:
 
 
 def _is_shown(key: Key, value: Any, keys: list[Key]) -> bool:
-    """Return whether to list a key: it has a value, is not `kind`, and is not a mapping whose keys are listed themselves."""
+    """Return whether to list a key: it has a value and is neither `kind` nor a mapping whose keys are listed separately."""
     has_inner = isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)
     return value is not ... and key.field != "kind" and not has_inner

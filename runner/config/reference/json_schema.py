@@ -1,4 +1,4 @@
-"""JSON schemas (draft 2020-12) of configurations and of the files in conf/, described by the docstrings of fields."""
+"""JSON schemas (draft 2020-12) of configurations and of the files in conf/. Docstrings of fields are the descriptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULTS = {"type": "array", "description": "Hydra's defaults list: options and 
 
 
 def resolved_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the schema of resolved configurations, in which every key is present."""
+    """Return the schema of resolved configurations. It requires every key."""
     return {"$schema": DIALECT, **_Generator().of(section)}
 
 
@@ -45,7 +45,7 @@ def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any
 
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the schema of the keys of one class, in which groups are just mappings, so that no option is imported."""
+    """Return the schema of one class. Groups are plain mappings in the schema, so that no option is imported."""
     return _Generator(with_options=False).of(section)
 
 
@@ -81,7 +81,7 @@ class _Generator(GenerateJsonSchema):
         return found
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
-        """Return a schema with `if kind is ... then` rather than `oneOf`, so that editors name the wrong key."""
+        """Return a group's schema. `if kind is ... then`, rather than `oneOf`, lets editors report the key that is wrong."""
         if not self.with_options:
             return {"type": "object"}
         chosen = []
@@ -97,7 +97,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _written(schema: Any) -> Any:
-    """Return a schema for files that people write: keys are optional, may be interpolations, and `defaults` is allowed."""
+    """Return a schema for hand-written files: keys are optional, values may be interpolations, and `defaults` is allowed."""
     if isinstance(schema, list):
         return [_written(each) for each in schema]
     if not isinstance(schema, dict):
@@ -106,7 +106,7 @@ def _written(schema: Any) -> Any:
     properties = found.get("properties", {})
     if "kind" in properties:
         properties["defaults"] = DEFAULTS
-    if "allOf" in found:  # a group, whose file may inherit its kind
+    if "allOf" in found:  # a group: the file of an option may inherit `kind`
         chosen = found.pop("allOf")
         options = {"anyOf": [each["then"] for each in chosen]}
         return found | {"if": {"required": ["kind"]}, "then": {"allOf": chosen}, "else": options}
@@ -127,7 +127,7 @@ def documentation(section: type[Section]) -> dict[str, str]:
 
 @cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
-    """Return class -> field -> docstring. The source is read on request, because few commands need it."""
+    """Return class -> field -> docstring of a module. The first call reads the source, because few commands need it."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):  # the class was not imported from a file

@@ -14,10 +14,10 @@ HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
 
 def run(arguments: list[str]) -> int:
-    """Run or sweep; raise ConfigError for a wrong configuration before anything is started."""
+    """Train a run or a sweep; raise ConfigError for a wrong configuration before any run starts."""
     asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
     if not asks:
-        warm()  # first: the forkserver imports torch while Hydra composes here
+        warm()  # start early: the forkserver imports torch while Hydra composes here
         hold_stop_requests()
     gc.disable()  # imports create little garbage and compete with the forkserver for cores
     with nullcontext() if asks else naming("composing the configuration"):
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Enable garbage collection again because the process may live for days; imported objects stay exempt."""
+    """Enable garbage collection again because the process may live for days. Imported objects stay exempt."""
     gc.freeze()
     gc.enable()
 

@@ -34,7 +34,7 @@ USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hy
 
 
 def submit(arguments: list[str]) -> int:
-    """Submit runs; raise ConfigError for wrong arguments, and with SLURM's reason if it refuses them."""
+    """Submit runs; raise ConfigError if the arguments are wrong or, with SLURM's reason, if SLURM refuses the runs."""
     options, arguments = split("submit", arguments)
     dry_run = ["hydra.launcher.dry_run=true"] * options.dry_run
     overrides = parse("submit", arguments).overrides
@@ -71,7 +71,7 @@ def submit_one(composed: Composed) -> int:
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
-    """Submit the unfinished runs of a directory with the settings of the last time, or `hydra.launcher.KEY=VALUE` instead."""
+    """Submit the unfinished runs of a directory with the last settings, changed by `hydra.launcher.KEY=VALUE` overrides."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.
@@ -108,7 +108,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the last submission, or {} if there was none; raise ConfigError if they cannot be read."""
+    """Return the settings of a directory's last submission, or {} if it was never submitted; raise ConfigError if damaged."""
     try:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:

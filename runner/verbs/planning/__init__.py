@@ -1,1 +1,1 @@
-"""Commands that predict runs, and explain them before they start."""
+"""Commands that predict and explain runs before they start."""

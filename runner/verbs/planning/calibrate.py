@@ -1,4 +1,4 @@
-"""`meshrunner calibrate`: measured runs in, a file of the `hardware` group out, from which `plan` predicts speeds."""
+"""`meshrunner calibrate`: fit the constants of a `hardware` file to measured runs. `plan` predicts speeds from the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit, print each run's error and write the file; raise ConfigError for wrong arguments and too little evidence."""
+    """Fit constants, print each run's error and write the file; raise ConfigError if the runs do not determine the constants."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device
@@ -62,7 +62,7 @@ def _show(calibration: Calibration) -> None:
 
 
 def _as_yaml(calibration: Calibration) -> str:
-    """Return a file of the `hardware` group, with numbers of four digits, more than the runs determine."""
+    """Return the text of a `hardware` file. Numbers have four significant digits, more than the measured runs determine."""
     import yaml
 
     def rounded(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`meshrunner plan`: predict whether a run fits and how fast it is; with -m, each run of a grid. Starts nothing, needs no GPU."""
+"""`meshrunner plan`: predict the memory and speed of a run or, with -m, of each run of a grid, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered
 
 
-@garbage_collection_disabled()  # imports are a fifth faster, and create little garbage
+@garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def plan(arguments: list[str]) -> int:
-    """Predict one run or rank a grid; raise ConfigError as `run` does."""
+    """Predict one run or rank the runs of a grid; raise ConfigError for a wrong configuration."""
     if {"-m", "--multirun"} & set(arguments):
-        warm()  # first: the forkserver imports torch while Hydra composes here
+        warm()  # start early: the forkserver imports torch while Hydra composes here
     options, overrides = split("plan", arguments)
     composer = Composer(parse("plan", overrides))
     if answered(composer):
@@ -70,7 +70,7 @@ def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:
-    """Print the findings of a search, the verdict, and the figures behind it."""
+    """Print the findings of a search, the verdict, and the predicted figures."""
     screen = console()
     for finding in findings:
         screen.print(finding, soft_wrap=False)
@@ -83,7 +83,7 @@ def _show(forecast: Forecast, findings: Sequence[str]) -> None:
 
 
 def _searched(search: LargestThatFits) -> list[str]:
-    """Return a sentence on the result of --max."""
+    """Return the result of --max as a list of one sentence, or an empty list if the search tried no value."""
     key, value = search.key, search.value
     if value:
         return [f"{key}={value} {'fits; the search stops there' if value == MOST else 'is the largest that fits'}"]

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 WHOLE_GRADIENTS = "whole gradients between micro batches"
 
 
-@garbage_collection_disabled()  # imports are a fifth faster, and create little garbage
+@garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def show(arguments: list[str]) -> int:
-    """Explain one run; raise ConfigError as `run` does."""
+    """Print the facts of one run; raise ConfigError for a wrong configuration."""
     options, overrides = split("show", arguments)
     composer = Composer(parse("show", overrides))
     if answered(composer):
@@ -104,7 +104,7 @@ def _mesh(dims: dict[str, int]) -> str:
 
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
-    """Return the bytes of tokens that a device exchanges with experts in a step, including tokens that stay on it."""
+    """Return the bytes of tokens that a device exchanges with experts in a step, including tokens that stay on the device."""
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
@@ -116,7 +116,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
 def _memory(
     experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: ExpectedDevices
 ) -> Table:
-    """Return the bytes that a device holds from step to step, and their share of its memory."""
+    """Return a table of the bytes that a device holds from step to step, and their share of the device memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
@@ -142,7 +142,7 @@ def _memory(
 def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
-    """Return the units with their own parameters (without those of inner units) and a device's traffic in a step."""
+    """Return a table of the units: parameters outside of inner units, and a device's traffic in a step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -162,7 +162,7 @@ def _plan(
     table.add_column("wrap plan", overflow="fold")
     for title in ("parameters", "in fp32", "after forward", "gathers", "reduces"):
         table.add_column(title, justify="right", no_wrap=title != "after forward")
-    for cells, alike in groupby(plan, key=rows.__getitem__):  # equal neighbours share a row
+    for cells, alike in groupby(plan, key=rows.__getitem__):  # adjacent units with equal cells share a row
         names = [name or "root" for name in alike]
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
     table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
@@ -172,7 +172,7 @@ def _plan(
 def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
-    """Yield the peak bytes of a device's communication buffers, for each way to allocate them."""
+    """Yield lines with the peak bytes of a device's communication buffers under each allocation method."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
@@ -186,7 +186,7 @@ def _buffers(
 
 
 def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network) -> str:
-    """Return which blocks are recomputed and what each of them keeps of a micro batch."""
+    """Return a text with the number of recomputed blocks and the bytes that each recomputed block keeps of a micro batch."""
     option, blocks = experiment.activation_checkpoint, len(network.block_names())
     recomputed = sum(map(option.recomputes, range(blocks)))
     title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"

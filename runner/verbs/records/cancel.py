@@ -28,7 +28,7 @@ from meshrunner.runner.slurm.submit import counted, job_id
 
 
 def cancel(arguments: list[str]) -> int:
-    """Stop the runs of a directory; return 1 if some could not be examined."""
+    """Stop the runs of a directory; return 1 if some runs could not be examined."""
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
@@ -47,7 +47,7 @@ def cancel(arguments: list[str]) -> int:
 
 
 def _interrupt(run_dir: Path) -> bool:
-    """Interrupt the process that executes a run on this machine outside SLURM; return whether there is one."""
+    """Interrupt the process that executes a run on this machine outside SLURM; return whether such a process exists."""
     status = read_status(run_dir)
     owner = status.owner
     if owner is None or not owner.pid or owner.slurm_job_id or owner.host != socket.gethostname():
@@ -59,7 +59,7 @@ def _interrupt(run_dir: Path) -> bool:
 
 
 def _stop_jobs(run_dirs: Sequence[Path]) -> int:
-    """Cancel the running and waiting jobs of some runs; return their number."""
+    """Cancel the running and waiting jobs of some runs; return the number of jobs."""
     numbers = {run_dir: number for run_dir in run_dirs if (number := job_id(run_dir))}
     known = jobs(numbers.values())
     active = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].active}

@@ -1,4 +1,4 @@
-"""`meshrunner compare`: print the table of some runs, also as Markdown, JSON or CSV, or write a page."""
+"""`meshrunner compare`: print a comparison of runs as a table, Markdown, JSON or CSV, and optionally write a page."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
 
 WPS = figure_of("perf/wps")
 DEPTH = 8
-"""Levels of directories that are searched."""
+"""Number of directory levels to search."""
 LATEST = 2.0**32
-"""Unix time to which later ones, of damaged runs, are reduced."""
+"""Latest Unix time to show, because damaged runs may hold impossible times."""
 WIDEST_WHAT = 72
-"""Characters of a description on a terminal."""
+"""Maximum characters of a description on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Entry:
 
     path: Path
     began: datetime
-    """Time at which its first run began, or at which it was written if none did."""
+    """Time at which the first run began or, if no run has begun, at which the directory was written."""
     states: Counter[str]
     """State -> number of runs."""
     wps: float | None
@@ -63,7 +63,7 @@ class Entry:
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """Keys and groups -> their values in any of the runs, from the config.yaml of the first run and the sweep's overrides."""
+        """Key or group -> its values in the runs, from the config.yaml of the first run and the overrides of the sweep."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
@@ -102,7 +102,7 @@ def ls(arguments: list[str]) -> int:
 
 
 def _found(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the runs and sweeps at or below a directory, but none inside a run or sweep, and none that cannot be read."""
+    """Yield the readable runs and sweeps at or below a directory. Do not search inside a run or sweep."""
     with suppress(OSError):
         if is_sweep(folder) or is_run(folder):
             yield folder
@@ -133,7 +133,7 @@ def _read(path: Path) -> Entry:
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
-    """Return what conditions can name. Settings are read only if a condition names one."""
+    """Return the fields that conditions can name. Read settings only if a condition names a setting."""
     found = {
         "state": Field([list(entry.states) for entry in entries], open=True),
         "wps": Field([[entry.wps] for entry in entries], open=True),
@@ -159,7 +159,7 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def _print(entries: Sequence[Entry]) -> None:
-    """Print a row for each run or sweep. On a terminal its path is below its description, folded if it is too long."""
+    """Print a row for each run or sweep. On a terminal, print the path below the description and fold long cells."""
     titles = ("began", "what", "state", "best WPS", "path")
     rows = [
         [f"{each.began:%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]

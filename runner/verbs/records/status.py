@@ -18,7 +18,7 @@ from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
 
 LISTED = 8
-"""Runs that are named if several have the same reason."""
+"""Maximum number of runs to name if several runs have the same reason."""
 UNREADABLE = ("damaged", "missing")
 """States in which a run has no figures."""
 
@@ -49,7 +49,7 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """Print a line for each run and, below the table, reasons and SLURM's states, once for all runs that share them."""
+    """Print a table with a row per run. Below the table, print each reason and SLURM state once, with its runs."""
     screen, folders = console(), {run.path.parent for run in runs}
     labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}  # the settings that vary in one sweep
     rows = []
@@ -71,7 +71,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _progress(run: Run) -> list[str]:
-    """Return steps done, memory and time left, from the summary if the run has ended, else from its events."""
+    """Return steps done, memory and time left, from the summary if the run has ended, else from the event log."""
     if run.state in UNREADABLE:
         return [UNKNOWN] * (len(PROGRESS) - 2)
     done = run.summary.steps
@@ -83,7 +83,7 @@ def _progress(run: Run) -> list[str]:
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return `JOB_ID: STATE` for each run that was submitted to SLURM; {} if none was."""
+    """Return `JOB_ID: STATE` for each run that was submitted to SLURM, or {} if no run was submitted."""
     submitted = [run.path for run in runs if (run.path / SLURM_JOB).is_file()]
     if not submitted:
         return {}

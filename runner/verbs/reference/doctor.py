@@ -17,14 +17,14 @@ from meshrunner.runner.console import console, table_of
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print what runs depend on; raise ConfigError for any argument."""
+    """Print the software and hardware that runs depend on; raise ConfigError for any argument."""
     parse("doctor", arguments)
     console().print(table_of(findings(), ("", "found", "what that means")))
     return 0
 
 
 def findings() -> Iterator[tuple[str, str, str]]:
-    """Yield everything that a run depends on: subject, finding, and why it matters (empty if nothing is missing)."""
+    """Yield (subject, finding, reason) for everything that a run depends on. The reason is empty if nothing is missing."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""`meshrunner help TERM`: explain a key, group or option, including Hydra's. The command line itself answers `help VERB`."""
+"""`meshrunner help TERM`: explain a key (also of Hydra), group or option. The command line itself answers `help VERB`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABOUT = {
     shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. Yours: --config-dir.",
     shipped.LAUNCHER: "Executes the runs; `meshrunner submit` takes slurm.",
 }
-"""Group -> its explanation, for the groups that are no part of an Experiment."""
+"""Group that is not part of an Experiment -> its explanation."""
 DEFAULTS = (
     "Options and files that a YAML file builds on (Hydra's defaults list). _self_ is the place of the file's own keys."
 )
@@ -43,11 +43,11 @@ HYDRA = {
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
     "hydra": "Hydra's settings: those that are useful here, and what replaces the others.",
 }
-"""Keys of Hydra's that have an effect here. They are no fields of an Experiment, so their texts stand here."""
+"""Hydra key that has an effect here -> its explanation, because no field of an Experiment documents the key."""
 
 
 def help(arguments: list[str]) -> int:
-    """Explain a term; raise ConfigError with the nearest name for an unknown one."""
+    """Explain a term; raise ConfigError with the nearest known name if the term is unknown."""
     given = parse("help", arguments)
     with shipped.also_in(given.config_dir):
         say(explanation(given.term))
@@ -55,10 +55,10 @@ def help(arguments: list[str]) -> int:
 
 
 def explanation(term: str) -> str:
-    """Explain a key, group or option; raise ConfigError with the nearest name for an unknown one."""
+    """Explain a key, group or option; raise ConfigError with the nearest known name if the term is unknown."""
     name, _, option = term.lstrip("+~").partition("=")
     group = shipped.LAUNCHER if name == "hydra.launcher" else name
-    if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # the path of the file
+    if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # GROUP/OPTION, a file's path
         group, _, option = group.rpartition("/")
     keys = [*every_key()]
     if group in shipped.groups():
@@ -109,7 +109,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
 
 
 def _explain_hydra(name: str) -> str:
-    """Return the meaning of a key of Hydra's, or what replaces it; an empty string for any other name."""
+    """Return the meaning of a Hydra key or the setting that replaces it; return an empty string for any other name."""
     if name == "defaults" or name.endswith(".defaults"):
         return f"{name}\n{paragraph(DEFAULTS)}"
     full = next((key for key in (*HYDRA, *REFUSED, *SILENT) if key.endswith(f".{name}")), name)
@@ -119,7 +119,7 @@ def _explain_hydra(name: str) -> str:
     below = [(key, text) for key, text in known.items() if key.startswith(f"{full}.")]
     if full == "hydra" or (below and full not in known):  # hydra.run
         return f"{full}\n{paragraph(known.get(full, 'Settings of Hydra.'))}\n\n{in_two_columns(below)}"
-    # The explanation of a mapping covers what is below it: hydra.sweeper.params.seed.
+    # The explanation of a mapping covers the keys below it, such as hydra.sweeper.params.seed.
     nearest = max((key for key in known if f"{full}.".startswith(f"{key}.") and key != "hydra"), key=len, default="")
     if not nearest:
         return ""

@@ -1,4 +1,4 @@
-"""Hydra's flags that ask for information (--help, --cfg, --info) in place of what the verb does."""
+"""Answer Hydra's flags that ask for information (--help, --cfg, --info) instead of executing the verb."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LISTED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra.sweeper.param
 
 
 def answered(composer: Composer) -> bool:
-    """Answer a query; return False if the command line has none. --help explains every key, with its value."""
+    """Answer a flag that asks for information; return False if none was given. --help explains every key and its value."""
     helped = composer.helped()
     if helped is None:
         return composer.answer_query()
