@@ -113,7 +113,7 @@ class Comparison:
         return [run for row in self.rows for run in row.runs]
 
     def name(self, row: Row) -> str:
-        """Return the name of a row for a sentence: its varying keys, or its directory if nothing varies."""
+        """Return the name of a row for a sentence: the row's varying values, or its directory if nothing varies."""
         return row_name(row.values, self.keys) or row.runs[0].path.name
 
 
@@ -132,7 +132,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     names, chosen = list(keys.names), None
     if baseline is not None:
         chosen = _parsed(baseline, names, rows)
-        names.sort(key=chosen[0].__eq__)  # last, so that rows that are compared are next to each other
+        names.sort(key=chosen[0].__eq__)  # sort by the baseline's key last, so that compared rows are adjacent
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
@@ -174,7 +174,7 @@ def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
     except ValueError:
         given = value
     for name, raw in known.items():
-        if name == value or same_value(raw, given):  # 1e-3 is 0.001
+        if name == value or same_value(raw, given):  # for example, 1e-3 equals 0.001
             return key, name
     raise ConfigError(f"--baseline: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
 

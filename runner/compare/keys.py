@@ -23,7 +23,7 @@ def _text_hash(run: Run) -> str | None:
     data = run.summary.data or {}
     if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
-    import hashlib  # imported here because `status` uses this module and starts faster without it
+    import hashlib  # imported here because `status` starts faster without hashlib
 
     return hashlib.blake2b(f"{data['tokenizer_hash']} {data['beginning_hash']}".encode(), digest_size=4).hexdigest()
 
@@ -103,7 +103,7 @@ class Keys:
         self.names = [*shown, *self._facts]
 
     def of(self, run: Run) -> dict[str, Any]:
-        """Return the values of the varying keys that a run has."""
+        """Return the varying keys of a run and their values."""
         added: dict[str, Any] = {group: _option(run, group) for group in self._groups}
         added |= {fact: of(run) for fact, of in self._facts.items()}
         found = self._flat[run.path] | {name: value for name, value in added.items() if value is not None}

@@ -27,7 +27,7 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
     share_a, share_b = variance(a) / len(a), variance(b) / len(b)
     if share_a + share_b <= 0:
         return 1.0 if difference == 0 else 0.0
-    from scipy.special import stdtr  # importing it takes longer than most tables; scipy.stats takes four times as long
+    from scipy.special import stdtr  # a slow import, but importing scipy.stats takes four times as long
 
     t = difference / math.sqrt(share_a + share_b)
     freedom = (share_a + share_b) ** 2 / (share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1))  # Welch-Satterthwaite

@@ -1,4 +1,4 @@
-"""Read finished and unfinished runs from disk, whatever condition their files are in."""
+"""Read finished and unfinished runs from disk, even if their files are damaged."""
 
 from __future__ import annotations
 

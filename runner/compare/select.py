@@ -182,7 +182,7 @@ def _fields(comparison: Comparison) -> dict[str, Field]:
     for figure in FIGURES:
         for key in figure.summary_keys if figure.over_repeats else ():
             better = "high" if higher_is_better(key) else "low"
-            # Only completed rows: the speed of a crashed run is not comparable.
+            # Rows without a completed run have no figures here: the speed of a crashed run is not comparable.
             values = [[row.figures.get(key) if row.completed else None] for row in rows]
             for name in (figure.key, key):
                 found.setdefault(name, Field(values, open=True, better=better))

@@ -1,4 +1,4 @@
-"""Read the files of a run directory, whatever condition they are in."""
+"""Read the files of a run directory, even if some are damaged."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ READERS: dict[str, Callable[[Path], object]] = {
     files.CONFIG: lambda path: load_config(path.parent),
     files.OVERRIDES: lambda path: load_overrides(path.parent),
 }
-"""File -> a function that reads it, or raises ValueError or OSError if it is damaged."""
+"""File -> function that reads the file, or raises ValueError or OSError if the file is damaged."""
 RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
-"""The files that are read for each of a thousand runs; YAML takes longer than all of them."""
+"""The JSON files. A command that lists a thousand runs does not read YAML, which takes longer than all JSON files together."""
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
     """
-    Return why the first damaged file of a run directory cannot be read ("" if none is damaged), and the records by class.
+    Return the reason why the first damaged file cannot be read ("" if no file is damaged), and the records by class.
 
-    Only the named files are read, by default all but the YAML. A missing file is no damage.
+    Only the named files of the run directory are read, by default all files but the YAML. A missing file is no damage.
     """
     found: dict[type[Any], Any] = {}
     damage = ""
     try:
-        present = set(os.listdir(run_dir))  # noqa: PTH208 names, for a thousand runs
+        present = set(os.listdir(run_dir))  # noqa: PTH208 names are faster than paths for a thousand runs
     except OSError as error:
         return records.unreadable(run_dir.name, error), found
     for name in names:
@@ -57,5 +57,5 @@ def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[ty
 
 
 def find_damage(run_dir: Path, names: Iterable[str] = READERS) -> str:
-    """Return why the first damaged file of a run directory cannot be read; "" if none is damaged."""
+    """Return the reason why the first damaged file of a run directory cannot be read; "" if no file is damaged."""
     return inspect(run_dir, names)[0]

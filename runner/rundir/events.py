@@ -1,4 +1,4 @@
-"""Reading `events.jsonl`: one JSON object per step, appended while a run trains."""
+"""Read `events.jsonl`. A run appends one JSON object per step while it trains."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
 TYPICAL_ROW = 1 << 10
-"""Bytes to read for each row that is wanted; rows are half as long."""
+"""Bytes to read from the end of the file for each requested row. A typical row is half as long."""
 
 
 class StepRow(dict[str, float | None]):
     """
-    A row of events.jsonl: key -> figure, None if it is not known.
+    A row of events.jsonl: key -> figure, None if the figure is not known.
 
-    Checked by hand: pydantic would take longer than reading the JSON, and a run may have a million rows.
+    Rows are not validated by pydantic, because a run may have a million rows and pydantic would take longer than parsing them.
     """
 
     @property
@@ -36,7 +36,7 @@ class StepRow(dict[str, float | None]):
 
 
 class Tail:
-    """A reader of appended rows. A half-written last line is kept until it is complete; a damaged one is skipped."""
+    """A reader of appended rows. A half-written last line is kept until the line is complete. A damaged line is skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Tail:
         self._rest = b""
 
     def read(self) -> list[StepRow]:
-        """Return the rows completed since the last call, oldest first; [] if there is no file, or something else in its place."""
+        """Return the rows completed since the last call, oldest first; [] if the path does not exist or is not a regular file."""
         rows: list[StepRow] = []
         try:
             with open_regular(self.path) as file:
@@ -59,7 +59,7 @@ class Tail:
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
-    """Yield the rows that some lines hold; damaged lines are left out."""
+    """Yield the row of each line, except damaged lines."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -68,12 +68,12 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
         if isinstance(row, dict) and is_count(row.get("step")) and is_count(row.get("attempt", 1)):
             for key, value in row.items():
                 if type(value) is not float and value is not None and type(value) is not bool and not is_count(value):
-                    row[key] = None  # every figure is a number
+                    row[key] = None  # a value that is not a number is not a figure
             yield StepRow(row)
 
 
 def last_rows(run_dir: Path, count: int) -> list[StepRow]:
-    """Return the newest rows of a run, at most `count`, without reading those before them; [] if there are none."""
+    """Return the newest rows of a run, at most `count`, without reading the whole file; [] if no row is recorded."""
     path = run_dir / EVENTS
     try:
         with open_regular(path) as file:
@@ -82,14 +82,14 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
             lines = file.read().split(b"\n")
     except (OSError, ValueError):
         return []
-    return list(_parsed(lines[1:-1] if begin else lines[:-1]))[-count:]  # the first may be half a line
+    return list(_parsed(lines[1:-1] if begin else lines[:-1]))[-count:]  # the first line may be incomplete
 
 
 def read_events(run_dir: Path) -> list[StepRow]:
     """
-    Return one row per step, in order.
+    Return one row per step of a run, in order.
 
-    A resumed run repeats the steps after its checkpoint. Its rows replace all earlier rows of the same and later steps.
+    A resumed run repeats the steps after its checkpoint. A repeated row replaces all earlier rows of the same and later steps.
     """
     rows: list[StepRow] = []
     for row in Tail(run_dir / EVENTS).read():

@@ -1,4 +1,4 @@
-"""The names of the files in run and sweep directories, which no other room contains.
+"""The names of the files in run and sweep directories. No other room contains these names.
 
 JSON files are replaced atomically; `events.jsonl` is append-only. Tab completion imports this module, so it imports no pydantic.
 """
@@ -13,26 +13,26 @@ from typing import Any
 from meshrunner.recipes.storage import read_regular, replace_file
 
 CONFIG = "config.yaml"
-"""The resolved configuration, enough to run again. A folder that holds one is a run directory."""
+"""The resolved configuration, sufficient to repeat the run. A folder that contains this file is a run directory."""
 OVERRIDES = "overrides.yaml"
-"""The overrides that the user typed (`task`) and the option chosen of each group (`choices`)."""
+"""The overrides that the user typed (`task`) and the chosen option of each group (`choices`)."""
 STATUS = "status.json"
 STATUS_LOCK = ".status.lock"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 LAYOUTS = "layouts.json"
-"""The settings that figures depend on, each with the first attempt that had them."""
+"""The layouts of a run: the settings that affect figures, and the first attempt with these settings."""
 PLAN = "plan.json"
 """The prediction made before the run began, as `meshrunner plan --json` prints it."""
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""The progress of a tracker; `tracking` returns the names for several."""
+"""The progress of a tracker. If a run has several trackers, `tracking` returns the name for each tracker."""
 LOGS = "logs"
 DATA_LOG = f"{LOGS}/data.log"
 LAUNCHER_LOG = f"{LOGS}/launcher.log"
-"""Output of a run's launcher, if several runs of a sweep are executed in parallel."""
+"""Output of a run's launcher if several runs of a sweep are executed in parallel."""
 TRACES = "trace"
 TRACE_TABLE = f"{TRACES}/table.json"
 """Shares of compute, exposed communication and idle time for each profiled rank."""
@@ -42,21 +42,21 @@ HPARAMS = f"{TENSORBOARD}/hparams"
 WANDB = "wandb"
 """Folder that the wandb library creates."""
 STOP_REQUEST = "preempt"
-"""Contains the id of the job start that was requested to stop, `12.0`. slurm/run.sbatch writes it."""
+"""The id of the job start that was requested to stop, `12.0`. slurm/run.sbatch writes this file."""
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
 """Settings of the last submission of a run or sweep directory."""
 SLURM_OUTPUT = "slurm-%j.out"
-"""Output of a job, in `logs`; SLURM replaces %j with the job's number."""
+"""Output of a job, in `logs`. SLURM replaces %j with the job's number."""
 SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
-"""Output of a task of a sweep's array; SLURM replaces %A and %a with the numbers of array and task."""
+"""Output of a task of a sweep's array. SLURM replaces %A with the array's number and %a with the task's number."""
 SWEEP = "sweep.json"
-"""The runs of a sweep. A folder that holds one is a sweep directory."""
+"""The runs of a sweep. A folder that contains this file is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
-"""The run directories of a sweep, one per line, in the order of sweep.json: task N of a SLURM array runs line N."""
+"""The run directories of a sweep, one per line, in the order of sweep.json. Task N of a SLURM array runs line N."""
 MULTIRUN = "multirun.yaml"
-"""Written by Hydra's sweeper before any run exists."""
+"""The configuration of a sweep, which Hydra's sweeper writes before any run exists."""
 REPORT = "report.html"
 """The report page, written at the end of a sweep."""
 RECORD_BYTES = 32 << 20
@@ -74,12 +74,12 @@ def is_sweep(folder: Path) -> bool:
 
 
 def tracking(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's record; `member`: its name if there are several."""
+    """Return the path of a tracker's record; `member`: the tracker's name if the run has several trackers."""
     return folder / (f"tracker-{member}.json" if member else TRACKING)
 
 
 def tracker_log(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's output; `member`: its name if there are several."""
+    """Return the path of a tracker's output; `member`: the tracker's name if the run has several trackers."""
     return folder / LOGS / (f"tracker-{member}.log" if member else "tracker.log")
 
 
@@ -94,7 +94,7 @@ def rank_error(run_dir: Path, rank: int) -> Path:
 
 
 def node_file(run_dir: Path, node: int) -> Path:
-    """Return the path of the record of one of several nodes."""
+    """Return the path of a node's record. A run on a single node has no such record."""
     return run_dir / LOGS / f"node{node}.json"
 
 
@@ -109,7 +109,7 @@ def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
 
 
 def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """Return the path of the script that is submitted; `number`: of one of several arrays of a sweep."""
+    """Return the path of the submitted script; `number`: the number of the array if a sweep is split into several arrays."""
     return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 
@@ -119,7 +119,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if there is none or it is damaged. Raises OSError if it may not be read."""
+    """Return the object in a JSON file; {} if the file is missing or damaged. Raise OSError if reading is not permitted."""
     try:
         value = json.loads(read_regular(path, RECORD_BYTES))
     except (FileNotFoundError, ValueError, RecursionError):

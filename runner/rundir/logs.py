@@ -16,9 +16,9 @@ CURRENT = "Current thread"
 FATAL = "Fatal Python error"
 """First words that faulthandler writes when a process crashes."""
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
-"""The message of an uncaught C++ exception, as the C++ runtime writes it, without the group and rank that torch adds."""
+"""Line of an uncaught C++ exception, as the C++ runtime writes it. Group 1 is the message without torch's group and rank."""
 STACK_LINES = 200
-"""Maximum lines from a stack to the end of the log. The process outlived a stack that is further up."""
+"""Maximum lines from the last stack to the end of the log. If more lines follow the stack, the process survived."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -31,14 +31,14 @@ def _tail(log: Path) -> list[str]:
 
 
 def last_stack(log: Path) -> str:
-    """Return the last stack that faulthandler wrote for a hung or crashed process; "" if there is none."""
+    """Return the last stack that faulthandler wrote for a hung or crashed process; "" if the log has no stack."""
     lines = _tail(log)
     starts = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]
     return "\n".join(lines[starts[-1] :]) if starts else ""
 
 
 def last_exception(log: Path) -> str:
-    """Return the message of the C++ exception that aborted the process; "" if none did."""
+    """Return the message of the C++ exception that aborted the process; "" if no exception did."""
     lines = _tail(log)
     found = [i for i, line in enumerate(lines) if TERMINATED.match(line)]
     # Attempts append to one log. If two crashes follow the message, an earlier attempt wrote it.
@@ -53,7 +53,7 @@ def last_exception(log: Path) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the lines of a log to show to a user: the beginning of the final stack, else the last lines. Long lines are cut."""
+    """Return the lines of a log to show to a user: the beginning of a final stack, or else the last lines. Cut long lines."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

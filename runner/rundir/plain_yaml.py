@@ -1,4 +1,4 @@
-"""Read YAML with libyaml, which is ten times faster than the parser in Python."""
+"""Read YAML with libyaml, because it is ten times faster than the parser in Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A safe loader that reads 1e-3 as a number, like OmegaConf's."""
+    """A safe loader that reads 1e-3 as a number, as OmegaConf does."""
 
 
 YamlLoader.add_implicit_resolver(
@@ -18,8 +18,8 @@ YamlLoader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text. Raises ValueError that says what is wrong with it."""
+    """Return the value of a YAML text; raise ValueError with the parser's message if the text is malformed."""
     try:
         return yaml.load(text, YamlLoader)
-    except Exception as error:  # also what int() and datetime() raise for a malformed value
+    except Exception as error:  # int() and datetime() raise other errors for malformed values
         raise ValueError(" ".join(str(error).split())) from None

@@ -20,37 +20,37 @@ from meshrunner.runner.rundir.files import RECORD_BYTES, write_json
 T = TypeVar("T")
 
 Text = InstanceOf[str]
-"""A string. Unlike pydantic's own it may hold bytes of a file name that is not UTF-8, as Python keeps them."""
+"""A string. Unlike pydantic's type, it accepts file names that are not UTF-8 (surrogate escapes)."""
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
-"""A step, an attempt, a process id."""
+"""A whole number of at least 0, such as a step, an attempt or a process id."""
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Measured = Annotated[Annotated[float, Field(strict=True)] | None, AfterValidator(number)]
-"""A figure; None if it is not known or not finite."""
+"""A figure; None if the figure is not known or not finite."""
 
 
 def null_as(default: T) -> BeforeValidator:
-    """Return a validator that reads null as `default`."""
+    """Return a validator that replaces null with `default`."""
     return BeforeValidator(lambda value: default if value is None else value)
 
 
 def under(key: str) -> Any:
-    """Return a field that is null by default and has the name `key` in the file, which no attribute can have."""
+    """Return a field that is null by default and named `key` in the file; `key` may be no valid attribute name."""
     return Field(None, validation_alias=key, serialization_alias=key)
 
 
 def unreadable(name: str | Path, error: Exception) -> str:
-    """Return a clause for an error that reading a file raised."""
+    """Return a clause that says why reading a file raised an error."""
     return f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 class JsonFile(BaseModel):
-    """A JSON file, or an object in one. Keys that this version does not know are kept."""
+    """A JSON file, or an object in a JSON file. Keys that this version does not know are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file; without one, return an empty record. Raises OSError, and ValueError that says how the file is damaged."""
+        """Read a file; return an empty record if the file is missing. Raise OSError, or ValueError that describes the damage."""
         try:
             content = read_regular(path, RECORD_BYTES)
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class JsonFile(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file; return an empty record if there is none or it is damaged. Raises OSError if it may not be read."""
+        """Read a file; return an empty record if the file is missing or damaged. Raise OSError if reading is not permitted."""
         try:
             return cls.load(path)
         except ValueError:
@@ -74,7 +74,7 @@ class JsonFile(BaseModel):
 
     @classmethod
     def peek(cls, path: Path) -> Self:
-        """Read a file to show it; return an empty record if that is not possible."""
+        """Read a file; return an empty record if the file is missing, damaged or unreadable."""
         try:
             return cls.load(path)
         except (OSError, ValueError):
@@ -85,53 +85,53 @@ class JsonFile(BaseModel):
         write_json(path, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of the file: only the keys that were given."""
+        """Return the content of the file, without the keys that were never set."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
     def __bool__(self) -> bool:
-        """Whether any key was given."""
+        """Whether any key was set: an empty record is false."""
         return bool(self.model_fields_set)
 
     def __or__(self, changes: Self | Mapping[str, Any]) -> Self:
-        """Return this record with the keys of another one, or of a mapping, replaced and added."""
+        """Return a copy of this record, updated with the keys of another record or of a mapping."""
         given = changes.as_json() if isinstance(changes, JsonFile) else changes
         return self.model_validate(self.as_json() | dict(given))
 
 
 class Environment(JsonFile):
-    """The content of `environment.json`: versions, devices and variables of a run, and the values that `auto` became."""
+    """The content of `environment.json`: versions, devices and variables of a run, and the values chosen for `auto`."""
 
     host: Text | None = None
     command: list[Text] = []
     python: Text | None = None
     system: Text | None = None
     packages: dict[str, Text | None] = {}
-    """Package -> version; null if it is not installed."""
+    """Package -> version; null if the package is not installed."""
     git_commit: Text | None = None
     device_type: Text | None = None
     workers: Count | None = None
-    """Workers on a node."""
+    """Number of workers on a node."""
     threads: Count | None = None
-    """Threads of a worker."""
+    """Number of threads of a worker."""
     launch_env: Annotated[dict[Text, Any], null_as({})] = Field(
         {}, validation_alias="launch.env", serialization_alias="launch.env"
     )
     environment: dict[Text, Any] = {}
     """Environment variables that may affect measurements."""
     resolved: dict[str, Any] = {}
-    """Key of the configuration -> the value that its `auto` or null became."""
+    """Key of the configuration -> value that was chosen for its `auto` or null."""
     cpus: list[Text] = []
     """CPUs that each worker may run on, in the order of ranks."""
 
     @property
     def precision(self) -> str | None:
-        """The kind that `precision=auto` became."""
+        """The kind that was chosen for `precision=auto`; None if it is not recorded."""
         kind = self.resolved.get("precision.kind")
         return str(kind) if kind else None
 
 
 class PlanRecord(JsonFile):
-    """The content of `plan.json`: what was predicted before the run began, as `meshrunner plan --json` prints it."""
+    """The content of `plan.json`: the prediction made before the run began, as `meshrunner plan --json` prints it."""
 
     verdict: Text | None = None
     reason: Text | None = None
@@ -146,12 +146,12 @@ class RankError(JsonFile):
     """Whether an allocator ran out of memory."""
     message: Text = ""
     plain: bool = False
-    """Whether the message is written for the user, who needs no traceback."""
+    """Whether the message is written for users and is shown without a traceback."""
     traceback: Text | None = None
 
 
 class Failure(RankError):
-    """The content of `error.json`: how the rank that failed first ended, and its error if it wrote one."""
+    """The content of `error.json`: exit code of the rank that failed first, and the rank's error if the rank wrote an error."""
 
     exit_code: int | None = None
     state: Text | None = None
@@ -159,10 +159,10 @@ class Failure(RankError):
 
 
 class Tracking(JsonFile):
-    """The content of `tracker.json`: how far a tracker is."""
+    """The content of `tracker.json`: the progress of a tracker."""
 
     run_id: Annotated[str, Field(pattern="^[0-9A-Za-z]{1,64}$")] | None = None
-    """The same for all attempts. Several trackers of one run share it; it becomes part of paths."""
+    """Id that all attempts and all trackers of a run share. Paths contain the id."""
     phase: Text | None = None
     """`starting`, `opening`, `following`, `finishing` or `finished`."""
     warning: Text | None = None
@@ -173,9 +173,9 @@ class Submission(JsonFile):
     """The content of `slurm.json`: the newest SLURM job of a run."""
 
     job_id: Annotated[str, Field(pattern="^[0-9]{1,18}(_[0-9]{1,18})?$", coerce_numbers_to_str=True)] | None = None
-    """`12`, or `12_3` for a task of an array."""
+    """Id of the job: `12`, or `12_3` for a task of an array."""
     submitted: Number | None = None
-    """Unix time."""
+    """Unix time of the submission."""
     script: Text | None = None
 
 
@@ -204,7 +204,7 @@ class NodeOutcome(JsonFile):
     rank: Count | None = None
     exit_code: int | None = None
     collateral: bool = False
-    """Whether this failure may be the consequence of another rank's."""
+    """Whether this failure may be the consequence of another rank's failure."""
     time: Number
 
 
@@ -212,7 +212,7 @@ class NodeRecord(JsonFile):
     """The content of `logs/node<N>.json`: the heartbeat of one of several nodes, and the outcome of its workers."""
 
     rendezvous: Text | None = None
-    """The start of the job that wrote it: a requeued job finds the files of its earlier starts."""
+    """Start of the job that wrote this file. A requeued job ignores files that its earlier starts wrote."""
     host: Text | None = None
     pid: Count | None = None
     beat: Count = 0

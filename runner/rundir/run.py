@@ -16,8 +16,10 @@ from meshrunner.runner.rundir.states import Status, is_count
 def place_run(
     config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a new run directory in state `pending`; raise ConfigError if it already holds a run or cannot be written."""
-    from omegaconf import OmegaConf  # imported here because workers import this module and start faster without it
+    """Write a run directory in state `pending`; raise ConfigError if `run_dir` holds a run already or cannot be written."""
+    from omegaconf import (
+        OmegaConf,
+    )  # imported here because workers import this module and start faster without OmegaConf
 
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -31,14 +33,14 @@ def place_run(
         Status(state="pending", reason="", attempt=0).write(run_dir / STATUS)
         if plan:
             PlanRecord.model_validate(plan).write(run_dir / PLAN)
-        # Last: config.yaml makes this a run directory.
+        # Write config.yaml last, because this file makes the folder a run directory.
         (run_dir / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     except OSError as error:
         raise ConfigError(f"cannot write the run directory {run_dir}: {error.strerror}") from None
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """Return the configuration in a run directory; raise ConfigError if there is none or it is not a YAML mapping."""
+    """Return the configuration in a run directory; raise ConfigError if config.yaml is missing or not a YAML mapping."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -54,7 +56,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises OSError, and ValueError that says how it is damaged."""
+    """Return the mapping in a YAML file; raise OSError, or ValueError that says how the file is damaged."""
     from meshrunner.runner.rundir.plain_yaml import parse_yaml
 
     value = parse_yaml(read_regular(path, RECORD_BYTES).decode())
@@ -64,20 +66,20 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """Return the unresolved content of config.yaml. Raises OSError, or ValueError that says how the file is damaged."""
+    """Return the unresolved content of config.yaml; raise OSError, or ValueError that says how the file is damaged."""
     config = _load_yaml(run_dir / CONFIG)
-    if not is_count(config.get("steps")):  # the file was truncated, or is not ours
+    if not is_count(config.get("steps")):  # the file was truncated, or another program wrote it
         raise ValueError("it has no number of steps")
     return config
 
 
 def key_of(override: str) -> str:
-    """Return the key of an override: `a.b` of `+a.b=1` and `~a.b`."""
+    """Return the key of an override: `a.b` for `+a.b=1` and for `~a.b`."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
-    """Return the chosen options by group, with `precision=auto` replaced by the precision that the run resolved it to."""
+    """Return the chosen options by group. `precision=auto` is replaced by the precision that the run chose."""
     known = environment.precision
     return {**choices, "precision": known} if known and choices.get("precision") == "auto" else {**choices}
 
@@ -86,13 +88,13 @@ class Overrides(NamedTuple):
     """The content of overrides.yaml."""
 
     choices: dict[str, str] = {}
-    """Group -> name of the chosen option, without empty groups."""
+    """Group -> name of the chosen option. Groups without a chosen option are omitted."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
 
 
 def load_overrides(run_dir: Path) -> Overrides:
-    """Return the overrides of a run, empty if there is no file. Raises OSError, or ValueError that says how it is damaged."""
+    """Return the overrides of a run, empty if overrides.yaml is missing; raise OSError, or ValueError if the file is damaged."""
     try:
         found = _load_yaml(run_dir / OVERRIDES)
     except FileNotFoundError:
@@ -106,7 +108,7 @@ def load_overrides(run_dir: Path) -> Overrides:
 
 
 def read_overrides(run_dir: Path) -> Overrides:
-    """Return the overrides of a run; empty if the file is missing or damaged."""
+    """Return the overrides of a run, empty if overrides.yaml is missing or damaged."""
     try:
         return load_overrides(run_dir)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """
-The state of a run and its owner, the one process that executes it, as recorded in `status.json`.
+Read and update `status.json`, the record of a run's state and owner. The owner is the process that executes the run.
 
-An owner that is dead or stale may be replaced.
+If the owner is dead or stale, another process may become the owner.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
 """States of a run that is no longer executed."""
 RESULTS = frozenset({"completed", "oom", "skipped"})
-"""States that are results: a sweep does not execute such a run again, except by `sweep.rerun`."""
+"""States that are results. A sweep executes a run in such a state again only if `sweep.rerun` names the state."""
 CRASHED = frozenset({"failed", "timeout"})
 """States of a run that `sweep.retry` executes again."""
 EXIT_STATUS = {"completed": 0, "interrupted": 130, "preempted": 75}
-"""Exit status of a single run by its final state; every other state is 1."""
+"""Final state of a single run -> exit status. The exit status of every other state is 1."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HEARTBEAT_S = 10.0
@@ -39,7 +39,7 @@ State = Literal["pending", "running", "completed", "failed", "oom", "timeout", "
 
 
 class Owner(JsonFile):
-    """The process that executes a run, identified even after its process id is reused."""
+    """The process that executes a run. The fields distinguish the process from a later process with the same id."""
 
     host: Text = ""
     pid: Count | None = None
@@ -48,14 +48,14 @@ class Owner(JsonFile):
     boot_id: Text | None = None
     slurm_job_id: Text | None = None
     slurm_restart: Text | None = None
-    """Number of times that SLURM had requeued the job."""
+    """Number of times that SLURM had requeued the job when the process started."""
 
 
 class Status(JsonFile):
     """The content of `status.json`. Times are unix times."""
 
     state: State | None = None
-    """None if there is no file."""
+    """The state of the run; None if status.json is missing."""
     reason: Annotated[Text, null_as("")] = ""
     attempt: Annotated[Count, null_as(0)] = 0
     """Number of times that the run was started."""
@@ -64,26 +64,26 @@ class Status(JsonFile):
     heartbeat: Number | None = None
     owner: Owner | None = None
     workers: Annotated[list[dict[str, int]], null_as([])] = []
-    """The `rank` and `pid` of each process that trains."""
+    """The `rank` and `pid` of each worker."""
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Whether a value of a configuration is a whole number of a sensible size, 0 or more."""
+    """Whether a value is an integer from 0 to 2^53 - 1, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
 def read_status(run_dir: Path) -> Status:
-    """Return the status of a run; an empty one if the file is missing or damaged."""
+    """Return the status of a run; return an empty status if status.json is missing or damaged."""
     return Status.read(run_dir / STATUS)
 
 
 def read_state(run_dir: Path) -> str:
-    """Return the state of a run; "None" if none is recorded."""
+    """Return the state of a run; "None" if no state is recorded."""
     return str(read_status(run_dir).state)
 
 
 def update_status(run_dir: Path, **changes: Any) -> Status:
-    """Change some keys of `status.json` and return all of it."""
+    """Change the given keys of `status.json` and return the new status."""
     with status_lock(run_dir):
         status = read_status(run_dir) | changes
         status.write(run_dir / STATUS)
@@ -92,14 +92,14 @@ def update_status(run_dir: Path, **changes: Any) -> Status:
 
 @contextmanager
 def status_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of `status.json`; wait for it first."""
+    """Hold the lock of `status.json`, after waiting until no other process holds the lock."""
     with (run_dir / STATUS_LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def this_process() -> Owner:
-    """Return the record that identifies this process."""
+    """Return the Owner record of this process."""
     return Owner(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -126,7 +126,7 @@ def owner_is_alive(status: Status) -> bool:
 
 
 def condition(status: Status) -> str:
-    """Return what a message says after the name of a run: `is completed`, `is skipped: REASON`, `is being executed by ...`."""
+    """Return a predicate for messages about a run: `is completed`, `is skipped: REASON`, `is being executed by process ...`."""
     if owner_is_alive(status) and status.owner:
         return f"is being executed by process {status.owner.pid} on {one_line(status.owner.host)}"
     return one_line(f"is {status.state}" + (f": {status.reason}" if status.reason else ""))
@@ -148,7 +148,7 @@ def claim(run_dir: Path) -> Status:
 
 @contextmanager
 def heartbeat(run_dir: Path) -> Iterator[None]:
-    """Refresh the owner's heartbeat in the background. Failures are ignored: a full disk must not end the run."""
+    """Refresh the owner's heartbeat in the background. Ignore write errors, because a full disk must not end the run."""
     done = threading.Event()
 
     def beat() -> None:
@@ -168,8 +168,8 @@ def heartbeat(run_dir: Path) -> Iterator[None]:
 
 
 def started_at(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it is gone or a zombie."""
-    # psutil converts ticks to seconds since the epoch, which shift when the clock is set; `status.json` needs an exact value.
+    """Return the start time of a process in clock ticks since boot; None if the process is gone or a zombie."""
+    # psutil returns seconds since the epoch, which shift when the clock is set. `status.json` needs an exact value.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Reduce the rows of a run to the one row that it contributes to a table. All input is on disk, so it can be repeated."""
+"""Summarise the rows of a run in summary.json. All input is on disk, so a summary can be computed again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _deciles(values: list[float]) -> list[float]:
 
 
 VERDICT = "plan/verdict"
-"""The summary key that holds whether the run was predicted to fit."""
+"""Key of the summary that says whether the run was predicted to fit in memory."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -34,52 +34,52 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Statistics of `Figure.over_steps` that are computed from rows."""
+"""Name of a statistic in `Figure.over_steps` -> function that computes the statistic from the values of rows."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
 
 class Layout(JsonFile):
-    """The settings that figures depend on, in force from an attempt on."""
+    """The settings that affect figures, and the first attempt with these settings."""
 
     attempt: Count
     """The first attempt with this layout."""
     settings: dict[str, Any]
-    """Flat keys of the configuration, and facts that it does not contain: devices and versions."""
+    """Flat keys of the configuration, and facts that are not in the configuration: devices and versions."""
 
 
 class Layouts(JsonFile):
-    """The content of `layouts.json`, in order."""
+    """The content of `layouts.json`: the layouts of a run, in the order of attempts."""
 
     layouts: list[Layout] = []
 
 
 class EarlierLayout(JsonFile):
-    """The steps that a run completed under an earlier layout. Its figures leave them out."""
+    """The steps that a run completed under an earlier layout. The figures of the run leave out these steps."""
 
     steps: tuple[Count, Count]
     """First and last step."""
     settings: dict[str, Any] | None = None
-    """The settings that were different; null if they are not on record."""
+    """The settings that differed from the last layout; null if the earlier layout was not recorded."""
 
 
 class Recompilation(JsonFile):
-    """A step of the measured window that was compiled again."""
+    """A step of the measured window in which torch compiled again."""
 
     step: Count
     reason: Text
 
 
 class Summary(JsonFile):
-    """The content of `summary.json`. Figures are under the keys that follow from `runner/figures.py`."""
+    """The content of `summary.json`. `Figure.summary_keys` defines the keys of the figures."""
 
     state: Text | None = None
     reason: Text | None = None
     steps: Count | None = None
     measured_steps: Count | None = None
-    """Steps that count for throughput."""
+    """Number of steps that count for throughput."""
     earlier_layouts: Annotated[list[EarlierLayout], null_as([])] = []
-    """The layouts of a resumed run before its last one. The figures cover only steps under the last one."""
+    """The layouts of a resumed run before its last layout. The figures cover only steps under the last layout."""
     device: Text | None = None
     device_memory_gib: Measured = None
     world_size: Count | None = None
@@ -95,17 +95,17 @@ class Summary(JsonFile):
     )
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
-    """Whether it was the first run that its command started. That run finds no warm process or cache."""
+    """Whether the run was the first that its command started. The first run finds no warm process or cache."""
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Key -> figure, None if it is not known, and the marks that `Figure.but` names."""
+        """Key -> figure, None if the figure is not known. The marks that `Figure.but` names are included."""
         extra = (self.model_extra or {}).items()
         found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
         return found | {"cold": self.cold}
 
     def by_rank(self, key: str) -> list[float | None]:
-        """Return the values of a figure for each rank; [] if they are not known."""
+        """Return the value of a figure for each rank; [] if the values are not known."""
         values = (self.model_extra or {}).get(figures.by_rank(key))
         return list(map(figures.number, values)) if isinstance(values, list) else []
 
@@ -114,17 +114,17 @@ def summarise(
     rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
-    Summarise rows. A figure without any measurement is null.
+    Summarise the rows of a run. A figure without any measurement is null.
 
-    If a run was resumed under another layout, the figures cover only the steps under the last one, and
-    `earlier_layouts` lists the layouts of the steps before.
+    If the run was resumed under another layout, the figures cover only the steps under the last layout, and
+    `earlier_layouts` lists the layouts of the earlier steps.
 
     Args:
-        rows: one per step, ordered.
-        measure_after: first steps of every attempt, which do not count for throughput. Nor do steps that compiled or were
-            slowed by a profiler.
-        started: unix time at which the last attempt began, if it is known.
-        attempt: number of the last attempt; the time to its first step is measured from `started`.
+        rows: one row per step, ordered.
+        measure_after: number of first steps of every attempt that do not count for throughput. Steps that compiled or were
+            slowed by a profiler do not count, either.
+        started: unix time at which the last attempt began; None if unknown.
+        attempt: number of the last attempt. The time to the first step of this attempt is measured from `started`.
         layouts: layouts of the run, in order.
     """
     current, earlier = split_by_layout(rows, layouts)
@@ -149,7 +149,7 @@ def summarise(
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """Return the rows that count for throughput, as `summarise` defines them. among: count only these, the rows of one layout."""
+    """Return the rows that count for throughput, as `summarise` defines. `among`: part of `rows` from which to return rows."""
     begin: dict[int, int] = {}  # attempt -> its first step, because every attempt warms up again
     for row in rows:
         begin.setdefault(row.attempt, row.step)
@@ -163,12 +163,12 @@ def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepR
 
 
 def only_of_completed(summary: Summary, state: str | None) -> Summary:
-    """Return a summary without the figures that only a completed run has: the loss of a run that stopped early is not final."""
+    """Return the summary, without final figures unless the run completed: the loss of a run that stopped early is not final."""
     return summary if state == "completed" else summary | dict.fromkeys(FINAL_FIGURES)
 
 
 def predicted(plan: PlanRecord) -> Summary:
-    """Return the predicted figures of a run under keys that begin with `plan/`; an empty summary if nothing was predicted."""
+    """Return the predicted figures of a run under keys that begin with `plan/`; return an empty summary if `plan` is empty."""
     if not plan:
         return Summary()
     known = plan.model_extra or {}
@@ -177,7 +177,7 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add facts and the figures of the recorded rows to summary.json, which the workers began, and return the summary."""
+    """Add facts and the figures of the recorded rows to the workers' summary.json, and return the summary."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)
@@ -187,7 +187,7 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
 
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Record the layout of an attempt, unless the attempt before has the same."""
+    """Record the layout of an attempt, unless it equals the last recorded layout."""
     settings = affecting(flatten(config), Affects.SPEED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:
@@ -195,17 +195,17 @@ def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[
 
 
 def read_layouts(run_dir: Path) -> list[Layout]:
-    """Return the recorded layouts in order; [] if there are none or they are damaged."""
+    """Return the recorded layouts in order; [] if layouts.json is missing or damaged."""
     return Layouts.read(run_dir / LAYOUTS).layouts
 
 
 def split_by_layout(
     rows: Sequence[StepRow], layouts: Sequence[Layout]
 ) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
-    """Return the rows of the newest layout that has rows, and the layouts under which the earlier steps ran."""
+    """Return the rows under the newest layout that has rows, and the earlier layouts with the steps that ran under them."""
 
     def place(row: StepRow) -> int:
-        return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: not on record
+        return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: the layout was not recorded
 
     groups = [(number, list(each)) for number, each in groupby(rows, key=place)]
     if len(groups) < 2:

@@ -1,4 +1,4 @@
-"""A sweep directory: its runs, listed in sweep.json and runs.txt, each a run directory below it."""
+"""Read and write sweep.json and runs.txt, the lists of the run directories below a sweep directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from meshrunner.runner.rundir.records import JsonFile, Text, unreadable
 from meshrunner.runner.rundir.run import key_of
 
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
-"""Number of the combination, at the beginning of a run directory's name."""
+"""The number of a combination, at the beginning of a run directory's name."""
 REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
-"""Seed and repeat, at the end of the name. They distinguish the runs of one combination."""
+"""The seed and the repeat, at the end of a run directory's name. They distinguish the runs of one combination."""
 IN_TITLE = 4
-"""Varying keys that the title of a sweep names."""
+"""Maximum varying keys that the title of a sweep names."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
-"""A value that is understood without its key."""
+"""A value of an override that is understood without the key, such as `fsdp2`."""
 
 
 class PlacedRun(JsonFile):
@@ -38,15 +38,15 @@ class PlacedSweep(JsonFile):
     command: list[Text] = []
     """The command that placed the newest runs."""
     created: Text | None = None
-    """Time of the first batch, in ISO format."""
+    """Time at which the first batch of runs was placed, in ISO format."""
     varies: list[Text] | None = None
     """Keys that differ between the runs of the first batch."""
     jobs: list[PlacedRun] = []
-    """The runs in the order of execution. A run that was placed again by other overrides is there twice."""
+    """The runs in the order of execution. A run that was placed again with other overrides is listed twice."""
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """Return the names of a sweep's run directories, each once, in the order of sweep.json; sorted if that is damaged."""
+    """Return the distinct names of a sweep's run directories, in the order of sweep.json; sorted if sweep.json is damaged."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -56,7 +56,7 @@ def run_names(sweep_dir: Path) -> list[str]:
 
 
 def sweep_damage(sweep_dir: Path) -> str:
-    """Return a sentence that says why sweep.json cannot be read; "" if it can, or there is no such file."""
+    """Return a clause that says why sweep.json cannot be read; "" if sweep.json is readable or missing."""
     try:
         PlacedSweep.load(sweep_dir / SWEEP)
     except (OSError, ValueError) as error:
@@ -66,23 +66,23 @@ def sweep_damage(sweep_dir: Path) -> str:
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """
-    Record placed runs of a sweep: (name of the run directory, its overrides), in order of execution.
+    Record placed runs of a sweep as pairs of directory name and overrides, in order of execution.
 
-    Adaptive sweepers place them in batches; a restarted sweep adds none that are listed.
+    Adaptive sweepers place runs in several batches. A restarted sweep does not add runs that are already listed.
     """
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]
     PlacedSweep(
         command=sys.argv,
         created=before.created or datetime.now().astimezone().isoformat(timespec="seconds"),
-        varies=before.varies or _varying_keys(added),  # kept from the first batch: titles must not change
+        varies=before.varies or _varying_keys(added),  # from the first batch, because the title must not change
         jobs=[*before.jobs, *(run for run in runs if run not in before.jobs)],
     ).write(sweep_dir / SWEEP)
     write_run_list(sweep_dir)
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys that differ between runs; for a single combination, those that the sweeper chose."""
+    """Return the keys that differ between runs; for a single combination, the keys that are not on the command line."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -92,7 +92,7 @@ def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
 
 
 def sweep_title(sweep_dir: Path) -> str:
-    """Return when a sweep was placed and what varies in it, `2026-01-31 14:05 parallelism x lr`; else its folder's name."""
+    """Return a sweep's time and varying keys, `2026-01-31 14:05 parallelism x lr`, or its folder's name if either is unknown."""
     found = PlacedSweep.read(sweep_dir / SWEEP)
     if found.created is None or found.varies is None:
         return sweep_dir.name
@@ -107,14 +107,14 @@ def write_run_list(sweep_dir: Path) -> None:
 
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
-    """Return a label for each run directory's name, `#3 fsdp2 full repeat=2`: number of the combination and what varies."""
+    """Return name of a run directory -> label with the combination's number and varying values, `#3 fsdp2 full repeat=2`."""
     varying = varying_overrides(sweep_dir)
     runs = Counter(map(tuple, varying.values()))
     return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return the overrides of each run directory's name, without those that all runs have; [] if they are not on record."""
+    """Return name of a run directory -> overrides that not all runs share; [] if the run's overrides are not recorded."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()

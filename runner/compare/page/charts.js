@@ -1,16 +1,16 @@
-// Charts of the selected rows by their figures: the best rows by one figure, and all rows by any two.
+// Charts of the selected rows by their figures: the best rows by one figure, and all rows by any two figures.
 
-const TOP = 20;  // most rows of a chart with a line for each
+const TOP = 20;  // maximum rows of the chart of the best rows
 
-/** Return a value of a row as in the table: `6,150`. */
+/** Return a value of a row as the table shows it, `6,150`. */
 const written = (i, name) =>
   figureOf(name) ? cellOf(i, figureOf(name).column).split(" (")[0] : `${valueOf(i, name) ?? "unknown"}`;
 const told = (i, ...names) => names.filter(Boolean).map((name) => `${titleOf(name)}: ${written(i, name)}`).join("\n");
 
-/** Sort clicked rows last, so that they are drawn on top. */
+/** Sort clicked rows last, so that clicked rows are drawn on top. */
 const emphasised = (members) => [...members].sort((i, j) => selection.picked.has(i) - selection.picked.has(j));
 
-/** Draw a line for each row, below its name: each(svg, i, x, y) draws its content, values(i) determine the scale. */
+/** Draw a strip for each row, below the row's name. each(svg, i, x, y) draws the strip; values(i) determine the scale. */
 function strips(id, members, values, each, title) {
   const tall = paper ? 25 : 32, bottom = tall * members.length + 10;
   const { svg, width } = canvas(id, bottom + 34), x = linear(members.flatMap(values), 10, width - 60);
@@ -65,7 +65,7 @@ function drawScatter() {
   });
 }
 
-/** Draw the memory of the devices, if an axis of their memory includes it. */
+/** Draw a line at the memory capacity of the devices, if an axis shows memory and includes the capacity. */
 function drawLimits(svg, members, { left, right, top, bottom }, x, across, y, up) {
   const ofDevice = ["memory/peak_active_gib", "memory/peak_reserved_gib"];
   for (const limit of new Set(members.map((i) => rows[i].limit).filter(Boolean))) {

@@ -2,7 +2,7 @@
 
 const CURVES = 20, FEW = 8;
 
-/** Return the rows whose curves are drawn, in the table's order: the clicked rows, or the first `most`. */
+/** Return the rows whose curves are drawn, in the table's order: the clicked rows, or else the first `most` rows. */
 function curved(has, most = CURVES) {
   const known = selection.rows.filter(has), clicked = known.filter((i) => selection.picked.has(i));
   const members = (clicked.length ? clicked : known).slice(0, most);
@@ -19,7 +19,7 @@ const styleOf = (n) => ({ stroke: at(COLOURS, n), "stroke-dasharray": at(DASHES,
 const legendOf = (members) =>
   members.map((i, n) => [`${i + 1}: ${rows[i].name}`, at(COLOURS, n), Math.floor(n / COLOURS.length), ofRow(i)]);
 
-/** Draw a curve for each row through its points [x, y]. */
+/** Draw a curve for each row through the row's points [x, y]. */
 function lines(svg, members, points, x, y) {
   members.forEach((i, n) => {
     const place = points[n].map(([step, value]) => [round(x.at(step)), round(y.at(value))]);
@@ -28,7 +28,7 @@ function lines(svg, members, points, x, y) {
   });
 }
 
-/** Return the relative difference of a row's loss from its baseline's, at the steps that both have. */
+/** Return [step, relative difference of a row's loss from the loss of its baseline], for the steps of both curves. */
 function apartFromBaseline(i) {
   const base = rows[rows[i].baseline];
   if (!base?.losses || !base.completed || !rows[i].completed) return [];
@@ -71,7 +71,7 @@ function drawTimes() {
   legend(box, legendOf(members));
 }
 
-/** Draw the outlines of histograms to the right of the axis of the times. */
+/** Draw the outlines of histograms to the right of the curves, on the same axis of step times. */
 function drawHistograms(svg, members, histograms, { left, right, at: y }) {
   const most = Math.max(...histograms.filter(Boolean).flatMap(([, , shares]) => shares));
   const x = (share) => round(left + (right - left) * share / most);
@@ -85,7 +85,7 @@ function drawHistograms(svg, members, histograms, { left, right, at: y }) {
   write(svg, right, 350, "steps", { "text-anchor": "end", class: "axis" });
 }
 
-/** Draw a tick for each rank and name the one with the highest value. */
+/** Draw a tick for each rank and name the rank with the highest value. */
 function drawRanks() {
   if (!caption("ranks", "", DATA.by_rank.length)) return;
   const options = DATA.by_rank.map((figure) => [figure.key, figure.title]);

@@ -1,11 +1,11 @@
-// Rows in drawings: their marks, scales and colours.
+// The marks, scales and colours of rows in drawings.
 
-const RAMP = [[49, 80, 140], [42, 127, 158], [53, 165, 131], [140, 191, 74], [227, 194, 47]];  // low to high
+const RAMP = [[49, 80, 140], [42, 127, 158], [53, 165, 131], [140, 191, 74], [227, 194, 47]];  // colours from low to high values
 
-/** Attributes of a mark that represents a row: clicking it emphasises the row. */
+/** Return attributes of a mark that represents a row. A click on the mark emphasises the row. */
 const ofRow = (i, name = "") => ({ class: `${name} mark${selection.picked.has(i) ? " picked" : ""}`, "data-row": i });
 
-/** Add a mark that represents a row; its tooltip names the row. */
+/** Add a mark that represents a row. The mark's tooltip names the row. */
 function mark(parent, name, i, attributes, about = "") {
   const element = add(parent, name, { ...attributes, ...ofRow(i, attributes.class) });
   add(element, "title", {}, `${i + 1}: ${rows[i].name}${about && `\n${about}`}`);
@@ -15,7 +15,7 @@ function mark(parent, name, i, attributes, about = "") {
 const FIGURES = figures.map((figure) => [figure.key, figure.title]);
 const KEYS = keys.map((key) => [key, key]);
 
-/** Whether values need a continuous scale: figures, and settings with more than `most` numbers. */
+/** Whether values need a continuous scale: values of a figure, or more than `most` distinct numbers of a setting. */
 const isLine = (name, values, most) =>
   values.length && (figureOf(name) || (distinct(values).length > most && values.every((value) => typeof value === "number")));
 
@@ -31,7 +31,7 @@ function titleOf(name) {
 
 // Colours.
 
-/** Return colours `of(row)`, shapes `shape(row)` and their legend for a key or figure. The selection does not change colours. */
+/** Return functions of(row), the colour, and shape(row), and their legend, for a key or figure. A key's colours never change. */
 function coloursBy(name, members) {
   const known = measured(name, members), values = distinct(known.map((i) => valueOf(i, name)));
   if (isLine(name, values, COLOURS.length)) {
@@ -45,13 +45,13 @@ function coloursBy(name, members) {
   return { of: (i) => place(i) < 0 ? "#8C8C8C" : at(COLOURS, place(i)), shape: (i) => Math.max(place(i), 0), legend: shown };
 }
 
-/** Return the colour of the ramp at a share from 0 to 1. */
+/** Return the colour at a position from 0 to 1 of the ramp. */
 function ramp(share) {
   const place = share * (RAMP.length - 1), n = Math.min(Math.floor(place), RAMP.length - 2);
   return `rgb(${RAMP[n].map((part, k) => Math.round(part + (RAMP[n + 1][k] - part) * (place - n))).join(" ")})`;
 }
 
-/** Return black or white, whichever is more readable on a colour of the ramp. */
+/** Return "black" or "white", whichever is more readable on a colour of the ramp. */
 function onTop(colour) {
   const [red, green, blue] = colour.match(/\d+/g).map(Number);
   return 0.3 * red + 0.6 * green + 0.1 * blue > 120 ? "black" : "white";

@@ -1,6 +1,6 @@
-// The difference of two configurations, and the start of the page.
+// Show the difference of two configurations, and start the page.
 
-/** Show the settings in which two runs differ. */
+/** Show the settings that differ between the two chosen runs. */
 function drawDifference() {
   if (!caption("difference", "", DATA.runs.length > 1)) return;
   const repeat = (n) => n ? `, run ${n + 1}` : "";
@@ -28,12 +28,12 @@ function redraw() {
   for (const draw of DRAWN) draw();
 }
 
-/** Return the filter in the address, which a reload or a link to the page keeps. */
+/** Return the filter that the page's address contains, so that a reload or a link keeps the filter. */
 function filterOfAddress() {
   try {
     return decodeURIComponent(location.hash.slice(1)).replace(/^row-\d+$/, "");
   } catch {
-    return "";  // the address was cut off
+    return "";  // the address was truncated within a character
   }
 }
 
@@ -60,7 +60,7 @@ showAge();
 setInterval(showAge, 30000);
 let lastWidth = innerWidth;
 addEventListener("resize", () => {
-  if (lastWidth === innerWidth) return;  // a phone hides and shows its bars
+  if (lastWidth === innerWidth) return;  // only the height changes when a phone hides or shows its bars
   lastWidth = innerWidth;
   redraw();
   styleColumns();

@@ -6,12 +6,12 @@ const figureOf = (name) => figures.find((figure) => figure.key === name);
 const isNumber = (text) => text !== null && `${text}`.trim() !== "" && isFinite(text);
 
 const selection = {
-  order: rows.map((_, i) => i),  // all rows, as the table is sorted
-  rows: [],                      // the rows that meet the filter, in that order
-  picked: new Set(),             // rows that were clicked, which are emphasised everywhere
+  order: rows.map((_, i) => i),  // all rows, in the table's order
+  rows: [],                      // the rows that meet the filter, in the table's order
+  picked: new Set(),             // clicked rows, emphasised in the table and all charts
 };
 
-/** Return a value of a row: a number, a text, or null if it is unknown. */
+/** Return a value of a row: a number, a text, or null if the value is unknown. */
 function valueOf(i, name) {
   const row = rows[i];
   if (name === "state" || name === "devices") return row[name];
@@ -21,7 +21,7 @@ function valueOf(i, name) {
   return isNumber(text) ? Number(text) : text;
 }
 
-/** Return the rows that have a value. */
+/** Return the rows that have a value for the key or figure `name`. */
 const measured = (name, among = selection.rows) => among.filter((i) => valueOf(i, name) !== null);
 
 // The filter: `parallelism=fsdp2 wps>5000 state!=completed some words`.
@@ -30,7 +30,7 @@ const NAMES = [...new Set(["state", "devices", ...keys, ...figures.map((figure) 
 const WORDS = /(?:[^\s"]|"[^"]*"?)+/g;  // quotes keep words together
 const ORDERS = { ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
 
-/** Return the full name for a full name, a last part or its beginning; throw Error if it is unknown or ambiguous. */
+/** Return the full name for a full name, its last part, or the beginning of either; throw Error if unknown or ambiguous. */
 function nameOf(typed) {
   const last = (name) => name.split(/[./]/).at(-1), listed = (names) => names.slice(0, 8).join(", ");
   const meanings = [
@@ -39,7 +39,7 @@ function nameOf(typed) {
     (name) => last(name).startsWith(typed) || name.startsWith(typed),
   ];
   for (const means of meanings) {
-    const all = NAMES.filter(means), own = all.filter((name) => !name.startsWith("plan/"));  // a short name means the measured figure
+    const all = NAMES.filter(means), own = all.filter((name) => !name.startsWith("plan/"));  // prefer measured figures
     const found = own.length ? own : all, varying = found.filter((name) => keys.includes(name));
     if (found.length === 1 || varying.length === 1) return varying[0] ?? found[0];
     if (found.length > 1) throw Error(`${typed} may be ${listed(found)}`);
@@ -47,7 +47,7 @@ function nameOf(typed) {
   throw Error(`no key ${typed}; there are ${listed(NAMES)}`);
 }
 
-/** Return a test of a row for `lr>=1e-3`; throw Error if it is wrong. = takes several values, `a,b`. */
+/** Return a test of a row for a condition, `lr>=1e-3` or `lr=1e-3,1e-4`; throw Error if the condition is wrong. */
 function testOf(typed, how, wanted) {
   const name = nameOf(typed);
   if (how in ORDERS) {
@@ -61,14 +61,14 @@ function testOf(typed, how, wanted) {
   return how === "=" ? any : (i) => !any(i);
 }
 
-/** Return the tests that a filter consists of, and its mistakes. */
+/** Return the tests that a filter consists of, and messages about its mistakes. */
 function parse(filter) {
   const tests = [], problems = [];
   for (const quoted of filter.match(WORDS) ?? []) {
     const word = quoted.replaceAll('"', ""), term = word.match(/^([^=<>!]+)(!=|>=|<=|=|>|<)(.*)$/);
     try {
       if (!term) tests.push((i) => textOf(i).includes(word.toLowerCase()));
-      else if (term[3] !== "") tests.push(testOf(...term.slice(1)));  // otherwise it is still being typed
+      else if (term[3] !== "") tests.push(testOf(...term.slice(1)));  // otherwise the user is still typing the value
     } catch (error) {
       problems.push(error.message);
     }
@@ -83,12 +83,12 @@ function select() {
   byId("shown").textContent = `${tests.length ? `${selection.rows.length} of ` : ""}${rows.length} rows`;
   byId("problem").textContent = problems.join("; ");
   redraw();
-  try {  // the address keeps the filter for a reload
+  try {  // keep the filter in the address, for a reload
     history.replaceState(null, "", filter ? `#${encodeURIComponent(filter)}` : location.pathname + location.search);
-  } catch { /* a page in a frame may not change it */ }
+  } catch { /* a page in a frame may not change the address */ }
 }
 
-/** Put terms [name, operator, value] into the filter instead of its terms of these names; remove those that it has already. */
+/** Replace the filter's terms of the given names by terms [name, operator, value]. Remove a term that is already present. */
 function narrow(...terms) {
   const words = byId("filter").value.match(WORDS) ?? [];
   const typed = terms.map(([name, how, value]) => name + how + (/\s/.test(value) ? `"${value}"` : value));
@@ -106,23 +106,23 @@ function pick(i) {
 
 // The best of the selected rows.
 
-/** Whether rows do the same work per token. If not, none of them is the fastest. */
+/** Whether all rows do the same work per token. Otherwise, no row is called the fastest. */
 const comparable = (members) =>
   DATA.workload.every((key) => new Set(members.map((i) => rows[i].values[key])).size <= 1);
 
-/** Sort rows by a figure, the best first. */
+/** Return rows sorted by a figure, the best row first. */
 function ranked(name, members) {
   const sign = figureOf(name)?.better;
   return [...members].sort((i, j) => sign * (valueOf(j, name) - valueOf(i, name)));
 }
 
-/** Return the row with the best value; undefined if there is none, or the rows are not comparable. */
+/** Return the row with the best value of a figure; undefined if no row has a value or the rows are not comparable. */
 function best(name) {
   const members = measured(name);
   return comparable(members) ? ranked(name, members)[0] : undefined;
 }
 
-/** Return the Pareto-optimal rows of two figures, sorted by the first: no other row is better in one and as good in the other. */
+/** Return the Pareto-optimal rows of two figures, sorted by the first figure; [] if the rows are not comparable. */
 function front(one, other) {
   const members = measured(one, measured(other));
   if (!figureOf(one) || !figureOf(other) || one === other || !comparable(members)) return [];

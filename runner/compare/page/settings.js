@@ -1,7 +1,7 @@
-// Charts of the selected rows by settings: any two, all of them, and the number of devices.
+// Charts of the selected rows by settings: by any two settings, by all settings, and by the number of devices.
 
 const varying = keys.filter((key) => new Set(rows.map((row) => row.values[key])).size > 1);
-const MOST = 40;  // most values of a setting in a heat map
+const MOST = 40;  // maximum values of a setting in a heat map
 
 function drawHeat() {
   const known = varying.filter((key) => new Set(rows.map((row) => row.values[key])).size <= MOST);
@@ -34,7 +34,7 @@ function drawHeat() {
   legend(box, colours.legend);
 }
 
-/** Draw an axis for each setting and figure, one below the other, and each row as a line through all of them. */
+/** Draw an axis for each setting and figure, one below the other, and each row as a line through all axes. */
 function drawParallel() {
   const results = [DATA.memory, DATA.speed].filter(figureOf), by = results.at(-1) ?? keys[0], gap = 58;
   const about = `each line is a row, coloured by ${titleOf(by)}; dashed: no result; click a value to select it`;
@@ -42,7 +42,7 @@ function drawParallel() {
   const names = [...varying, ...results], colours = coloursBy(by, selection.rows), height = (n) => gap * n + 34;
   const { box, svg, width } = canvas("parallel", gap * names.length + 10);
   const scales = names.map((name) => scaleOf(name, measured(name), 16, width - 16));
-  // Spread rows of the same value, which would share one point.
+  // Shift rows sideways, because rows with the same value would share one point.
   const aside = (i, { step }) => step ? ((i * 37) % 21 - 10) / 21 * Math.min(step * 0.5, 40) : 0;
   for (const i of emphasised(selection.rows)) {
     const known = names.map((name, n) => [valueOf(i, name), scales[n], n]).filter(([value]) => value !== null);
@@ -70,7 +70,7 @@ function layoutOf(i) {
   return given.map((key) => name(key, rows[i].values[key])).join(" ");
 }
 
-/** Draw the total tokens per second over the number of devices; rows that differ in nothing else share a line. */
+/** Draw the total tokens per second over the number of devices. Rows that differ only in this number share a line. */
 function drawScaling() {
   const total = (i) => valueOf(i, "perf/wps") * rows[i].devices, lines = new Map();
   for (const i of measured("devices", measured("perf/wps"))) lines.set(layoutOf(i), [...(lines.get(layoutOf(i)) ?? []), i]);

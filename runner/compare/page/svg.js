@@ -1,7 +1,7 @@
 "use strict";
-// SVG: elements, figures, scales, axes. Colours of text and lines come from the style sheet, which adapts to dark and print.
+// SVG elements, figures, scales and axes. The style sheet sets the colours of text and lines for light, dark and print.
 
-// Okabe and Ito's colours, which the colour-blind can tell apart. Dashes and shapes repeat the distinction.
+// Okabe and Ito's colours, chosen for colour-blind readers. Dashes and shapes repeat the distinction.
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"];
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "12 4"];
 const SVG = "http://www.w3.org/2000/svg";
@@ -10,7 +10,7 @@ const at = (list, i) => list[i % list.length];
 const byId = (id) => document.getElementById(id);
 let paper = false;  // whether the page is being printed
 
-/** Append an element to another. Text is inserted as text, never as markup. */
+/** Append a new element to `parent` and return the element. Text is inserted as text, never as markup. */
 function add(parent, name, attributes = {}, text = "") {
   const inside = name === "svg" || parent.namespaceURI === SVG ? SVG : parent.namespaceURI;
   const element = document.createElementNS(inside, name);
@@ -26,7 +26,7 @@ const cut = (text, room) =>
 
 // Figures of the page.
 
-/** Return an empty drawing as wide as its figure. */
+/** Empty the box of a figure and add a drawing as wide as the box. Return the box, the drawing and the width. */
 function canvas(id, height) {
   const box = byId(id).lastElementChild, onPaper = byId(id).classList.contains("full") ? 1000 : 490;
   const width = paper ? onPaper : Math.max(box.clientWidth, 240);
@@ -34,7 +34,7 @@ function canvas(id, height) {
   return { box, width, svg: add(box, "svg", { role: "img", viewBox: `0 0 ${width} ${height}` }) };
 }
 
-/** Set the caption of a figure, or hide the figure if there is nothing to show; return whether there is. */
+/** Set the caption of a figure, or hide the figure if `some` is falsy. Return whether the figure is shown. */
 function caption(id, text, some) {
   const figure = byId(id), line = figure.querySelector("figcaption");
   figure.hidden = !some;
@@ -43,7 +43,7 @@ function caption(id, text, some) {
   return Boolean(some);
 }
 
-/** Return the chosen value of a select in a figure's caption, which is added on the first call. options: [value, text]. */
+/** Return the chosen value of a select in a figure's caption. Add the select on the first call. options: [value, text]. */
 function choice(id, label, options, first) {
   const line = byId(id).querySelector("figcaption");
   const known = [...line.querySelectorAll("select")].find((each) => each.dataset.label === label);
@@ -57,8 +57,8 @@ function choice(id, label, options, first) {
 }
 
 /**
- * Explain colours and shapes below a drawing. entries: [text, colour, number of the shape], or for lines [text, colour, number
- * of the dashes, attributes].
+ * Explain colours and shapes below a drawing. entries: [text, colour, index of the shape] for points, and [text, colour, index
+ * of the dashes, attributes] for lines.
  */
 function legend(box, entries) {
   const list = add(box, "div", { class: "key-list" });
@@ -72,7 +72,7 @@ function legend(box, entries) {
   return list;
 }
 
-// Scales: `at(value)` in px, and `ticks` as [value, text].
+// Scales. `at(value)` returns the position in px; `ticks` lists [value, text].
 
 /** Return a number as text for an axis. */
 function brief(value) {
@@ -89,7 +89,7 @@ function between(low, high, most) {
   return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-/** A linear scale, with its inverse `value(px)`; pad: share of the range that is left free at both ends. */
+/** Return a linear scale, with the inverse `value(px)`. pad: fraction of the range that is left free at both ends. */
 function linear(values, from, to, { every = 70, pad = 0.05 } = {}) {
   let low = Math.min(...values), high = Math.max(...values);
   const margin = (high - low) * pad || (high > low ? 0 : Math.abs(high) * 0.05 || 1);
@@ -101,26 +101,26 @@ function linear(values, from, to, { every = 70, pad = 0.05 } = {}) {
   };
 }
 
-/** A logarithmic scale; shown: the numbers with a tick. */
+/** Return a logarithmic scale. shown: the numbers with a tick. */
 function logarithmic(values, from, to, shown) {
   const inner = linear(values.map(Math.log2), from, to);
   return { at: (value) => inner.at(Math.log2(value)), ticks: shown.map((value) => [value, brief(value)]) };
 }
 
-/** A scale of evenly spaced values, `step` px apart. */
+/** Return a scale of evenly spaced values, `step` px apart. */
 function ordinal(values, from, to) {
   const all = distinct(values), step = (to - from) / all.length, ticks = all.map((value) => [value, `${value}`]);
   return { at: (value) => from + step * (all.indexOf(value) + 0.5), ticks, step: Math.abs(step) };
 }
 
-/** Return distinct values: sorted numbers, then texts in their order. */
+/** Return distinct values: first sorted numbers, then texts in order of appearance. */
 function distinct(values) {
   const known = [...new Set(values)].filter((value) => value !== null && value !== undefined);
   const numbers = known.filter((value) => typeof value === "number").sort((a, b) => a - b);
   return [...numbers, ...known.filter((value) => typeof value !== "number")];
 }
 
-/** Draw the grid and the labels of a plot. */
+/** Draw the grid, tick labels and axis titles of a plot. */
 function axes(svg, { left, right, top, bottom }, x, y, xTitle = "", yTitle = "") {
   for (const [value, text] of x?.ticks ?? []) {
     add(svg, "line", { class: "grid", x1: x.at(value), x2: x.at(value), y1: top, y2: bottom });
@@ -134,7 +134,7 @@ function axes(svg, { left, right, top, bottom }, x, y, xTitle = "", yTitle = "")
   write(svg, 2, top - 8, yTitle, { class: "axis" });
 }
 
-/** Return the outline of a point: circle, square, diamond or triangle. */
+/** Return the outline of a point. n: circle, square, diamond or triangle; r: about half of the width in px. */
 function shape(n, x, y, r) {
   if (n % 4 === 0) return `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`;
   const corners = {

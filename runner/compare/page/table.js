@@ -2,14 +2,14 @@
 
 const table = byId("table"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
 const titles = heads.map((head) => head.textContent);
-const lineOf = [...body.rows];  // by index of the row
+const lineOf = [...body.rows];  // index of a row -> line of the table
 const hidden = new Set();       // indices of hidden columns
 const columnStyle = add(document.head, "style");
 
 const cellOf = (i, title) => lineOf[i].cells[titles.indexOf(title)]?.textContent ?? "";
 const textOf = (i) => (lineOf[i].searched ??= lineOf[i].textContent.toLowerCase());
 
-/** Sort by a column, ascending and then descending; unknown values stay last. */
+/** Sort the table by a column: ascending on the first click, then descending. Unknown values are always last. */
 function sortBy(column) {
   const down = heads[column].getAttribute("aria-sort") === "ascending" ? -1 : 1;
   heads.forEach((head) => head.removeAttribute("aria-sort"));
@@ -22,11 +22,11 @@ function sortBy(column) {
   select();
 }
 
-/** Hide columns, and keep the key columns in view while scrolling as far as they take less than half of the width. */
+/** Hide columns, and keep key columns in view while scrolling if they fit in half of the width. */
 function styleColumns() {
   const cells = (column, part = "") => `#table ${part} tr > :nth-child(${column + 1})`, rules = [];
   for (const column of hidden) rules.push(`${cells(column)} { display: none }`);
-  columnStyle.textContent = rules.join("\n");  // applied first: the widths below must exclude hidden columns
+  columnStyle.textContent = rules.join("\n");  // hide columns before their widths are measured below
   let left = heads[0].offsetWidth;
   heads.forEach((head, column) => {
     const fits = left + head.offsetWidth < table.parentElement.clientWidth / 2;
@@ -38,7 +38,7 @@ function styleColumns() {
   columnStyle.textContent = rules.join("\n");
 }
 
-/** Add checkboxes that hide columns, and one in every line that emphasises it. */
+/** Add a checkbox for each column, which hides the column, and for each line, which emphasises the line. */
 function prepareTable() {
   heads.forEach((head, column) => {
     head.querySelector("button").addEventListener("click", () => sortBy(column));
@@ -54,7 +54,7 @@ function prepareTable() {
     const input = add(line.cells[0], "input", { type: "checkbox", "aria-label": `emphasise row ${i + 1}` });
     line.cells[0].prepend(input, " ");
     input.addEventListener("change", () => pick(i));
-    line.cells[0].querySelector("a").addEventListener("click", () => {  // unfold the runs that the link leads to
+    line.cells[0].querySelector("a").addEventListener("click", () => {  // unfold the runs to which the link leads
       byId("runs").open = true;
       for (const run of byId(`row-${i + 1}`).querySelectorAll("details")) run.open = true;
     });
@@ -101,7 +101,7 @@ function markdown() {
   return `${blocks.filter((block) => block.length).map((block) => block.join("\n")).join("\n\n")}\n`;
 }
 
-/** Copy the Markdown to the clipboard. If the browser forbids that for files, copy from a box, which stays if that fails, too. */
+/** Copy the Markdown to the clipboard. If the browser forbids this, select the text in a box for the user to copy. */
 async function copy() {
   const text = markdown(), box = byId("copied");
   let done = true;
