@@ -1,4 +1,4 @@
-"""Runs SLURM's commands and reads the state of jobs. Every call has a time limit, so that an absent controller blocks nothing."""
+"""Runs SLURM's commands and reads the state of jobs. A time limit on every call prevents a hang if SLURM's controller is down."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED",
     "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
 )  # fmt: skip
-"""Final states of a job. A requeued job is PENDING again."""
+"""Final states of a job. A requeued job returns to the state PENDING."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class SlurmJob:
     """The state of a job in SLURM."""
 
     state: str
-    """SLURM's state: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
+    """SLURM's name of the state: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
     reason: str
-    """Why the job waits or ended; empty if SLURM gives no reason."""
+    """Reason why the job waits or ended; empty if SLURM gives no reason."""
     nodes: str
-    """Nodes that the job runs or ran on, in SLURM's notation; empty if there are none."""
+    """Nodes that the job runs or ran on, in SLURM's notation; empty if SLURM has assigned no nodes."""
 
     @property
     def active(self) -> bool:
@@ -39,7 +39,7 @@ class SlurmJob:
 
 
 def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
-    """Return the output of one of SLURM's commands; raise ConfigError if it is missing, does not answer or fails."""
+    """Return the output of a SLURM command. Raise ConfigError if the command is missing, does not answer or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
@@ -54,9 +54,9 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
-    Return the jobs that SLURM knows by id, `12` or `12_3`; raise ConfigError if it does not answer.
+    Return the jobs that SLURM knows, id -> job; ids look like `12` or `12_3`. Raise ConfigError if SLURM does not answer.
 
-    The controller knows a job for some minutes after its end. Then accounting is asked, if the cluster has it.
+    SLURM's controller forgets a job some minutes after its end. Older jobs are looked up in accounting, if the cluster has it.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
@@ -67,18 +67,18 @@ def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
             if "Invalid job id" not in str(error):  # a job that the controller no longer knows
                 raise
     if missing := _parents(unique - set(found)):
-        with suppress(ConfigError):  # without accounting the rest stays unknown
+        with suppress(ConfigError):  # without accounting, the missing jobs stay unknown
             found = _accounted(missing) | found
     return {each: found[each] for each in unique if each in found}
 
 
 def _parents(ids: Iterable[str]) -> list[str]:
-    """Return the jobs and arrays that ids belong to: `12` for `12_3`."""
+    """Return the ids of the jobs or arrays that contain the tasks `ids`: `12` for `12_3`."""
     return sorted({each.partition("_")[0] for each in ids})
 
 
 def _queued(parent: str) -> dict[str, SlurmJob]:
-    """Return the tasks of a job that the controller knows, by id."""
+    """Return the tasks of a job that SLURM's controller knows, id -> task."""
     text = slurm("squeue", "--noheader", "--array", "--states=all", f"--jobs={parent}", "--format=%F|%K|%T|%r|%N")
     found = {}
     for line in text.splitlines():
@@ -89,7 +89,7 @@ def _queued(parent: str) -> dict[str, SlurmJob]:
 
 
 def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
-    """Return the tasks of jobs that accounting has recorded, by id."""
+    """Return the tasks of jobs that SLURM's accounting has recorded, id -> task."""
     given = f"--jobs={','.join(parents)}"
     text = slurm("sacct", "--noheader", "--allocations", "--parsable2", given, "--format=JobID,State,NodeList")
     found = {}
@@ -101,7 +101,7 @@ def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
 
 
 def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
-    """Return the output of `scontrol show job`, KEY -> value; {} if SLURM does not answer."""
+    """Return the output of `scontrol show job`, KEY -> value, or {} if SLURM does not answer."""
     try:
         text = slurm("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
     except ConfigError:

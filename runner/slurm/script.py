@@ -1,4 +1,4 @@
-"""Writes the sbatch script: slurm/run.sbatch with the settings filled in."""
+"""Generates an sbatch script from slurm/run.sbatch and the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 
 
 def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
-    """Return the sbatch script of a run, or of an array whose tasks are lines of a sweep's runs.txt, counted from 0."""
+    """Return the sbatch script of a run, or of a job array. `tasks`: line numbers in a sweep's runs.txt, counted from 0."""
     if not tasks:
         own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
     else:
@@ -58,7 +58,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Return the request of CPUs and memory. Without one SLURM gives one core and part of the memory to all workers of a node."""
+    """Return the options for CPUs and memory. By default SLURM gives all workers of a node one core and part of the memory."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):
@@ -67,15 +67,15 @@ def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
 
 
 def _names(options: list[str]) -> set[str]:
-    """Return the names of options: `--mem` for `--mem=0`, `--mem 0` and `'--mem=0'`."""
+    """Return the names of sbatch options: `--mem` for `--mem=0`, `--mem 0` and `'--mem=0'`."""
     return {re.split("[= ]", option.strip("'"))[0] for option in options}
 
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    Return the lines of slurm/run.sbatch with these options after its own. An option replaces the script's own of the same name.
+    Return the lines of slurm/run.sbatch and of `options` and `extra`, without its own options of the same names.
 
-    `extra`: options as the user wrote them. `--mail-type END` is two words, `--comment='a b'` one.
+    The user has quoted the options in `extra` if needed: `--mail-type END` is two words, and `--comment='a b'` is one word.
     """
     given = _names([*options, *extra])
     lines = [
@@ -90,7 +90,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Format numbers for --array, `0-3,7`. Listing each number might exceed the limit on the length of a line."""
+    """Format numbers as ranges for --array, `0-3,7`. A list of all numbers might exceed the limit on the length of a line."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

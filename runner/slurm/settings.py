@@ -1,4 +1,4 @@
-"""The keys of `hydra/launcher=slurm`, and the nodes that a run requests with them."""
+"""The keys of `hydra/launcher=slurm`, and the nodes that a run requests from SLURM."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ CountOrNull = Annotated[int | None, whole(None)]
 
 
 class Nodes(NamedTuple):
-    """The nodes that a run requests. All tasks of an array make the same request."""
+    """The nodes that a run requests. All tasks of a job array request the same nodes."""
 
     number: int
     gpus: int | None
-    """GPUs on each node; None if none are requested."""
+    """GPUs to request on each node; None if the run requests no GPUs."""
     whole: bool
-    """Whether these are all GPUs of a node, so that no other job needs its CPUs and memory."""
+    """Whether the run requests all GPUs of each node. Then other jobs do not need the CPUs and memory of the node."""
 
 
 def _time(value: Any) -> Any:
-    """Return text unchanged. YAML reads 1:00:00 as the number 3600, which SLURM would take as minutes."""
+    """Return text unchanged, and reject numbers. YAML reads 1:00:00 as the number 3600, and SLURM would read 3600 minutes."""
     if value is not None and not isinstance(value, str):
         raise PydanticCustomError(
             "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
@@ -44,10 +44,10 @@ def _time(value: Any) -> Any:
 
 
 class Slurm(Section):
-    """The resources requested from SLURM, and how jobs are started on the nodes."""
+    """The resources to request from SLURM, and the commands that start jobs on the nodes."""
 
     partition: str | None
-    """Partition of the jobs; null: the cluster's default. The same holds for account, qos and constraint."""
+    """Partition of the jobs; null: the cluster's default. For account, qos and constraint, null is the default, too."""
     account: str | None
     """Account to charge."""
     qos: str | None
@@ -55,42 +55,42 @@ class Slurm(Section):
     constraint: str | None
     """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
-    """Nodes of a run; null: the run's launch.nodes."""
+    """Number of nodes of a run; null: launch.nodes of the run."""
     gpus_per_node: CountOrNull
     """GPUs to request on each node; null: launch.workers (auto: the hardware's GPUs per node) if `hardware` names a GPU."""
     cpus_per_task: CountOrNull
     """
-    CPUs per node. One task on each node starts all of its workers.
+    CPUs per node, because one task on each node starts all workers of the node.
 
-    null: the whole node with its memory (`--exclusive --mem=0`) if the run uses all its GPUs, else `cpus_per_gpu`. Options for
-    CPUs or memory in `extra` replace either.
+    null: the whole node with its memory (`--exclusive --mem=0`) if the run uses all GPUs of the node, else `cpus_per_gpu`.
+    Options for CPUs or memory in `extra` replace both defaults.
     """
     cpus_per_gpu: CountOrNull
-    """CPUs per GPU of a run that does not use all GPUs of its nodes; null: the cluster's default."""
+    """CPUs per GPU if a run does not use all GPUs of its nodes; null: the cluster's default."""
     time: Annotated[str | None, BeforeValidator(_time)]
-    """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: the partition's. Unquoted, YAML reads a number."""
+    """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: the partition's limit. Without quotes, YAML reads a number."""
     max_parallel: CountOrNull
-    """Tasks of a sweep's array that run at once; null: as many as fit."""
+    """Maximum number of tasks of a sweep's job array that run at once; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]
-    """Most restarts of a job after preemption, its time limit or a lost node. It continues from its checkpoint."""
+    """Maximum restarts of a job after preemption, its time limit or a lost node. The job continues from its checkpoint."""
     notice_s: int = Field(ge=0, le=65535)
-    """Seconds before the time limit at which a job is requested to stop, so that it can save a checkpoint."""
+    """Seconds before the time limit at which SLURM requests a job to stop, so that the job can save a checkpoint."""
     extra: list[str]
-    """More lines for sbatch: ['--mail-type=END', '--exclude=node7']."""
+    """Additional options for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]
-    """More arguments of srun: ['--container-image=image.sqsh']."""
+    """Additional arguments for srun: ['--container-image=image.sqsh']."""
     preamble: str
-    """Shell lines before srun: modules to load, NCCL variables."""
+    """Shell lines to run before srun, for example to load modules or set NCCL variables."""
     command: str | None
-    """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: this installation."""
+    """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: use this installation."""
     wait: bool
-    """Wait until all jobs have ended, and print the table."""
+    """Whether to wait until all jobs have ended, and then print the table of results."""
     dry_run: bool
-    """Print the script and submit nothing, like --dry-run."""
+    """Whether to print the sbatch script and submit no job, like --dry-run."""
 
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Slurm:
-        """Return the settings in a composed `hydra.launcher`; raise ConfigError that lists all wrong keys."""
+        """Return the settings in a composed `hydra.launcher`. Raise ConfigError that lists all wrong keys."""
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
         except ValidationError as error:
@@ -103,7 +103,7 @@ class Slurm(Section):
         return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """Return the configuration with launch.nodes set to `nodes`; raise ConfigError if launch.nodes was given and differs."""
+        """Return the configuration with launch.nodes set to `nodes`. Raise ConfigError if both are set and differ."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed
@@ -122,7 +122,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return the workers per node of the cluster, as far as this machine can tell."""
+        """Return the expected workers per node of the cluster, from the configuration or else from this machine's devices."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers
@@ -134,7 +134,7 @@ class Slurm(Section):
         return Nodes(experiment.launch.nodes, gpus, whole)
 
     def gpus(self, experiment: Experiment) -> int | None:
-        """Return the GPUs that a run requests on each node; None if none."""
+        """Return the number of GPUs that a run requests on each node, or None if it requests no GPUs."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         if not isinstance(experiment.hardware, GPU):
@@ -144,7 +144,7 @@ class Slurm(Section):
 
     @property
     def program(self) -> str:
-        """Shell words that start meshrunner."""
+        """Shell command that starts meshrunner."""
         if self.command is not None:
             return self.command
         beside = Path(sys.executable).with_name("meshrunner")

@@ -1,4 +1,4 @@
-"""Submits run directories to SLURM: the unfinished ones that no job and no process is executing."""
+"""Submits to SLURM the unfinished run directories that no job and no process is executing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_S = 2.0
 
 
 def job_id(run_dir: Path) -> str | None:
-    """Return the id of a run's newest job, `12` or `12_3`; None if the run was never submitted or the record is damaged."""
+    """Return the id of a run's newest job, `12` or `12_3`, or None if the run was never submitted or the record is damaged."""
     return Submission.peek(run_dir / SLURM_JOB).job_id
 
 
@@ -38,11 +38,11 @@ def submit_runs(
     folder: Path, experiments: Mapping[Path, Experiment], settings: Slurm, names: Sequence[str] = ()
 ) -> None:
     """
-    Submit runs, or print their scripts with `settings.dry_run`; raise ConfigError with SLURM's reason.
+    Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
     Args:
-        folder: the run directory, or the sweep directory of several runs. They become a job array for each request of nodes.
-        names: all run directories of a sweep, as in runs.txt, whose lines number the tasks of an array; () for a single run.
+        folder: the run directory, or the sweep directory. Runs of a sweep that request the same nodes form a job array.
+        names: names of a sweep's runs as in runs.txt, or () for a single run. Indices of names are tasks of a job array.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():
@@ -58,7 +58,7 @@ def submit_runs(
         return
     _warn(experiments.values())
     for run_dir in experiments:
-        update_status(run_dir, state="pending", reason="")  # before the job is submitted: it may start at any time
+        update_status(run_dir, state="pending", reason="")  # before submission: a submitted job may start at any time
     for number, ((nodes, runs), script) in enumerate(zip(arrays.items(), scripts, strict=True)):
         write_json(folder / SLURM_SETTINGS, settings.model_dump())
         path = slurm_script(folder, number if len(arrays) > 1 else None)
@@ -82,7 +82,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def wait(run_dirs: Sequence[Path]) -> int:
-    """Wait until no job of these runs is active; return the exit status that a local sweep would have."""
+    """Wait until no job of these runs is active. Return the exit status that a local sweep of the runs would return."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
     active = True
     with interruptible("; the jobs stay in SLURM's queue"):
@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs to submit: without a result, or with one in `rerun`, and not being executed. Print why others are not."""
+    """Return the runs to submit: not in execution, and without a result or with a state in `rerun`. Print why a run is not."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say
@@ -116,7 +116,7 @@ def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) ->
 
 
 def _warn(experiments: Iterable[Experiment]) -> None:
-    """Warn of settings that work here and may fail or lose work on the cluster."""
+    """Warn of settings that work on this machine and may fail or lose work on the cluster."""
     if any(experiment.checkpoint.kind == "none" for experiment in experiments):
         warn(
             "checkpoint=none: a run that is preempted or loses a node starts again at step 1; with checkpoint=dcp it continues"
@@ -127,7 +127,7 @@ def _warn(experiments: Iterable[Experiment]) -> None:
 
 
 def _sbatch(path: Path, text: str, folder: Path) -> str:
-    """Write a script and submit it; return the job's number. Raise ConfigError that says how to submit `folder` again."""
+    """Submit a script and return the job's number. If SLURM rejects it, raise ConfigError that tells how to resubmit."""
     replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]

@@ -1,4 +1,4 @@
-"""Turns the jobs of a Hydra sweeper into run directories. All jobs are composed and checked before any is written."""
+"""Turns the jobs of a Hydra sweeper into run directories. All jobs are composed and checked before a directory is written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
-"""Most problems listed in an error, and most jobs named per problem."""
+"""Maximum number of problems listed in an error, and of jobs named per problem."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Target:
     """The machine or cluster that will execute the runs."""
 
     workers: Callable[[Experiment], int]
-    """Returns the workers per node, with `auto` resolved; raises Incompatible or ConfigError."""
+    """Function that returns the workers per node of an experiment, also for `auto`. Raises Incompatible or ConfigError."""
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
-    """Returns the configuration with settings that the target requires; raises ConfigError."""
+    """Function that adds the settings that the target requires to a configuration. Raises ConfigError."""
     here: bool = True
-    """Whether `hardware=auto` means the devices of this machine."""
+    """Whether `hardware=auto` refers to the devices of this machine."""
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return the workers per node on the hardware that the configuration describes, for runs that another machine executes."""
+    """Return the workers per node on the configured hardware, for runs that another machine executes."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -56,7 +56,7 @@ def configured_workers(experiment: Experiment) -> int:
 
 @dataclass(frozen=True)
 class Combination:
-    """One combination of a sweep, with a run for each repeat and seed. The run directories are not written yet."""
+    """A combination of a sweep, with a run for each repeat and seed. A Combination exists before its run directories."""
 
     overrides: list[str]
     hydra: DictConfig
@@ -64,9 +64,9 @@ class Combination:
     runs: list[Composed]
     """Runs ordered by repeat, then by seed."""
     reason: str
-    """Why the runs are skipped; empty if they can run."""
+    """Reason why the runs are skipped; empty if the runs are not skipped."""
     plan: dict[str, Any] = field(default_factory=dict)
-    """Content of plan.json; {} without a prediction."""
+    """Content of plan.json; {} if the combination is not predicted."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SweepBatch:
         return [pair for pairs in rounds for pair in pairs]
 
     def names(self) -> list[str]:
-        """Return the names of all run directories of the sweep in order, including earlier batches."""
+        """Return the names of all run directories of the sweep in order, including the runs of earlier batches."""
         return list(dict.fromkeys([*run_names(self.sweep_dir), *(run.run_dir.name for _, run in self.ordered)]))
 
     def place(self) -> list[Path]:
@@ -98,7 +98,7 @@ class SweepBatch:
 def check_batch(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
 ) -> SweepBatch:
-    """Compose and check a batch of jobs; raises ConfigError that lists all invalid ones."""
+    """Compose and check a batch of jobs. Raise ConfigError that lists all invalid jobs."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
@@ -117,7 +117,7 @@ def check_batch(
                 if not isinstance(error, ConfigError):
                     problem = explain(error, list(overrides))
                     missing.append(missing_key(error))
-                    if len(missing) == len(job_overrides) and len(set(missing)) == 1:  # the cause is not what varies
+                    if len(missing) == len(job_overrides) and len(set(missing)) == 1:  # all jobs lack the same key
                         raise
                 wrong.setdefault(problem, []).append(f"job {number} ({' '.join(named)})")
     if wrong:
@@ -192,14 +192,14 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """Return the overrides that not all jobs share, or all overrides of a single job: a sweeper may pass jobs one by one."""
+    """Return the overrides that not all jobs share. Return all overrides of a single job: a sweeper may pass single jobs."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared
 
 
 def job_name(number: int, overrides: list[str]) -> str:
-    """Return a directory name such as `003_parallelism-fsdp2_shard-2`, cut at NAME_LENGTH characters with a hash appended."""
+    """Return a directory name: `003_parallelism-fsdp2_shard-2`. Cut a long name at NAME_LENGTH characters and append a hash."""
     parts = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

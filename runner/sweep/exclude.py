@@ -1,7 +1,7 @@
 """`sweep.exclude`: rules for combinations of a sweep to skip.
 
-A rule is a line of conditions such as `activation_checkpoint=full micro_batch=8,16`. It matches a combination if all of its
-conditions do. Each names a group and some of its options, or a key and some of its values, typed as on the command line.
+A rule is a line of conditions such as `activation_checkpoint=full micro_batch=8,16`. A rule matches a combination if all
+conditions match. A condition is a group with one or more options, or a key with one or more values, as on the command line.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from meshrunner.runner.config.hydra.overrides import split_outside
 
 
 class ExcludeCondition(NamedTuple):
-    """`micro_batch=8,16`: a key and the values that match, or a group and the options that match."""
+    """A condition such as `micro_batch=8,16`: a key and the values that match, or a group and the options that match."""
 
     key: str
     values: dict[str, Any]
-    """Text as typed -> value as YAML reads it."""
+    """Typed text of a value -> the value that YAML reads from the text."""
 
     def matches(self, composed: Composed) -> bool:
-        """Return whether a combination has one of the options of the group, or one of the values of the key."""
+        """Return whether a combination chose a listed option of the group, or has a listed value of the key."""
         choices = composed.overrides["choices"]
         if self.key in choices:
             return any(choices[self.key] in (text, value) for text, value in self.values.items())
@@ -40,12 +40,12 @@ class ExcludeCondition(NamedTuple):
 
 
 def matching_rule(rules: list[str], composed: Composed) -> str | None:
-    """Return the first rule that matches a combination, or None; raises ConfigError for a rule without valid conditions."""
+    """Return the first rule that matches a combination, or None if no rule matches. Raise ConfigError if a rule is invalid."""
     return next((rule for rule in rules if all(each.matches(composed) for each in conditions(rule))), None)
 
 
 def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options: Callable[[str], list[str]]) -> None:
-    """Raise ConfigError if a rule names none of a group's `options`, or a key that no combination of the sweep has."""
+    """Raise ConfigError if a rule names an unknown option of a group, or an unknown key. `options` lists a group's options."""
     for rule in rules:
         for key, values in conditions(rule):
             if any(key in each.overrides["choices"] for each in combinations):
@@ -66,7 +66,7 @@ def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options:
 
 @lru_cache(maxsize=1000)
 def conditions(rule: str) -> tuple[ExcludeCondition, ...]:
-    """Return the conditions of a rule; raises ConfigError if one is invalid."""
+    """Return the conditions of a rule. Raise ConfigError if a condition is invalid."""
     try:
         found = tuple(_condition(word) for word in split_outside(rule, " \t\n") if word)
     except (HydraException, ValueError, RecursionError):
@@ -79,7 +79,7 @@ def conditions(rule: str) -> tuple[ExcludeCondition, ...]:
 
 
 def _condition(word: str) -> ExcludeCondition:
-    """Parse one condition; raises ValueError or HydraException if it is invalid."""
+    """Parse a condition. Raise ValueError or HydraException if the condition is invalid."""
     key, _, values = word.partition("=")
     typed: dict[str, Any] = {}
     for text in split_outside(values, ","):

@@ -1,4 +1,4 @@
-"""Executes the unfinished runs of a sweep, one after another or in parallel on disjoint devices."""
+"""Executes the unfinished runs of a sweep, sequentially or in parallel on disjoint devices."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ Display = LiveTable | RunLines
 
 def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, bool]:
     """
-    Execute the unfinished runs of a sweep, except those that another live process is executing.
+    Execute the unfinished runs of a sweep, except runs that another live process is executing.
 
-    The `sweep` section of `experiment`, the first run's configuration, applies to all runs. Return the exit status of the sweep,
-    and whether it must stop because of a stop request or `sweep.fail_fast`.
+    `experiment` is the first run's configuration. Its `sweep` section applies to all runs. Return the exit status of the sweep,
+    and whether the sweep must stop because of a stop request or `sweep.fail_fast`.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
     todo = [run_dir for run_dir in run_dirs if _is_due(run_dir, settings)]
@@ -78,9 +78,9 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """
-    Return the devices to distribute among runs, none if they cannot share the node, and the devices that each run needs.
+    Return the devices to distribute among parallel runs, and the devices that each run needs. Both are empty for sequential runs.
 
-    GPUs are named as in CUDA_VISIBLE_DEVICES; CPU devices are only numbered.
+    Devices are GPU names as in CUDA_VISIBLE_DEVICES, or numbers of CPU devices.
     """
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
@@ -95,7 +95,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
 
 
 def _is_due(run_dir: Path, settings: Sweep) -> bool:
-    """Return whether to execute a run. If not, print why: it has a result, another process executes it, or it is gone."""
+    """Return whether to execute a run. Otherwise print why not: it has a result, runs in another process, or was removed."""
     status = read_status(run_dir)
     if not run_dir.is_dir():
         say(f"{run_dir.name} was not executed: its directory was moved or removed")
@@ -113,12 +113,12 @@ def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
 def _sequential(
     todo: Sequence[Path], settings: Sweep, display: Display, page: LivePage, preemption: Preemption
 ) -> None:
-    """Execute runs one after another from this process and its warm forkserver."""
+    """Execute runs sequentially, with the forkserver of this process."""
     for number, run_dir in enumerate(todo):
         preemption.poll()
         if preemption.requested:
             return
-        if not _is_due(run_dir, settings):  # another process may have executed it
+        if not _is_due(run_dir, settings):  # another process may have executed the run
             display.run_ended(run_dir)
             continue
         for attempt in range(1 + settings.retry):
@@ -128,12 +128,12 @@ def _sequential(
             try:
                 outcome, summary = execute(run_dir, display=None if display.steps else display)
                 report(run_dir, outcome, summary, row=False)
-                if outcome.interrupted:  # too late for this run
+                if outcome.interrupted:  # the run ended before it could stop
                     raise Interrupted("by SIGINT")
             except AlreadyRunning as error:
                 say(error)
                 break
-            except ConfigError as error:  # wrong since the sweep was checked, such as removed data
+            except ConfigError as error:  # an error since the sweep was checked, such as removed data
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
                 say(error, to_stderr=True)
             finally:
@@ -141,7 +141,7 @@ def _sequential(
             if read_state(run_dir) not in CRASHED:
                 break
         page.run_ended()
-        preempted = read_state(run_dir) == "preempted"  # so is the job that executes the sweep
+        preempted = read_state(run_dir) == "preempted"  # the job that executes the sweep is preempted too
         if preempted or _fails_fast(run_dir, settings):
             why = "a stop was requested" if preempted else "sweep.fail_fast is set and an earlier run failed"
             for rest in todo[number + 1 :]:
@@ -150,24 +150,24 @@ def _sequential(
 
 
 class _Parallel:
-    """Executes runs in parallel, each in a process that sees only its own devices."""
+    """Executes runs in parallel. Each run has a process, and the process sees only the devices of the run."""
 
     def __init__(
         self, devices: list[str], needs: dict[Path, NodeDevices], settings: Sweep, display: Display, page: LivePage
     ) -> None:
-        """See `_shared` for `devices` and `needs`."""
+        """Take `devices` and `needs` as `_shared` returns them."""
         self.devices, self.needs, self.settings, self.display, self.page = devices, needs, settings, display, page
         self.free = devices
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.starts: Counter[Path] = Counter()
 
     def execute(self, todo: Sequence[Path], preemption: Preemption) -> None:
-        """Execute runs; raises Interrupted once they have ended after a first Ctrl-C, or at the second."""
+        """Execute runs. Raise Interrupted after the first Ctrl-C once all runs have ended, or at the second Ctrl-C."""
         try:
             with first_interrupt(preemption.interrupt):
                 self._execute(list(todo), preemption)
         finally:
-            self._signal_all(signal.SIGHUP)  # unlike a first SIGINT, this ends a run without a checkpoint
+            self._signal_all(signal.SIGHUP)  # unlike a first SIGINT, SIGHUP ends a run without a checkpoint
             for process, _ in self.running.values():
                 process.wait()
         if preemption.interrupted:
@@ -181,7 +181,7 @@ class _Parallel:
                 stopping = True
                 queue.clear()
                 self._signal_all(signal.SIGINT if preemption.interrupted else signal.SIGTERM)
-            # In order, so that small runs do not starve a large one that waits for devices.
+            # Start runs in order, so that small runs do not starve a large run that waits for devices.
             while queue and (self.needs[queue[0]].workers <= len(self.free) or not self.running):
                 run_dir = queue.pop(0)
                 if _is_due(run_dir, self.settings):
@@ -206,7 +206,7 @@ class _Parallel:
         own, self.free = self.free[: need.workers], self.free[need.workers :]
         self.starts[run_dir] += 1
         self.display.run_started(run_dir)
-        if read_state(run_dir) in FINAL:  # left by an earlier execution
+        if read_state(run_dir) in FINAL:  # a state from an earlier execution
             update_status(run_dir, state="pending", reason="")
         # A run is limited to its devices and to the same fraction of the node's cores.
         limits = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
@@ -221,7 +221,7 @@ class _Parallel:
                 stdout=log,
                 stderr=log,
                 process_group=0,  # only this process passes Ctrl-C on
-                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # it records the interrupt and exits
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # the child records the interrupt and exits
             )
         self.running[run_dir] = process, own
         say(f"{run_dir.name}: started on {', '.join(own)}")
@@ -237,7 +237,7 @@ class _Parallel:
                 continue
             if code < 0:
                 reason = f"its process was killed by signal {signal.Signals(-code).name}"
-            else:  # it could not begin the run
+            else:  # the process could not begin the run
                 reason = [f"its process ended with exit code {code}", *last_lines(run_dir / LAUNCHER_LOG)][-1]
             update_status(run_dir, state="failed", reason=reason, ended=time.time())
         return ended

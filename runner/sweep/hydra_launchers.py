@@ -1,7 +1,7 @@
-"""Runs a sweep through Hydra: its sweeper passes batches of jobs to one of three launchers.
+"""Runs a sweep through Hydra, whose sweeper passes batches of jobs to one of three launchers.
 
-Each launcher checks and writes all runs of a batch before the first one starts. Then `local` executes the runs, `slurm` submits
-them, and `place` does nothing more.
+Each launcher checks and writes all runs of a batch before the first run starts. Then the launcher `local` executes the runs,
+and the launcher `slurm` submits the runs to SLURM. The launcher `place` only writes the runs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from meshrunner.runner.sweep.preflight import with_predictions
 from meshrunner.runner.sweep.results import finish_sweep
 
 Ended = Callable[[int], object]
-"""Called with the exit status of a batch whose runs have ended."""
+"""Callback that receives the exit status of a batch after its runs have ended."""
 
 
 class StopSweep(Exception):
-    """Ends the sweeper before further jobs, because of `sweep.fail_fast` or a stop request."""
+    """Stops the sweeper before the next batch, because of `sweep.fail_fast` or a stop request."""
 
 
 MAXIMIZE = {
@@ -47,17 +47,17 @@ MAXIMIZE = {
     "hydra.sweeper.optim.maximize": "true",
     "hydra.sweeper.ax_config.experiment.minimize": "false",
 }
-"""Key of the direction in the Optuna, Nevergrad and Ax sweepers -> the value that maximizes."""
+"""Key of the direction in the Optuna, Nevergrad and Ax sweepers -> value of the key that maximizes the objective."""
 
 
 def minimizes(config: DictConfig) -> bool:
-    """Return whether the Optuna, Nevergrad or Ax sweeper minimizes."""
+    """Return whether the Optuna, Nevergrad or Ax sweeper minimizes the objective."""
     direction, maximize, minimize = (OmegaConf.select(config, key) for key in MAXIMIZE)
     return getattr(direction, "name", direction) == "minimize" or maximize is False or minimize is True
 
 
 def check_direction(config: DictConfig) -> None:
-    """Raise ConfigError if an adaptive sweeper minimizes, by its own default, an objective that is better when high."""
+    """Raise ConfigError if an adaptive sweeper minimizes, by default, an objective of which higher values are better."""
     objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
     if minimizes(config) and higher_is_better(objective) and not any(key in given for key in MAXIMIZE):
         key = next(key for key in MAXIMIZE if OmegaConf.select(config, key) is not None)
@@ -65,7 +65,7 @@ def check_direction(config: DictConfig) -> None:
 
 
 def run_sweep(composer: Composer) -> int:
-    """Run a sweep from the command line; return its exit status, 1 if a run failed, crashed or timed out."""
+    """Run a sweep from the command line. Return its exit status: 1 if a run failed, crashed or timed out."""
     statuses: list[int] = []  # some sweepers return nothing, so the launcher reports each batch
     config = composer.compose_sweep()
     check_direction(config)
@@ -74,7 +74,7 @@ def run_sweep(composer: Composer) -> int:
         with _restored_unless_placed(sweep_dir), suppress(StopSweep):
             composer.sweep(config, statuses.append)
     except MissingConfigException:
-        raise  # it is an OSError, too
+        raise  # MissingConfigException is an OSError, but not a write error
     except OSError as error:
         raise ConfigError(f"hydra.sweep.dir: the sweep directory cannot be written: {error}") from None
     except Exception:  # an adaptive sweeper may launch a wrong job after hours
@@ -88,7 +88,7 @@ def run_sweep(composer: Composer) -> int:
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Restore the sweep directory if no run was placed: Hydra's sweepers create it before anything is checked."""
+    """Restore the sweep directory if no run was placed, because Hydra's sweepers create the directory before the checks."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -107,7 +107,7 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
 
 
 def resume_sweep(sweep_dir: Path) -> int:
-    """Execute the unfinished runs of a sweep on disk; return the exit status, 1 if one of them is damaged."""
+    """Execute the unfinished runs of a sweep directory. Return the exit status; a damaged run makes it nonzero."""
     run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
     say(f"sweep directory: {shown(sweep_dir)}")
     for run_dir in run_dirs:
@@ -121,7 +121,7 @@ def resume_sweep(sweep_dir: Path) -> int:
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Execute a batch of jobs on this node; raises ConfigError that lists all invalid jobs, and StopSweep."""
+    """Execute a batch of jobs on this node. Raise ConfigError that lists all invalid jobs, or StopSweep to stop the sweep."""
     target = Target(workers_here)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if first == 0:
@@ -136,7 +136,7 @@ def launch_local(
 def launch_slurm(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Submit a batch of jobs to SLURM; raises ConfigError that lists all invalid jobs."""
+    """Submit a batch of jobs to SLURM. Raise ConfigError that lists all invalid jobs."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
         raise ConfigError(
@@ -159,12 +159,12 @@ def launch_slurm(
 
 
 def _earlier_runs(batch: SweepBatch) -> list[Path]:
-    """Return the executable runs of the sweep directory that an earlier command placed, with other overrides."""
+    """Return the executable runs that an earlier command, with other overrides, placed in the sweep directory."""
     own = {run.run_dir.name for _, run in batch.ordered}
     names = [name for name in run_names(batch.sweep_dir) if name not in own]
     try:
         return usable_runs(batch.sweep_dir, names).run_dirs if names else []
-    except ConfigError as error:  # none can be executed, which must not stop the new ones
+    except ConfigError as error:  # if no earlier run is executable, the new runs still start
         warn(str(error))
         return []
 
@@ -172,7 +172,7 @@ def _earlier_runs(batch: SweepBatch) -> list[Path]:
 def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
-    """Write the run directories of a batch for `meshrunner place -m`; raises ConfigError that lists all invalid jobs."""
+    """Write the run directories of a batch for `meshrunner place -m`. Raise ConfigError that lists all invalid jobs."""
     target = Target(configured_workers)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     batch.place()
@@ -181,7 +181,7 @@ def launch_place(
 
 
 def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return for each job the median objective of its runs, or the worst value if one of them has none."""
+    """Return the median objective of the runs of each job, or the worst value if a run did not complete with an objective."""
     worst = math.inf if minimizes(config) else -math.inf
     returns = []
     for job in batch.combinations:

@@ -1,4 +1,4 @@
-"""The live table of a sweep on a terminal, read from the run directories."""
+"""The live table that shows a sweep on a terminal. The run directories provide its data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0
-"""Seconds between redraws. A redraw takes milliseconds of CPU time, perhaps from a core that is training."""
+"""Seconds between redraws. A redraw takes milliseconds of CPU time, perhaps from a core that trains."""
 FRAME_LINES = 3
-"""Screen lines for the table's titles, the rule and an empty line."""
+"""Screen lines for the table's titles, the rule below the titles, and an empty line."""
 
 
 class _Running:
@@ -38,28 +38,28 @@ class _Running:
 
     def cells(self) -> list[str]:
         self.rows = [*self.rows, *self.tail.read()][-RECENT:]
-        state = "running" if read_state(self.run_dir) == "running" else "starting"  # until it claims the run
+        state = "running" if read_state(self.run_dir) == "running" else "starting"  # no process has claimed the run
         return [state, *progress_cells(state, self.steps, self.rows)]
 
 
 class LiveTable(Tally):
-    """The table as a context manager. Only runs that are executing are read again: a sweep may have thousands of runs."""
+    """The live table, a context manager. A redraw reads only the runs in execution: a sweep may have thousands of runs."""
 
-    # It is drawn by the caller's thread, which also forks and handles signals.
+    # The thread that draws the table also forks and handles signals.
 
     steps = False
     """Whether each run prints its steps."""
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Show the runs `todo`, which are still to be executed, as pending whatever their recorded state."""
+        """Show the runs `todo`, the runs to execute, as pending even if their recorded state differs."""
         super().__init__(run_dirs, todo)
         self._screen = screen
         self._live = Live(
             console=screen,
             auto_refresh=False,
-            transient=True,  # the comparison replaces it
+            transient=True,  # the comparison at the end replaces the live table
             vertical_overflow="crop",
-            redirect_stderr=sys.stderr.isatty(),  # leave a file alone
+            redirect_stderr=sys.stderr.isatty(),  # do not redirect a file
         )
         self._phase = ""
         due = set(todo)
@@ -93,7 +93,7 @@ class LiveTable(Tally):
         self._draw()
 
     def refresh(self, phase: str = "") -> None:
-        """Redraw if it is time; call this a few times a second. A new phase is shown at once, because it may block."""
+        """Redraw after REDRAW_S. Call this a few times a second. Show a new phase at once: the next call may come late."""
         begins = phase not in ("", self._phase)
         self._phase = phase
         if begins or time.monotonic() - self._drawn > REDRAW_S:
@@ -106,7 +106,7 @@ class LiveTable(Tally):
         width = self._screen.width
         counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
         current = next(iter(self._running), None)
-        # The line is there even without a phase, so that the table does not move.
+        # Without a phase, an empty line keeps the table in place.
         phase = f"{self.whose(current)}{self._phase}" if self._phase and current else ""
         lines = ["", *map(one_line, [self.line, counts, phase])]
         below = [part for line in lines for part in Text(line).wrap(self._screen, width)]
@@ -119,7 +119,7 @@ class LiveTable(Tally):
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
-        """Return all runs or, if they and `taken` lines do not fit on the screen, the last to end, the running and the next."""
+        """Return the runs that fit above `taken` lines: all runs, or the newest ended, the running and the next runs."""
         room = max(self._screen.height - FRAME_LINES - taken, 1)
         if len(self._states) <= room:
             return list(self._states)

@@ -1,6 +1,6 @@
-"""Predicts runs before the first of them starts (`sweep.preflight`).
+"""Predicts the runs of a sweep before the first run starts (`sweep.preflight`).
 
-A prediction that fails or takes too long stops nothing: the run starts as if it fitted.
+If the prediction of a run fails or takes too long, the run starts as if it fitted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
 
 BUDGET_S = 60.0
-"""Longest time that runs wait for their predictions."""
+"""Maximum seconds that a sweep waits for predictions."""
 MAX_LISTED = 10
-"""Most combinations that are warned of by name."""
+"""Maximum number of combinations that warnings name."""
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run: on a GPU, and with sweep.preflight=skip also on a CPU of this machine (`here`)."""
+    """Return whether to predict a run. A run on a CPU is predicted only on this machine (`here`) with sweep.preflight=skip."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
@@ -35,7 +35,7 @@ def wanted(experiment: Experiment, *, here: bool) -> bool:
 
 
 def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: int, *, here: bool) -> dict[str, Any]:
-    """Return the content of plan.json for a run outside a sweep, {} for none; warn if the run does not fit."""
+    """Return plan.json's content for a run outside a sweep, or {} without a prediction. Warn if the run does not fit."""
     if not wanted(experiment, here=here):
         return {}
     (plan,) = predicted_plans([config], [workers])
@@ -45,7 +45,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Return a batch with its predictions; warn of combinations that do not fit, or mark them to be skipped (`skip`)."""
+    """Add predictions to a batch. Warn of combinations that do not fit; sweep.preflight=skip also marks them as skipped."""
     jobs = [
         job
         for job in batch.combinations
@@ -63,7 +63,7 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
 
 
 def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the content of plan.json for each run with its workers per node, {} and a warning where there is no prediction."""
+    """Return the content of plan.json for each run, from its workers per node. A failed prediction gives {} and a warning."""
     if not configs:
         return []
     resolved = [
@@ -74,7 +74,7 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
     try:
         with naming(f"predicting {many}"):
             found = predict_all(resolved, active_only=True, within_s=BUDGET_S)
-    except Exception as error:  # the forkserver was killed, the disk is full
+    except Exception as error:  # for example, the forkserver was killed or the disk is full
         found = [Predicted(None, f"{type(error).__name__}: {error}")] * len(configs)
     late, faults = 0, []
     for each in found:
@@ -93,7 +93,7 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
 
 
 def does_not_fit(plan: dict[str, Any]) -> str:
-    """Return why a predicted run certainly does not fit; empty if it may fit."""
+    """Return the reason why a run is predicted not to fit, or an empty text if the run may fit."""
     return f"predicted not to fit: {plan.get('reason')}" if plan.get("verdict") == DOES_NOT_FIT else ""
 
 

@@ -1,4 +1,4 @@
-"""Predicts the combinations of a grid and ranks them for `meshrunner plan -m`, the fastest that fits first."""
+"""Predicts and ranks the combinations of a grid for `meshrunner plan -m`. The fastest combination that fits comes first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNE
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 
 SKIPPED = "skipped"
-"""Verdict on a combination that cannot run, named like the state of its runs in a sweep."""
+"""Verdict on a combination that cannot run. In a sweep, the state of its runs has the same name."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 
 
@@ -31,7 +31,7 @@ class Ranked(NamedTuple):
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
-    """Predict and sort every combination of a command line; raises the same ConfigError as a sweep."""
+    """Predict and sort all combinations of a command line. Raise the same ConfigError as a sweep."""
     config = composer.compose_sweep()
     target = Target(lambda experiment: expected_devices(experiment).workers)
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)
@@ -54,7 +54,7 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
 
 
 def _sort_key(each: Ranked) -> tuple[int, float, float]:
-    """Return a key that sorts by verdict, then the fastest first, then by the least memory."""
+    """Return a key that sorts by verdict in ORDER, then by descending speed, then by ascending memory."""
     forecast = each.forecast
     return (
         ORDER.index(forecast.verdict.answer),
@@ -64,7 +64,7 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
 
 
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
-    """Return title -> cells of the table, without empty columns."""
+    """Return the columns of the table, title -> cells, without empty columns."""
     rows = [each.as_json() for each in ranked]
 
     def numbers(key: str, template: str) -> list[str]:

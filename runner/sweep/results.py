@@ -1,4 +1,4 @@
-"""Reports the results of a sweep: the report page while it is running, and at its end the table on stdout and in the tracker."""
+"""Reports the results of a sweep: a report page during the sweep, and a table on stdout and in the tracker at its end."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from meshrunner.runner.trackers.handle import Trackers
 
 MAX_REASONS = 5
 LEAST_S = 10.0
-"""Minimum seconds between two pages."""
+"""Minimum seconds between two writes of the report page."""
 SHARE = 0.01
-"""Largest fraction of the sweep's time that pages may take."""
+"""Maximum fraction of the sweep's time for writing report pages."""
 SECONDS_PER_RUN = 0.01
-"""Expected cost of the first page. Later pages are expected to cost as much as the previous one."""
+"""Expected seconds per run to write the first page. A later page is expected to take as long as the page before."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:
-    """Print, write and track the results of a sweep; warn if that fails. Raises Interrupted."""
+    """Print, write and track the results of a sweep. Warn if the page or the tracker fails. May raise Interrupted."""
     with interruptible():
-        # The first run's tracker receives the table. It is started early, to load its library while the page is written.
+        # The first run's tracker receives the table. The tracker loads its library while the page is written.
         tracking = Trackers(sweep_dir, first_experiment(sweep_dir, run_names(sweep_dir)).tracker)
         try:
             _compare(sweep_dir)
@@ -66,15 +66,15 @@ class LivePage:
         self.sweep_dir = sweep_dir
         self.page = sweep_dir / REPORT
         self.cost = SECONDS_PER_RUN * runs
-        # An adaptive sweeper creates one of these for each batch, and the earlier batches have written pages.
+        # An adaptive sweeper creates a LivePage for each batch. An earlier batch may have written the page.
         self.written = self.page.stat().st_mtime if self.page.exists() else time.time()
 
     def run_ended(self) -> None:
-        """Write the page unless the last one is too recent."""
+        """Write the page unless the page on disk is recent."""
         if time.time() - self.written < max(LEAST_S, self.cost / SHARE):
             return
         began = time.monotonic()
-        # A page must not end the sweep. The one at the end fails in the same way, with a warning.
+        # A failure here must not end the sweep. `finish_sweep` warns if the final page fails, too.
         with suppress(Exception):
             write_page(compare_sweep(self.sweep_dir)[0], self.page)
         self.cost = time.monotonic() - began

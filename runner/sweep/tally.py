@@ -1,4 +1,4 @@
-"""The progress of a sweep: runs that are done, the remaining time, the fastest run. Without a terminal, a line for each run."""
+"""The progress of a sweep: the number of finished runs, the remaining time, the fastest run, and a printed line for each run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LOSS = figure_of("train/loss")
 
 
 class Tally:
-    """Counts the runs of a sweep. Each run is read once, when it has ended."""
+    """Counts the runs of a sweep. The directory of a run is read once, after the run has ended."""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Count `run_dirs`, all runs of the sweep or of an adaptive sweeper's batch, of which `todo` will be executed."""
+        """Count `run_dirs`, the runs of a sweep or of an adaptive sweeper's batch. `todo`: the runs to execute."""
         self.labels = run_labels(run_dirs[0].parent)
         self.earlier = len(self.labels.keys() - {run_dir.name for run_dir in run_dirs})
         """Number of runs in earlier batches."""
@@ -28,22 +28,22 @@ class Tally:
         self._left = set(todo)
         self._since = time.monotonic()
         self._seconds: list[float] = []
-        """Seconds between the ends of consecutive runs, which may run in parallel."""
+        """Seconds between the ends of consecutive runs. Runs may be parallel."""
         self._fastest: tuple[float, Run] | None = None
         for run_dir in run_dirs:
             if run_dir not in self._left:
                 self._compare(glance(run_dir))
 
     def label(self, run_dir: Path) -> str:
-        """Return the number of a run's combination and its varying overrides, or the directory's name if they are unknown."""
+        """Return the number and the varying overrides of a run's combination, or the directory's name if these are unknown."""
         return self.labels.get(run_dir.name, run_dir.name)
 
     def whose(self, run_dir: Path) -> str:
-        """Return the prefix of lines about a run."""
+        """Return the prefix of printed lines about a run."""
         return f"{self.label(run_dir)}: "
 
     def ended(self, run_dir: Path) -> Run:
-        """Count a run that has ended, and return it."""
+        """Count a run that has ended, and return the run."""
         run = glance(run_dir)
         now = time.monotonic()
         self._seconds.append(now - self._since)
@@ -53,7 +53,7 @@ class Tally:
         return run
 
     def _compare(self, run: Run) -> None:
-        """Keep the run if it is the fastest completed one."""
+        """Remember the run if it is the fastest completed run."""
         value = speed_of(run)
         if value is not None and (self._fastest is None or value > self._fastest[0]):
             self._fastest = value, run
@@ -65,7 +65,7 @@ class Tally:
 
     @property
     def left(self) -> str:
-        """`about 2m10s left`; empty if no run has ended or none is left."""
+        """The text `about 2m10s left`, or an empty text if no run has ended or no run is left."""
         if not self._left or not self._seconds:
             return ""
         expected = len(self._left) * fmean(self._seconds) - (time.monotonic() - self._since)
@@ -73,12 +73,12 @@ class Tally:
 
     @property
     def fastest(self) -> Path | None:
-        """Directory of the fastest completed run; None for a single run."""
+        """Directory of the fastest completed run; None if no run has completed or there is only one run."""
         return self._fastest[1].path if self._fastest and self.total > 1 else None
 
     @property
     def line(self) -> str:
-        """`5/12 done, about 2m10s left, best so far: #3 fsdp2 full 5,300 tokens per CPU-second`."""
+        """Text such as `5/12 done, about 2m10s left, best so far: #3 fsdp2 full 5,300 tokens per CPU-second`."""
         # The total is unknown if an adaptive sweeper chooses further batches.
         parts = [f"{self.done} done" if self.earlier else f"{self.done}/{self.total} done", self.left]
         if self._fastest and self.fastest:
@@ -89,19 +89,19 @@ class Tally:
 
 
 def speed_of(run: Run) -> float | None:
-    """Return the speed by which runs are compared; None unless the run is completed."""
+    """Return the speed of a completed run, or None for another run. The fastest run has the highest speed."""
     return speed_figure([run.figures]).values([run.figures])[0] if run.state == "completed" else None
 
 
 class RunLines(Tally):
     """
-    Prints a line for each run that has ended. It is used without a terminal, and has the methods of LiveTable.
+    Prints a line for each run that has ended. Without a terminal, RunLines replaces LiveTable, with the same methods.
 
-    `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
+    Example: `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
     """
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path], *, steps: bool) -> None:
-        """Prepare for the runs `todo`; `steps`: whether each run prints its steps."""
+        """Prepare for the runs `todo`. `steps`: whether each run prints its steps."""
         super().__init__(run_dirs, todo)
         self.steps = steps
         self._slow = Slow()
@@ -113,13 +113,13 @@ class RunLines(Tally):
         self._slow.doing("")
 
     def run_started(self, run_dir: Path) -> None:
-        """Print a title if lines of the run's steps follow."""
+        """Print a title if the run prints its steps."""
         self._slow.whose = self.whose(run_dir)
         if self.steps:
             say(f"\n{self.label(run_dir)}")
 
     def refresh(self, phase: str = "") -> None:
-        """Print the phase if it lasts long."""
+        """Print the phase of the run if the phase lasts long."""
         self._slow.doing(phase)
 
     def run_ended(self, run_dir: Path) -> None:
@@ -135,7 +135,7 @@ class RunLines(Tally):
         say(one_line(f"{self.whose(run_dir)}{result} ({self._progress(run_dir)})"))
 
     def _progress(self, run_dir: Path) -> str:
-        """Return the progress of the sweep, and whether this run is the fastest."""
+        """Return a text with the progress of the sweep and the fastest run."""
         if self.earlier:  # the total is unknown: an adaptive sweeper chooses further batches
             return f"run {self.done}"
         parts = [f"{self.done} of {self.total}", self.left]
