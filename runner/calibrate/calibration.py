@@ -1,4 +1,4 @@
-"""Calibrates a device: reads measured runs, fits its constants, and checks each run against the others."""
+"""Calibrates a device: reads measured runs, fits constants to them, and predicts each run from a fit to the other runs."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ SPEED_OF_CPU = {
     "collective_s": 3e-4,
     "jitter": 0.05,
 }
-"""Constants of a processor at which the search begins, besides the matmul rate that runs have measured for MFU."""
+"""Constants of a CPU at which the search begins. The runs themselves measure the matmul rate, for MFU."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
-"""Rates of a GPU that a fit finds shares of."""
+"""Data-sheet rates of a GPU. They must be equal in all runs, because the fit finds fractions of them."""
 FEWEST = 2
-"""Fewest combinations to fit to."""
+"""Fewest combinations that a fit needs."""
 ROUGH = 0.7
-"""Share of the measured matmul rate that the search assumes a model's matmuls reach."""
+"""Share of the measured matmul rate that a model's matmuls are assumed to reach when the search begins."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted constants of a device, and the evidence for them."""
+    """Fitted constants of a device, and the runs and errors behind the fit."""
 
     runs: list[MeasuredRun]
     left_out_errors: list[float]
-    """Error of each run's predicted speed, in percent, when the constants are fitted to the other runs only."""
+    """Error of each run's predicted speed in percent, with constants fitted to the other runs only."""
     left_out: dict[str, str]
-    """Combination -> reason why it was not used."""
+    """Combination -> reason why the fit does not use it."""
     before: GPU | CPU
+    """Device with the constants before the fit."""
     hardware: GPU | CPU
     """Device with the fitted constants."""
     fitted: Fitted
@@ -75,7 +76,7 @@ class Calibration:
 
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
-    """Fit the constants of the device of all runs in `folders`. Raise ConfigError for too few combinations or several devices."""
+    """Fit the device's constants to all runs in `folders`. Raise ConfigError for too few combinations or several devices."""
     comparison = compare_runs(read_runs(folders))
     candidates: list[_Candidate] = []
     left_out: dict[str, str] = {}
@@ -105,19 +106,19 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
 
 
 class _Candidate(NamedTuple):
-    """A combination with a measured speed, as it was executed."""
+    """Combination with a measured speed, as it was executed."""
 
     name: str
     wps: float
     experiment: Experiment
     device: ExpectedDevices
-    """For a processor its name includes the threads of a worker, on which its rates depend."""
+    """Device of the run. A CPU's name includes the number of threads per worker, because its rates depend on that number."""
     matmul_rate: dict[str, float]
-    """For a processor: the rate measured in the dtype of the run, by its key in `CPUSpeed`."""
+    """Key in `CPUSpeed` -> ROUGH times the matmul rate measured in the run's dtype. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:
-    """Return a combination's speed and device; raises ConfigError if they are not known."""
+    """Return a combination with its speed and device. Raise ConfigError if the speed or the device is unknown."""
     wps = row.figures.get(WPS.summary_keys[0]) if row.completed else None
     if not wps or wps < 0:
         raise ConfigError(row.reason or f"no speed was measured: {row.state}")
@@ -145,7 +146,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
 
 
 def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
-    """Raise ConfigError if leaving one combination out leaves none to predict it from."""
+    """Raise ConfigError if the combinations are fewer than FEWEST."""
     if combinations < FEWEST:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         many = f"{combinations} combination{'s' * (combinations != 1)}"
@@ -155,7 +156,7 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
 
 
 def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
-    """Return the one device of all runs, for a processor with every matmul rate that one of them measured."""
+    """Return the device of all runs. A CPU gets every matmul rate that at least one run measured."""
     names = list(dict.fromkeys(each.device.name for each in candidates))
     if len(names) > 1:
         raise ConfigError(f"calibrate: the runs used different devices: {'; '.join(names)}. Name runs of one device")

@@ -1,9 +1,9 @@
 """
 Fits the constants behind predicted speeds to measured runs.
 
-The words per second of a run are a function of the constants, evaluated by replaying its trace. The fit is the maximum a
-posteriori estimate, found by `scipy.optimize.least_squares`, for constants that are log-normal around the device's present
-ones and speeds that are measured with log-normal noise. So a constant that no run depends on keeps its value.
+The words per second of a run are a function of the constants, evaluated by replaying the run's trace. The fit is the maximum a
+posteriori estimate, found by `scipy.optimize.least_squares`. The prior of each constant is log-normal around its present value,
+and measured speeds have log-normal noise. So a constant that affects no run keeps its value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict import Workload
 
 NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
-"""Standard deviation of the logarithm of a measured speed, including errors of the device model."""
+"""Standard deviation of the logarithm of a measured speed, including errors of the device's model."""
 
 
 class FittedConstant(NamedTuple):
-    """A constant to fit."""
+    """Constant to fit."""
 
     key: str
     """Dotted key within the hardware option."""
     unknown: float
-    """Standard deviation of its logarithm before any run is seen."""
+    """Standard deviation of the constant's logarithm before the fit."""
     most: float = math.inf
-    """Largest value."""
+    """Largest value that the constant can take."""
     coupled: str = ""
-    """Key of a constant that changes by the same factor."""
+    """Key of another constant that changes by the same factor, or empty."""
 
 
 OF_GPU = (
@@ -52,32 +52,33 @@ OF_CPU = (
     FittedConstant("speed.collective_s", 1.0),
     FittedConstant("speed.jitter", 1.0),
 )
-"""The first two constants are the speed of matmuls and of memory, see `Fitted.ratio_unknown`."""
+"""Constants to fit. The first two must be the matmul speed and the memory speed, see `Fitted.ratio_unknown`."""
 TOLD_APART = 0.5
-"""Largest share of the prior uncertainty about the ratio of matmul to memory speed that runs may leave."""
+"""Largest `Fitted.ratio_unknown` at which runs separate matmul speed from memory bandwidth."""
 
 
 class MeasuredRun(NamedTuple):
-    """A combination whose speed was measured."""
+    """Combination with a measured speed."""
 
     name: str
     workload: Workload
     wps: float
-    """Words per second and device."""
+    """Measured words per second and device."""
 
     def error_pct(self, hardware: GPU | CPU) -> float:
-        """Return by how many percent the speed predicted for a device is off."""
+        """Return the error of the speed predicted for a device, in percent."""
         return 100 * (self.workload.wps(hardware) / self.wps - 1)
 
 
 class Fitted(NamedTuple):
-    """Constants that explain the measured speeds."""
+    """Result of a fit."""
 
     hardware: GPU | CPU
+    """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Constant -> share of the standard deviation of its logarithm that remains."""
+    """Key of a constant -> share of the prior standard deviation of its logarithm that remains after the fit."""
     ratio_unknown: float
-    """The same for the ratio of matmul to memory speed, which decides how eager and compiled code differ."""
+    """Share that remains for the ratio of matmul to memory speed. The ratio decides how eager and compiled speeds differ."""
 
     @property
     def tells_apart(self) -> bool:
@@ -86,7 +87,7 @@ class Fitted(NamedTuple):
 
 
 def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None = None) -> Fitted:
-    """Fit a device's constants, beginning at those of `near`; raise ConfigError if a rate that a run needs is unknown."""
+    """Fit a device's constants, starting at the values of `near`. Raise ConfigError if a run needs an unknown rate."""
     noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
     constants = _constants(hardware)
     priors = np.array([each.unknown for each in constants])
@@ -95,7 +96,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """[runs + constants]: differences of logarithms, in standard deviations."""
+        """Return differences of logarithms in standard deviations [runs + constants]."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])
@@ -117,7 +118,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
 
 
 def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitted: Fitted) -> list[float]:
-    """Return each run's error in percent with constants fitted to the others. `fitted`: to all runs, where searches begin."""
+    """Return each run's error in percent with constants fitted to the other runs. Fits start at `fitted`, the fit to all runs."""
     others = ([*runs[:i], *runs[i + 1 :]] for i in range(len(runs)))
     return [
         run.error_pct(fit(hardware, rest, fitted.hardware).hardware) for run, rest in zip(runs, others, strict=True)
@@ -125,12 +126,12 @@ def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitte
 
 
 def constant(hardware: GPU | CPU, key: str) -> float:
-    """Return a known constant of the hardware option."""
+    """Return the constant at a dotted key of the hardware option. It must be known."""
     return float(attrgetter(key)(hardware))
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
-    """Return the option with constants, and those coupled to them, multiplied by factors within their bounds."""
+    """Return the option with constants and their coupled constants multiplied by factors, up to their largest values."""
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
             factor = factors.get(key, factors.get(each.key))
@@ -142,7 +143,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Constants that are zero stay so; an unknown one is replaced by the one coupled to it."""
+    """Return the constants to fit. Omit constants that are zero, and replace an unknown constant by its coupled constant."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

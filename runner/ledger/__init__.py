@@ -1,1 +1,1 @@
-"""Bytes of memory by category and phase."""
+"""Tracks bytes of memory by category and phase."""

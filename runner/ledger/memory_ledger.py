@@ -1,12 +1,12 @@
 """
-Tracks every storage from allocation to release, with its purpose and the phase of the step that allocated it.
+Tracks every storage from allocation to release, with its category and the phase in which it was allocated.
 
     with MemoryLedger() as ledger:
         ...
     ledger.peak
 
-`profiler=memory` uses it on a CPU, whose allocator keeps no statistics, and predictions use it on tensors without memory. On CUDA
-`profiler=memory` uses the allocator's own history, which has more detail.
+`profiler=memory` uses a ledger on a CPU, because the CPU's allocator keeps no statistics. On CUDA, `profiler=memory` uses the
+allocator's own history instead, because it has more detail. Predictions use a ledger on tensors without memory.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, All
 from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
-"""Gloo reduce-scatters a copy of the input and splits that copy, the only operator that ever sees it."""
+"""Operator by which gloo's reduce-scatter splits a copy of its input. No other operator uses the copy."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 """FSDP operators whose arguments and results are communication buffers."""
 
 
 class MemoryLedger(AllocationHistory, TorchDispatchMode):
     """
-    Bytes of memory over time, by category.
+    Ledger of memory over time, by category.
 
-    - *parameters*: storages of every `nn.Parameter`.
+    - *parameters*: storages of all `nn.Parameter`s.
     - *gradients*: the `.grad` of parameters. Gradients that FSDP has not yet reduced are *temporary*.
-    - *optimizer*: state after an optimizer's step.
-    - *unsharded*: FSDP's all-gathered parameters, which it frees by resizing.
+    - *optimizer*: optimizer state, from the end of an optimizer's step.
+    - *unsharded*: FSDP's all-gathered parameters. FSDP frees them by resizing.
     - *communication*: outputs of FSDP's all-gathers and inputs of its reductions.
-    - *logits*: created in the loss.
-    - *activations*: created while autograd records, in forward and in recomputation, and not yet freed; and memory that a custom
-      autograd function, inside which autograd does not record, creates in forward and frees in backward.
+    - *logits*: memory created in the loss.
+    - *activations*: memory created in forward or recomputation while autograd records. Autograd does not record inside a custom
+      autograd function: memory that such a function creates in forward becomes *activations* if it is freed in backward.
     - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer.
 
-    Not tracked: memory allocated inside an operator or a collective, and tensors created by other threads until they are an
-    operator's input here. Gloo copies its input and frees the copy some time after the collective, so allocated memory varies
-    from run to run. These figures do not: a storage older than the ledger whose first use is a split is taken for such a copy.
+    Memory allocated inside an operator or a collective is not tracked. A tensor that another thread creates is tracked once an
+    operator of this thread uses it. Gloo copies its input and frees the copy some time after the collective, so the memory of
+    a process varies from run to run. The ledger ignores such copies: unknown storages whose first use is a split.
 
-    **Compiled code is not tracked**: inductor allocates below any dispatch mode, and under a mode dynamo does not even compile.
+    **Compiled code is not tracked**: inductor allocates below any dispatch mode, and dynamo does not compile under a mode.
 
-    The mode may be re-entered; in between, only releases are tracked. Parameters, gradients and optimizer state older than the
-    mode count from the beginning, any other storage from its first use.
+    The mode may be exited and re-entered. While it is exited, only releases are tracked. Parameters, gradients and optimizer
+    state older than the mode count from the beginning. Any other storage counts from its first use.
     """
 
     def __init__(self, phases: Phases | None = None) -> None:
@@ -64,7 +64,9 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         hook = register_optimizer_step_post_hook(self._after_optimizer_step)
         resize_before = UntypedStorage.resize_
 
-        def resize(storage: UntypedStorage, size: int) -> Any:  # FSDP's way to free parameters; no mode intercepts it
+        def resize(
+            storage: UntypedStorage, size: int
+        ) -> Any:  # FSDP frees parameters by resizing, and no mode intercepts that
             result = resize_before(storage, size)
             self._resized(storage)
             return result
@@ -86,7 +88,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
             if type(value) is not Tensor and isinstance(value, nn.Parameter):
                 self._track_parameter(value)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
-            return NotImplemented  # e.g. a DTensor, which dispatches its parts to this mode
+            return NotImplemented  # e.g. a DTensor: it dispatches its parts to this mode
         result = func(*args, **kwargs)
         if func is SPLIT and inputs and self.allocation_of(inputs[0]) is None:
             copied = inputs[0].untyped_storage()
@@ -99,21 +101,21 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         return result
 
     def allocation_of(self, tensor: Tensor) -> Allocation | None:
-        """Return the allocation that holds a plain tensor, if it is tracked."""
+        """Return the allocation of a plain tensor's storage, or None if the storage is not tracked."""
         known = self._by_storage.get(tensor.untyped_storage()._cdata)
         return known[0] if known is not None else None
 
     # Subclasses override these.
 
     def _saves_for_backward(self) -> bool:
-        """Whether new results that live on are kept for backward."""
+        """Whether a result created now is kept for backward, unless it is freed."""
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        """Called after an operator has run and its results are tracked."""
+        """Handle an operator that has run and whose results are tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether a storage has memory of its own, unlike one made from an address inside another, such as a buffer of a pool."""
+        """Whether a storage owns memory. A storage made from an address inside another, as in a pool, does not."""
         if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
         if storage.resizable():
@@ -159,7 +161,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         keeps: Any = None,
         preexisting: bool = False,
     ) -> Allocation:
-        """Begin to track a storage. `keeps` is kept alive until the storage is released."""
+        """Begin to track a storage. Keep the object `keeps` alive until the storage is released."""
         identity, allocation = storage._cdata, self._allocate(nbytes, category, preexisting)
 
         def released(_: Any, keeps: Any = keeps) -> None:
@@ -182,7 +184,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         allocation.freed_at = self.now
 
     def _resized(self, storage: UntypedStorage) -> None:
-        """End the allocation of a storage that was resized, and begin another."""
+        """End the allocation of a resized storage, and begin another allocation with the new size."""
         identity, nbytes = storage._cdata, storage.nbytes()
         known = self._by_storage.get(identity)
         if known is None:
@@ -216,7 +218,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among an operator's arguments or results, including those in lists."""
+    """Yield the tensors among an operator's arguments or results, including tensors in lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -225,7 +227,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the plain tensors that hold a tensor's memory: a DTensor has none itself."""
+    """Yield the plain tensors that hold a tensor's memory. For a DTensor, this is its local tensor."""
     if type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor):
         if tensor.layout == torch.strided:
             yield tensor
@@ -233,5 +235,5 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     names, _ = tensor.__tensor_flatten__()
     for name in names:
         part = getattr(tensor, name)
-        if isinstance(part, Tensor):  # torch 2.13 lists a DTensor's mesh, too
+        if isinstance(part, Tensor):  # torch 2.13 also lists a DTensor's mesh
             yield from plain_tensors(part)

@@ -1,4 +1,4 @@
-"""Follows a network through its phases: which step, which part of it, which block."""
+"""Follows the phases of a network: the step, the part of the step, and the block."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from meshrunner.runner.ledger.allocations import END, Phase
 
 class Phases:
     """
-    Follows a network's step through hooks of modules, autograd and optimizers. The model needs no edit, and may be wrapped.
+    Phases of a network, followed by hooks of modules, autograd and optimizers. The model needs no changes and may be wrapped.
 
-    In a network compiled as a whole, blocks and loss have no phases of their own: the compiler would trace their hooks.
+    Blocks and the loss have no phases in a network that is compiled as a whole, because the compiler would trace their hooks.
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
-        """Begin with `part`. `compiles`: whether any part of the network is compiled."""
+        """Begin in the part `part`. `compiles`: whether any part of the network is compiled."""
         self.step = -1
         self._part = part
         self._block: int | None = None
         self._hooks = ExitStack()
         self.block_ended: Callable[[Any], None] = lambda output: None
-        """Called with the output of a block at the end of its forward, but not of its recomputation."""
-        # The hooks of a compiled module run outside the compiled code, but the compiler would trace them.
+        """Callback that receives a block's output at the end of the block's forward, but not of its recomputation."""
+        # The compiler would trace the hooks of a compiled module, although they run outside the compiled code.
         self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
     @property
     def now(self) -> Phase:
-        """The present phase."""
+        """Present phase."""
         if self._part in ("backward", END) and not _in_backward():
             self._part, self._block = "update", None
         return Phase(self.step, self._part, self._block)
@@ -95,7 +95,7 @@ class Phases:
                 self._until_exit(module.register_forward_hook(self._hook(embedded), prepend=True))
 
     def _follow_module(self, module: nn.Module, block: int | None) -> None:
-        """Follow a block, or the network if `block` is None."""
+        """Register the hooks of a block, or of the network if `block` is None."""
 
         def before(*_: Any) -> None:
             if not _in_backward():
@@ -108,12 +108,12 @@ class Phases:
                     self.block_ended(output)
                 self._enter("forward")
 
-        # Prepended, so that the hooks enclose those of sharding.
+        # Prepended, so that these hooks enclose the hooks of sharding.
         self._until_exit(module.register_forward_pre_hook(self._hook(before), prepend=True))
         self._until_exit(module.register_forward_hook(self._hook(after), prepend=True))
 
     def _enter_in_backward(self, output: Any, part: str, block: int | None) -> None:
-        """Enter a part once backward computes the gradient of a module's output."""
+        """Enter a part when backward has computed the gradient of a module's output."""
         outputs = output if isinstance(output, tuple) else (output,)
         first = next((each for each in outputs if isinstance(each, Tensor)), None)
         if first is not None and first.requires_grad:
@@ -121,5 +121,5 @@ class Phases:
 
 
 def _in_backward() -> bool:
-    """Whether autograd is running. A forward that runs then is recomputation, which is part of backward."""
+    """Whether autograd runs backward. A forward that runs meanwhile is recomputation and so part of backward."""
     return torch._C._current_graph_task_id() != -1

@@ -1,1 +1,1 @@
-"""Profilers of some of the measured steps: their time, or their memory."""
+"""Profiles the time or the memory of some measured steps."""

@@ -1,4 +1,4 @@
-"""The `profiler` group: the window of profiled steps, and the session that the meter drives on every rank."""
+"""Defines the `profiler` group: the window of profiled steps, and the session that the meter drives on every rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProfiledRun(NamedTuple):
-    """The keys of an experiment that profilers depend on."""
+    """Settings of an experiment that profilers depend on."""
 
     steps: int
     measure_after: int
@@ -38,7 +38,7 @@ class Profiler(Option):
     }
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        """Return settings that do not fit the run or its number of ranks."""
+        """Return error messages about settings that do not fit the run or its number of ranks."""
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
@@ -46,7 +46,7 @@ class Profiler(Option):
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
-        """Open a worker's session. Called before the model is built, with the rank's device current."""
+        """Open a worker's session. The meter calls this before the model is built, once the rank's device is current."""
         return Session(None, run, run_dir, 0)
 
 
@@ -74,11 +74,11 @@ class Windowed(Profiler):
     """Ranks to profile: a list, or all."""
 
     def last_step(self, run: ProfiledRun, done: int = 0) -> int:
-        """Return the last step of the window in an attempt that begins after `done` steps."""
+        """Return the number of the window's last step in an attempt that begins after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
     def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> str:
-        """Return the arithmetic if the window ends after the run, else an empty string."""
+        """Return the sum that exceeds the run's steps if the window ends after the run, else an empty string."""
         if (last := self.last_step(run, done)) <= run.steps:
             return ""
         before = f"{done} done before + " if done else ""
@@ -100,46 +100,46 @@ class Windowed(Profiler):
 
 
 class Session:
-    """A profiler's session on one rank, driven by the meter. It follows the window; subclasses profile the chosen ranks."""
+    """Session of a profiler on one rank. The meter drives it. Subclasses profile the window on the chosen ranks."""
 
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of the figures that `end` returns."""
     warms_up: ClassVar[bool] = False
-    """Whether to profile the step before the window as well and discard it, for profilers that set up in their first step."""
+    """Whether to also profile the step before the window and discard it, because the profiler sets up in its first step."""
 
     def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, rank: int) -> None:
-        """Without an option there is no window."""
+        """Open the session. If `option` is None, the session has no window."""
         self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
         self.chosen = option is not None and (option.ranks == "all" or rank in option.ranks)
         self.first = self.last = self.next_step = 0
         self.in_step = ExitStack()
-        """Contexts that are open while a step runs."""
+        """Contexts that stay open while a step runs."""
 
     @property
     def recording(self) -> bool:
-        """Whether the current step is profiled and so does not count towards throughput."""
+        """Whether the current step is profiled and so excluded from throughput."""
         return self.first > 0 and self.first - self.warms_up <= self.next_step <= self.last
 
     def started(self, device: torch.device, done: int) -> None:
-        """Called once the model is built. `done` steps were completed by earlier attempts."""
+        """Set the window once the model is built. Earlier attempts completed `done` steps."""
         self.device, self.next_step = device, done + 1
         if self.option is not None and (last := self.option.last_step(self.run, done)) <= self.run.steps:
             self.first, self.last = last - self.option.steps + 1, last
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Whether profiling begins or ends after this step, on all ranks alike. The device must be idle then."""
+        """Whether profiling begins or ends after this step. The result is the same on all ranks. The device must be idle then."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:
-        """Called before a step."""
+        """Prepare for the next step. The meter calls this before each step."""
 
     def pause(self) -> None:
-        """Close the contexts of the current step. Called before any work outside of steps."""
+        """Close the contexts of the current step. The meter calls this before any work outside of steps."""
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
-        """Pause, and return this rank's figures if the window ends with this step, else None."""
+        """Pause. Return this rank's figures if the window ends with this step, else None."""
         self.pause()
         self.next_step = step + 1
         self._enter_window()
@@ -155,18 +155,18 @@ class Session:
             self.begin()
 
     def warm_up(self) -> None:
-        """Begin the warm-up with `next_step`. Not called if the window begins with the attempt's first step."""
+        """Begin the warm-up in `next_step`. The warm-up is skipped if the window begins with the attempt's first step."""
 
     def begin(self) -> None:
-        """Begin the window with `next_step`."""
+        """Begin the window in `next_step`."""
 
     def end(self) -> list[float]:
-        """End the window: write this rank's files and return its figures, NaN for unknown ones."""
+        """End the window: write this rank's files and return its figures. An unknown figure is NaN."""
         return []
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return keys of summary.json from the figures of all ranks [ranks, figures]. Called on rank 0 after the window."""
+        """Return entries of summary.json from the figures of all ranks [ranks, figures]. Called on rank 0 after the window."""
         return {}
 
     def out_of_memory(self) -> None:
-        """Write the profile so far, because memory ran out and the run ends."""
+        """Write the profile so far. The meter calls this if memory runs out."""

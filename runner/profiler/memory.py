@@ -1,4 +1,4 @@
-"""profiler=memory: on CUDA the history of the allocator, on a CPU the live tensors at the peak."""
+"""Implements profiler=memory. On CUDA it records the allocator's history, on a CPU the live tensors at the peak."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in 
 
 class MemoryProfile(Windowed):
     """
-    CUDA: the allocator's history with stacks, from the start to the end of the window, in trace/memory_rank0.pickle for
-    pytorch.org/memory_viz; written at the end of the window, or when memory runs out. All rows up to then are `profiled`. If
-    memory runs out later, trace/memory_rank0_oom.pickle holds the allocator's state without history.
+    Memory profile of the chosen ranks.
 
-    CPU: the peak of live tensors in the window, by category, in trace/memory_rank0.json; `memory/peak_live_gib` and
-    `memory/live_*_gib` in summary.json are those of the rank with the highest peak. Unknown for a compiled model: see
-    `MemoryLedger`.
+    CUDA: trace/memory_rank0.pickle holds the allocator's history with stacks, from the start of the run to the end of the
+    window, for pytorch.org/memory_viz. It is written when the window ends or memory runs out. All rows until then are
+    `profiled`. If memory runs out after the window, trace/memory_rank0_oom.pickle holds the allocator's state without history.
+
+    CPU: trace/memory_rank0.json holds the peak of live tensors in the window, by category. `memory/peak_live_gib` and
+    `memory/live_*_gib` in summary.json come from the rank with the highest peak. All of these are unknown for a compiled model
+    (see `MemoryLedger`).
     """
 
     max_entries: Count
-    """CUDA: number of allocations and frees to keep in the history; older ones are dropped."""
+    """CUDA: number of latest allocations and frees to keep in the history."""
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)
@@ -47,14 +49,14 @@ class MemoryProfile(Windowed):
 
 
 class HistorySession(Session):
-    """Records the history of the caching allocator from before the model is built to the end of the window."""
+    """Session that records the history of the caching allocator, from before the model is built to the end of the window."""
 
     figures: ClassVar[tuple[str, ...]] = ("written",)
     option: MemoryProfile
 
     def __init__(self, option: MemoryProfile, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         super().__init__(option, run, run_dir, rank)
-        from torch.cuda import memory  # here: configurations are checked without torch
+        from torch.cuda import memory  # imported here, because configurations are checked without torch
 
         self.allocator: Any = memory
         if self.chosen:
@@ -87,7 +89,7 @@ class HistorySession(Session):
 
 
 class LiveSession(Session):
-    """Keeps a `MemoryLedger` during the steps of the window, but not between them."""
+    """Session that runs a `MemoryLedger` during the steps of the window, but not between steps."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
@@ -119,7 +121,7 @@ class LiveSession(Session):
             self._write(out_of_memory=True)
 
     def _write(self, *, out_of_memory: bool) -> list[float]:
-        """Write the peak to this rank's file and return its figures."""
+        """Write the peak to this rank's file, and return the values of KEYS."""
         peak = None if self.ledger is None else self.ledger.peak
         record: dict[str, Any] = {"rank": self.rank, "steps": [self.first, self.last], "out_of_memory": out_of_memory}
         record |= {"peak_live_bytes": peak and peak.total, "by_category": peak and peak.by_category}

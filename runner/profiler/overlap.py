@@ -1,17 +1,17 @@
-"""Shares of compute, exposed communication and idle time in profiled steps, from the intervals of a Chrome trace.
+"""Computes shares of compute, exposed communication and idle time in profiled steps, from a Chrome trace.
 
-Each moment of a step is one of three: *compute* (something computes, whatever else happens), *exposed communication* (a
-collective runs and nothing computes), *idle* (neither). Waiting for a slower rank is communication.
+Each moment of a step is *compute* (compute work runs, with or without a collective), *exposed communication* (only a collective
+runs) or *idle* (neither compute nor a collective runs). Waiting for a slower rank is communication.
 
-On CUDA, NCCL kernels are communication; all other kernels, copies and fills on any stream are compute.
+On CUDA, NCCL kernels are communication. All other kernels, copies and fills on any stream are compute.
 
 On a CPU there are no streams, only operators on threads:
 
-- Collectives appear as `gloo:all_gather` and the like on gloo's threads, from start to end, and as `c10d::*` on the training
-  thread while they are enqueued. Both, and copies inside them, are communication.
-- Other operators (`aten::*`, `fsdp::*`, a user's own) and inductor's graphs are compute.
-- Events of autograd and modules around operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) do not count, since they
-  may enclose `work.wait()`, which has no event of its own.
+- Collectives appear on gloo's threads from start to end, as `gloo:*` such as `gloo:all_gather`, and on the training thread while
+  they are enqueued, as `c10d::*`. Both kinds of events, and copies inside them, are communication.
+- Other operators (`aten::*`, `fsdp::*`, a user's operators) and inductor's graphs are compute.
+- Events of autograd and modules around operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) are ignored. They may
+  include time in `work.wait()`, and a trace has no events for `work.wait()`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 Event = dict[str, Any]
 Lane = tuple[str, Any]
-"""A kind of work, which is STEP, COMPUTE or COMMUNICATION, and the thread that does it."""
+"""(kind of work, thread that does the work). The kind is STEP, COMPUTE or COMMUNICATION."""
 Span = tuple[Lane, float, float]
-"""A lane that is busy, from one time to another in microseconds."""
+"""(lane, begin, end): interval in microseconds during which the lane is busy."""
 
 
 class Shares(NamedTuple):
-    """Shares of the steps' time in percent, which add up to 100."""
+    """Shares of the steps' time in percent. They add up to 100."""
 
     compute_pct: float
     exposed_comm_pct: float
@@ -47,7 +47,7 @@ class Shares(NamedTuple):
 
 
 def shares(events: list[Event]) -> Shares | None:
-    """Return the shares of the steps in a trace, or None if it has no step."""
+    """Return the shares over all steps in a trace, or None if the trace has no step."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
     steps = [each for each in timed if each.get("cat") == "user_annotation" and each["name"].startswith(STEP)]
@@ -69,9 +69,9 @@ def shares(events: list[Event]) -> Shares | None:
 
 def _activity(busy: Counter[Lane]) -> str:
     """
-    Return the activity of a moment: COMPUTE, COMMUNICATION or IDLE.
+    Return COMPUTE, COMMUNICATION or IDLE for a moment, from the number of busy spans per lane.
 
-    An operator that runs inside a collective on the same thread counts as communication.
+    If an operator runs inside a collective on the same thread, the operator is communication.
     """
     lanes = [lane for lane, count in busy.items() if count]
     if any(kind == COMPUTE and not busy[COMMUNICATION, thread] for kind, thread in lanes):
@@ -81,13 +81,14 @@ def _activity(busy: Counter[Lane]) -> str:
 
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
     """
-    Yield the work of the device, and the steps in device time, as the meter's CUDA events measure them.
+    Yield spans of the device's work and of the steps. Steps are timed on the device, as the meter's CUDA events time them.
 
-    A step ends when all work launched in it has ended. It begins with its annotation, but not before the previous step has ended.
+    A step ends when all work launched in the step has ended. It begins with its annotation or with the end of the previous step,
+    whichever is later.
     """
     launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
     ends: list[tuple[float, float]] = []
-    """Launch and end of each piece of work."""
+    """(launch time, end time) of each kernel, copy and fill."""
     for event in on_device:
         kind = COMMUNICATION if event["cat"] == "kernel" and "nccl" in event["name"].lower() else COMPUTE
         _, begin, end = span = _span((kind, kind), event)
@@ -101,7 +102,7 @@ def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Eve
 
 
 def _spans_on_cpu(steps: list[Event], timed: list[Event]) -> Iterator[Span]:
-    """Yield the steps, and the collectives and operators of all threads."""
+    """Yield the spans of the steps, and of the collectives and operators on all threads."""
     for event in steps:
         yield _span((STEP, None), event)
     for event in timed:

@@ -1,4 +1,4 @@
-"""profiler=trace: a Chrome trace per chosen rank, and the shares of compute, exposed communication and idle time."""
+"""Implements profiler=trace: a Chrome trace per chosen rank, and shares of compute, exposed communication and idle time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TraceProfile(Windowed):
     """
     Traces of some steps: trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
-    The step before them warms the profiler up, because starting to collect on CUDA takes long once. It is not in the trace, but
-    does not count towards throughput either. The peak of host memory includes the profiler's own memory.
+    The step before the window warms the profiler up, because the first collection on CUDA starts slowly. The warm-up step is
+    neither in the trace nor in the throughput. The peak of host memory includes the profiler's own memory.
     """
 
     with_stack: bool
-    """Record the source location of each operator's call. Slows down every operator."""
+    """Record the source location of each operator's call. This slows down every operator."""
     record_shapes: bool
     """Record the shapes of each operator's inputs."""
     profile_memory: bool
@@ -36,7 +36,7 @@ class TraceProfile(Windowed):
 
 
 class TraceSession(Session):
-    """Runs torch.profiler over the window, with an annotation for each step."""
+    """Session that runs torch.profiler over the window, with an annotation for each step."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     warms_up: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class TraceSession(Session):
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return the mean over the ranks, and write the shares of each to trace/table.json."""
+        """Return the mean shares over the ranks, and write the shares of each rank to trace/table.json."""
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
         rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)

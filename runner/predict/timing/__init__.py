@@ -1,1 +1,1 @@
-"""Predicted time of a step from a trace and the rates of a device."""
+"""Predicts the time of a step from a trace and the rates of a device."""

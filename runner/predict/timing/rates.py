@@ -1,16 +1,16 @@
 """
-Rates at which a device executes the events of a trace, derived from its option of the `hardware` group.
+Computes the rates at which a device executes the events of a trace, from the device's option of the `hardware` group.
 
-The constants of GPUs' collectives describe H100s, 8 per node, with NVSwitch inside the node and one 400 Gbit/s network adapter
+The constants of GPU collectives describe nodes of 8 H100s, with NVSwitch inside the node and one 400 Gbit/s network adapter
 per device between nodes. They come from nccl-tests results and NCCL's tuning tables, as fitted in meta-pytorch/autoparallel
 (`cost_models/nccl_cost_model.py`). The following is assumed, not measured:
 
-- Other hardware differs only in bandwidth: link_bandwidth and network_bandwidth scale, latencies stay.
+- Other hardware has the same latencies. Only its bandwidths differ, in proportion to link_bandwidth and network_bandwidth.
 - No other group uses the same links at the same time. Each device has its own network adapter: if every rank of a node is in
-  a different group with ranks of other nodes, each group has the adapter of one device per node.
-- A group that is spread unevenly is as fast as the node with the fewest of its ranks.
-- All collectives are rings, except all-reduces, which are trees where that is faster. NCCL has better algorithms for small
-  all-gathers with one device per node. A broadcast takes as long as an all-gather; an all-to-all has the latency of one.
+  a different group with ranks of other nodes, each group uses the adapter of one device per node.
+- A group that is spread unevenly over nodes is as fast as the node with the fewest ranks of the group.
+- All collectives are rings, except that an all-reduce is a tree if a tree is faster. NCCL has better algorithms for small
+  all-gathers with one device per node. A broadcast takes as long as an all-gather. An all-to-all has an all-gather's latency.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from meshrunner.runner.config.hardware import CPU, GPU
 
 GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
-"""GB/s of the H100, to which NODE_BANDWIDTH belongs."""
+"""`link_bandwidth` in GB/s of the H100, the device for which NODE_BANDWIDTH holds."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""(devices, GB/s): bytes of the whole buffer per second in all-gathers and reduce-scatters."""
+"""(devices in a node, bandwidth in GB/s) of all-gathers and reduce-scatters: bytes of the whole buffer per second."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
-"""(devices, seconds)."""
+"""(devices in a node, latency in seconds) of all-gathers and reduce-scatters."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
-"""(bytes per rank, share of the network's bandwidth that is reached)."""
+"""(bytes per rank, share of the network bandwidth that a collective reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
-"""Seconds of a ring's step to a device of the same node and of another node: together 38 microseconds per node of 8 devices."""
+"""Seconds of a ring's step within a node, and between nodes. A ring takes 38 microseconds per node of 8 devices."""
 TREE = 0.7
 """Bandwidth of a tree relative to a ring."""
 
@@ -42,7 +42,7 @@ Fp32Rate = Literal["fp32", "tf32"]
 
 
 class GPURates:
-    """Data-sheet rates times the share of them that programs reach."""
+    """Rates of a GPU: data-sheet rates times the fraction that programs reach."""
 
     overlaps = True
     """Whether streams run concurrently and the host runs ahead of them."""
@@ -53,10 +53,10 @@ class GPURates:
         self.bytes_per_second = hardware.memory_bandwidth * GB * efficiency.memory
         """Memory bandwidth that elementwise operators reach."""
         self.kernel_s, self.host_s, self.contention = efficiency.kernel_s, efficiency.host_s, efficiency.contention
-        """See `hardware.Efficiency`."""
+        """Overheads of operators and of overlapping communication, see `hardware.Efficiency`."""
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
-        """Return the FLOP/s that operators of an `Operator.kind` reach; raises ConfigError if the rate is unknown."""
+        """Return the FLOP/s that operators of a kind and dtype reach. Raise ConfigError if the rate is unknown."""
         hardware = self._hardware
         rate, share = _peak_rate(dtype, self._fp32_rate)
         peak = hardware.peak_tflops(rate)
@@ -70,13 +70,13 @@ class GPURates:
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
         """
-        Return the seconds of a collective; 0 for a group of one rank.
+        Return the duration of a collective in seconds. It is 0 for a group of one rank.
 
-        The time never falls as `nbytes` grows, nor as the group spreads evenly over more nodes.
+        The time never falls as `nbytes` grows. It also never falls if the group spreads evenly over more nodes.
 
         Args:
-            ranks: of the group, numbered node by node.
-            nbytes: of the whole buffer, see `trace_events.Collective`.
+            ranks: global ranks of the group, numbered node by node.
+            nbytes: bytes of the whole buffer, see `trace_events.Collective`.
         """
         n, hardware = len(ranks), self._hardware
         if n < 2:
@@ -87,7 +87,7 @@ class GPURates:
         transfer = nbytes / (_interpolate(NODE_BANDWIDTH, n) * GB * hardware.link_bandwidth / LINK_BANDWIDTH)
         if nodes > 1:
             latency = STEP_ACROSS * nodes + STEP_IN_NODE * (n - nodes)
-            # A ring carries all but a rank's own part from node to node, split over the adapters of the group's ranks on a node.
+            # A ring sends every rank's part except one from node to node, split over the adapters of the group's ranks on a node.
             sent = nbytes * (n - fewest) / n if name == "all_to_all" else nbytes * (n - 1) / n / fewest
             ramp = _interpolate(RAMP, nbytes / n)
             # Data that crosses the network also passes through the nodes.
@@ -95,18 +95,18 @@ class GPURates:
         if name != "all_reduce":
             return latency + transfer
         if nodes == 1:
-            return latency + 2 * transfer  # the latency covers both directions
-        # A reduce-scatter and an all-gather, or a tree up and down. A node's switch adds one latency.
+            return latency + 2 * transfer  # this latency covers both the reduce-scatter and the all-gather
+        # A reduce-scatter and an all-gather, or a tree up and down. In the tree, a node's switch adds latency only once.
         up_and_down = (_interpolate(NODE_LATENCY, most) if most > 1 else 0.0) + 2 * STEP_ACROSS * math.log2(nodes)
         return min(2 * (latency + transfer), up_and_down + 2 * transfer / TREE)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return 0: the efficiencies were fitted to runs of several GPUs and include waits for the slowest rank."""
+        """Return 0, because the efficiencies were fitted to runs of several GPUs and so include waits for the slowest rank."""
         return 0.0
 
 
 class CPURates:
-    """Measured rates. Nothing overlaps: concurrent work would take cores away from compute."""
+    """Measured rates of a CPU. No work overlaps, because concurrent work would take cores away from compute."""
 
     overlaps = False
     host_s = contention = 0.0
@@ -130,7 +130,7 @@ class CPURates:
         return tflops * 1e12 * share * (1.0 if kind == "matmul" else speed.attention)
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `GPURates`. All links count as equal; gloo's reduce-scatter is an all-reduce of a copy."""
+        """See `GPURates`. All links are assumed equally fast. Gloo's reduce-scatter is an all-reduce of a copy."""
         if len(ranks) < 2:
             return 0.0
         passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
@@ -138,9 +138,9 @@ class CPURates:
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
         """
-        Return how long a collective waits for its slowest rank after `work_s` seconds of work on each.
+        Return the seconds that a collective waits for its slowest rank after `work_s` seconds of work on each rank.
 
-        It is the expected maximum of `ranks` normal deviations (Blom), which grow with work like a random walk.
+        The wait is the expected maximum of `ranks` normal deviations (Blom). Deviations grow with work like a random walk.
         """
         if ranks < 2:
             return 0.0
@@ -151,12 +151,12 @@ Rates = GPURates | CPURates
 
 
 def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rates:
-    """Return the rates of this hardware with `workers` processes per node; a CPU needs a known `speed`."""
+    """Return the rates of this hardware with `workers` processes per node. The `speed` of a CPU must be known."""
     return GPURates(hardware, fp32_rate, workers) if isinstance(hardware, GPU) else CPURates(hardware)
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return the field of `hardware.peak` for matmuls in a dtype, and the share of it that is the dtype's peak."""
+    """Return the field of `hardware.peak` for matmuls in a dtype, and the fraction of that field that the dtype can reach."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):
@@ -164,12 +164,12 @@ def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
     if dtype == "float32":
         return fp32_rate, 1.0
     if dtype == "float64":
-        return "fp32", 0.5  # on vector units; tensor cores of data-centre GPUs reach twice as much
+        return "fp32", 0.5  # on vector units. Tensor cores of data-centre GPUs reach twice this rate
     raise ConfigError(f"the rate of matmuls in {dtype} is not known")
 
 
 def _interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
-    """Interpolate linearly between points, and hold the value constant outside."""
+    """Interpolate linearly between points. Outside the points, return the value of the nearest point."""
     x0, y0 = points[0]
     if x <= x0:
         return y0

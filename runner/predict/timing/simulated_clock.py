@@ -1,8 +1,8 @@
 """
-Simulates when the events of a trace happen: the host issues them, streams execute them in order and wait for each other.
+Simulates when the events of a trace happen. The host issues work, and streams execute work in order and wait for each other.
 
-An operator takes as long as its arithmetic or its memory traffic, whichever is longer (a roofline). Times are in seconds from
-the clock's start.
+An operator takes as long as its arithmetic or its memory traffic, whichever is longer (a roofline), plus a fixed overhead. Times
+are in seconds since the clock started.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from meshrunner.runner.predict.record.trace_events import (
 from meshrunner.runner.predict.timing.rates import Rates
 
 PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
-"""Kinds of work in a step. optimizer: every operator after backward, including the gradient norm."""
+"""Kinds of work in a step. All operators after backward are `optimizer`, including the gradient norm."""
 AFTER_BACKWARD = ("update", "optimizer")
 
 
 class StepTime(NamedTuple):
-    """Time of one step and the work in it."""
+    """Time of one step and of the work in that step."""
 
     seconds: float
-    """Time between the end of all earlier work and the end of the step, including contention."""
+    """Seconds from the end of all earlier work to the end of the step, including contention."""
     seconds_by_part: dict[str, float]
-    """Seconds that streams work on each of PARTS. Parts overlap, so the sum is not the step's time."""
+    """Seconds that streams work on each of PARTS. Parts overlap, so their sum is not the step's time."""
     exposed_communication_s: float
     """Seconds the compute stream idles while it waits for communication."""
 
 
 class _Communicator:
-    """A process group's communicator, which runs its collectives one after another."""
+    """Communicator of a process group. It runs collectives one after another."""
 
     def __init__(self) -> None:
         self.done_at = 0.0
         self.seconds: dict[tuple[str, int], float] = {}
-        """(name, bytes) of a collective -> its time."""
+        """(name, bytes) of a collective -> its duration in seconds."""
 
 
 class SimulatedClock:
-    """Clock of one device and its host, which takes the events of a trace in order."""
+    """Clock of one device and its host. It must receive the events of a trace in order."""
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
@@ -57,17 +57,17 @@ class SimulatedClock:
         self._events: dict[int, float] = {}
         self._communicators: defaultdict[tuple[int, ...], _Communicator] = defaultdict(_Communicator)
         self._flops: dict[tuple[str, str], float] = {}
-        """FLOP/s by kind and dtype."""
+        """(kind, dtype) of an operator -> FLOP/s."""
         self._step: int | None = None
         self._part = ""
         self.begin_step()
 
     def done_at(self, stream: int) -> float:
-        """Return when a stream finishes the work issued to it so far."""
+        """Return the time at which a stream finishes all work issued to it so far."""
         return self._streams.get(stream, 0.0)
 
     def take(self, event: TraceEvent) -> None:
-        """Advance by one event; raises ConfigError if the device's rate for an operator's dtype is unknown."""
+        """Advance the clock by one event. Raise ConfigError if the device's rate for an operator is unknown."""
         if isinstance(event, Operator):
             self._enter(event)
             self._operator(event)
@@ -84,16 +84,16 @@ class SimulatedClock:
             self.host = max(self.host, until)
 
     def begin_step(self) -> None:
-        """Count all further events as a new step."""
+        """Begin a new step."""
         self._began = self._all_done_at()
         self._work = dict.fromkeys((*PARTS, "computing"), 0.0)
         """Seconds of work on each of PARTS, and on the compute stream."""
         self._micro_batches: list[dict[str, float]] = []
-        """Totals at the start of each micro batch but the first."""
+        """`_totals()` at the start of each micro batch except the first."""
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
-        """Return the time of the current step up to now. Each skipped micro batch takes as long as the last but one traced."""
+        """Return the time of the current step so far. A skipped micro batch takes as long as the second-last traced one."""
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]
@@ -101,13 +101,13 @@ class SimulatedClock:
                 name: total + skipped_micro_batches * (after[name] - before[name]) for name, total in totals.items()
             }
         seconds, communication = totals["seconds"], totals["communication"]
-        # If the host is the bottleneck, compute also idles without communication.
+        # If the host is the bottleneck, compute idles even without communication, so limit the exposed time.
         exposed = min(max(seconds - totals["computing"], 0.0), communication)
         seconds += self.rates.contention * (communication - exposed)
         return StepTime(seconds, {part: totals[part] for part in PARTS}, exposed)
 
     def _enter(self, event: Operator | Collective) -> None:
-        """Enter the event's phase, whose first event begins a step or a micro batch."""
+        """Enter the event's phase. Begin a step or a micro batch if the event is its first."""
         step, part, _ = event.phase
         if step != self._step:
             self._step = step
@@ -117,7 +117,7 @@ class SimulatedClock:
         self._part = part
 
     def _totals(self) -> dict[str, float]:
-        """Return the seconds since the step began, and those of work."""
+        """Return the seconds since the step began, and the seconds of each kind of work."""
         return {"seconds": self._all_done_at() - self._began, **self._work}
 
     def _all_done_at(self) -> float:
@@ -136,7 +136,7 @@ class SimulatedClock:
         seconds += self.rates.kernel_s
         self.host += self.rates.host_s
         self._streams[stream] = max(self.done_at(stream), self.host) + seconds
-        part = kind.removesuffix("_backward")  # of attention
+        part = kind.removesuffix("_backward")  # attention_backward is attention
         self._work["optimizer" if phase.part in AFTER_BACKWARD else part] += seconds
         if stream == COMPUTE:
             self._work["computing"] += seconds

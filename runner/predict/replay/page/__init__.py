@@ -1,1 +1,1 @@
-"""The page of a forecast, with memory over a step as a chart."""
+"""Writes the page of a forecast with a chart of memory over a step."""

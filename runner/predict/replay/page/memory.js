@@ -1,14 +1,14 @@
-// Memory over a step: by category, under the device's limit, and what it is at the moment that is pointed at.
+// Draws memory over a step by category, with the device's limits and the values at the pointer's position.
 
-const DATA = JSON.parse(byId("data").textContent);  // null: there is nothing to draw
+const DATA = JSON.parse(byId("data").textContent);  // null if there is nothing to draw
 
-// As they lie on each other: what stays at the bottom.
+// Colours of the categories, from the bottom of the stack to the top. Memory that outlives a step is at the bottom.
 const COLOUR = {
   parameters: "#0072B2", optimizer: "#009E73", gradients: "#D55E00", activations: "#E69F00",
   unsharded: "#56B4E9", communication: "#CC79A7", logits: "#F0E442", temporary: "#8C8C8C",
 };
-const ROWS = 4;  // of names of parts
-const FLAT = 0.25;  // of the limit: less than that is drawn on a scale of its own
+const ROWS = 4;  // most rows of part names
+const FLAT = 0.25;  // if memory peaks below this share of the limit, scale the chart to the step
 const LIMITS = [["limit", 1, DATA?.capacity], ["device", 0, DATA?.memory]]  // name, dashes, GiB
   .filter(([name]) => name !== "device" || DATA?.memory > DATA?.capacity);
 
@@ -20,7 +20,7 @@ const highest = totals.indexOf(Math.max(...totals));
 const gib = (value) => value.toFixed(value >= 1 || totals[highest] >= 1 ? 2 : 4);
 const said = (i) => `${i === highest ? "peak: " : ""}${gib(totals[i])} GiB, ${DATA.phases[DATA.phase[i]]}`;
 
-/** A line through values, each of which holds until the next. */
+/** Return the path of a step line: each value holds until the next value. */
 const steps = (values, x, y) =>
   values.map((value, i) => `${i ? `H${x(DATA.at[i]).toFixed(1)}V` : `M${x(DATA.at[0])} `}${y(value).toFixed(1)}`).join("");
 
@@ -37,7 +37,7 @@ function redraw() {
   const y = linear([0, most, ...(device ? [DATA.memory] : [])], area.bottom, area.top, { every: 45 });
   svg.setAttribute("aria-label", `Memory over a step; ${said(highest)}`);
   axes(svg, area, null, y, "", "GiB");
-  let below = totals;  // what lies higher is drawn first, down to the ground, and then covered
+  let below = totals;  // draw higher categories first, down to the axis, and lower categories over them
   for (const name of [...stacked].reverse()) {
     const d = `${steps(below, x.at, y.at)}H${area.right}V${area.bottom}H${area.left}Z`;
     add(svg, "path", { class: "area", d, fill: COLOUR[name], "data-name": name });
@@ -53,7 +53,7 @@ function redraw() {
   follow(box, svg, area, x);
 }
 
-/** A strip of the step's parts below the chart, and their names where there is room, the longest first; where it ends. */
+/** Draw a strip of the step's parts below the chart, name the longest parts first while there is room, and return its end. */
 function drawParts(svg, { left, right, top, bottom }, x) {
   const strip = add(svg, "g"), taken = Array.from({ length: ROWS }, () => []), named = new Set();
   let line = left;
@@ -78,7 +78,7 @@ function drawParts(svg, { left, right, top, bottom }, x) {
   return bottom + 20 + 14 * taken.filter((names) => names.length).length;
 }
 
-/** A line at the moment that is pointed at, at first that of the peak, and below the chart what is held then. */
+/** Draw a line at the pointer, initially at the peak, and show the memory held at that moment below the chart. */
 function follow(box, svg, { left, right, top, bottom }, x) {
   const cursor = add(svg, "path", { class: "cursor" }), label = write(svg, 0, top - 8, "", { class: "over moment" });
   const entries = stacked.map((name) => [name, COLOUR[name], 1]);
@@ -103,14 +103,14 @@ function follow(box, svg, { left, right, top, bottom }, x) {
   };
   svg.addEventListener("pointerdown", point);
   svg.addEventListener("pointermove", point);
-  svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(highest));  // a finger leaves it there
+  svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(highest));  // else a touch: keep it
   show(highest);
 }
 
 redraw();
 let lastWidth = innerWidth;
 addEventListener("resize", () => {
-  if (lastWidth === innerWidth) return;  // a phone's bars come and go
+  if (lastWidth === innerWidth) return;  // ignore changes of height: a phone's bars come and go
   lastWidth = innerWidth;
   redraw();
 });

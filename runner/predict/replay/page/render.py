@@ -1,7 +1,7 @@
 """
-Writes the page of a forecast: one file with the verdict, its figures and memory over a step. It opens from disk without network.
+Writes the page of a forecast: one file with the verdict, figures and memory over a step. The page needs no network.
 
-Style and drawing are shared with the report page. Scripts insert text only as text, never as markup.
+The page shares style and drawing code with the report page. Scripts insert strings only as text, never as markup.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def write_page(
     remarks: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
-    """Write the page as `put` does: findings below the verdict, and remarks below the (name, value) rows of figures."""
+    """Write the page with `put`: the verdict, then findings, then (name, value) rows of figures, then remarks."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{escape(line)}</p>" for line in lines)
@@ -53,7 +53,7 @@ def write_page(
 
 
 def _chart(timeline: Timeline | None) -> dict[str, Any] | None:
-    """Return the data of the chart in GiB, without categories that hold nothing."""
+    """Return the chart's data in GiB, without empty categories. Return None if there are no points."""
 
     def gib(nbytes: int) -> float:
         return float(f"{nbytes / GIB:.6g}")
