@@ -33,7 +33,7 @@ class Compile(Option):
 
     @property
     def records_cuda_graphs(self) -> bool:
-        """Whether compiled code records CUDA graphs, which always replay with the recorded addresses."""
+        """Whether compiled code records CUDA graphs. A CUDA graph always replays with the recorded addresses."""
         return False
 
     @property
@@ -49,7 +49,7 @@ class Compile(Option):
         """Set process-wide options. Every worker calls this before it compiles anything."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
-        """Compile a block in place. Gathering and freeing the FSDP units that it contains breaks its graph."""
+        """Compile a block in place. FSDP units inside the block break its graph when they gather and free parameters."""
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of tensors, such as the cross entropy, compiled or unchanged."""
@@ -99,7 +99,7 @@ class TorchCompile(Compile):
 
     def problems(self) -> list[str]:
         if self.backend in ("inductor", "aot_eager", "eager"):
-            return []  # every torch has these
+            return []  # every torch has these backends
         import torch
 
         if self.backend in torch.compiler.list_backends(exclude_tags=()):
@@ -140,7 +140,7 @@ class PerBlock(TorchCompile):
 
 
 class WholeModel(TorchCompile):
-    """Compilation of the whole model into one graph, or into as few as communication allows."""
+    """Compilation of the whole model into one graph, or into as few graphs as communication allows."""
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
         model.compile(**self._arguments(contains_units))

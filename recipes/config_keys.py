@@ -1,4 +1,4 @@
-"""Flat configurations: the differences between two, and the effects of their keys, which the fields declare."""
+"""Flat configurations: the differences between two configurations, and the effects that fields declare for their keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two settings are equal: 1 equals 1.0, but neither true nor '1'."""
+    """Return whether two settings are equal. The number 1 equals 1.0, but does not equal true or '1'."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same_value, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -29,7 +29,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (key, old value, new value) of every key that differs. The value of a missing key is `...`."""
+    """Return (key, old value, new value) of every key whose value differs. The value of a missing key is `...`."""
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{path}." if path else ""
         deeper = [differences(old.get(key, ...), new.get(key, ...), f"{prefix}{key}") for key in old | new]
@@ -46,7 +46,7 @@ def affected_by(key: str, flat: dict[str, Any]) -> Affects:
     """
     Return the effects of a key of a flat configuration.
 
-    A key that no shipped class declares, such as one of an older version, has the effects of its section. Classes of the user
+    A key that no shipped class declares, such as a key of an older version, has the effects of its section. Classes of the user
     are not imported, because reading a configuration must not run their code.
     """
     kind = flat.get(f"{key.partition('.')[0]}.kind")
@@ -55,7 +55,7 @@ def affected_by(key: str, flat: dict[str, Any]) -> Affects:
 
 @lru_cache(4096)
 def _affected_by(key: str, kind: str) -> Affects:
-    # Top-level keys are declared in a higher layer, which is imported on first use.
+    # Top-level keys are declared in a higher layer, so their class is imported on first use.
     experiment: type[Section] = importlib.import_module("meshrunner.runner.config.experiment").Experiment
     found, section = experiment.affects, experiment
     for part in key.split("."):
@@ -71,7 +71,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare the keys of a section. For a group, the class of `kind` comes before the others."""
+    """Yield the classes that may declare the keys of a section. For a group, yield the class of `kind` before other classes."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""Environment variable and value, set before CUDA starts. cuBLAS then has one workspace per stream, which torch requires."""
+"""Environment variable and value, set before CUDA starts. torch requires the resulting single cuBLAS workspace per stream."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:
@@ -11,7 +11,7 @@ def compute_deterministically(*, compiles: bool) -> None:
     import torch
 
     torch.use_deterministic_algorithms(True)
-    # Do not fill every torch.empty, those of collectives included: nothing here reads uninitialised memory.
+    # Do not fill torch.empty tensors, such as those of collectives, because nothing here reads uninitialised memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if compiles:
         from torch._inductor import config

@@ -1,14 +1,14 @@
-"""The exceptions that end a command with a message and without a traceback. In a worker each makes the run fail."""
+"""The exceptions that end a command with a message but no traceback. In a worker, each such exception makes the run fail."""
 
 from __future__ import annotations
 
 
 class ConfigError(Exception):
-    """Exit status 2: the configuration, or a file it names, is wrong; nothing was started."""
+    """Exit status 2: the configuration, or a file it names, is wrong. Nothing was started."""
 
 
 class Incompatible(ConfigError):
-    """Exit status 2: each setting is valid, the combination is not. In a sweep the row is `skipped`."""
+    """Exit status 2: each setting is valid, but the combination is invalid. In a sweep, the row is `skipped`."""
 
 
 class NotImported(ConfigError):
@@ -24,7 +24,7 @@ class Moved(Exception):
 
 
 class NotSaved(Exception):
-    """Exit status 1: a checkpoint could not be written. The message says which, where and why."""
+    """Exit status 1: a checkpoint could not be written. The message names the checkpoint, the path and the cause."""
 
 
 class NotRecorded(Exception):

@@ -41,7 +41,7 @@ class Meter(Protocol):
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        """Report that the first step is about to begin. Counts are of the full model; active ones are used by each token."""
+        """Report that the first step is about to begin. Counts are of the full model. Each token uses only `active_params`."""
 
     def resumed(self, step: int, tokens: int) -> None:
         """Report that the run continues after `step`, having consumed `tokens`. Called before `started`."""
@@ -50,7 +50,7 @@ class Meter(Protocol):
         """Return a context manager around the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Return a context manager around work between two steps. On entry, every step so far is recorded."""
+        """Return a context manager around work between two steps. On entry, the meter records every earlier step."""
 
     def step_done(
         self,
@@ -63,10 +63,10 @@ class Meter(Protocol):
         observed: Mapping[str, torch.Tensor],
     ) -> None:
         """
-        Report that one optimizer step was launched, counted from 1. On an accelerator it may still be running.
+        Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running.
 
-        Raises FloatingPointError if a loss or gradient norm since metrics were last read was not finite.
+        Raises FloatingPointError if a loss or gradient norm since the last reading of metrics is not finite.
 
-        Tensors are 0-d and on the device: this rank's mean token loss, the global gradient norm before clipping, and further
-        figures by their keys in events.jsonl, which are the same at every step. `tokens` counts those of all ranks.
+        Tensors are 0-d and on the device: this rank's mean token loss and the global gradient norm before clipping. `observed`
+        has further figures by their keys in events.jsonl, with the same keys at every step. `tokens` counts all ranks' tokens.
         """

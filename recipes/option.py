@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` with the nearest known name, "" if none is near."""
+    """Return ` Did you mean 'x'?` with the nearest known name, or "" if no name is near."""
     near = difflib.get_close_matches(word, list(known), 1, 0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def shortened(value: Any, length: int = 80) -> str:
-    """Return the repr of a value, cut to one line."""
+    """Return the repr of a value, cut to `length` characters."""
     try:
         text = repr(value)
     except ValueError:  # an int with thousands of digits
@@ -47,8 +47,8 @@ def own_or_installed(module_name: str) -> ModuleType:
     """
     Import a module that the user named, preferably from the current directory.
 
-    The current directory is last on sys.path, so that its files shadow no library. A user's module could itself be shadowed
-    there: other distributions install a top-level `recipes`, and a directory without `__init__.py` has the lowest precedence.
+    The current directory is last on sys.path, so that its files shadow no library. A library could then shadow a user's module:
+    other distributions install a top-level `recipes`, and a directory without `__init__.py` has the lowest precedence.
     """
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
@@ -57,7 +57,7 @@ def own_or_installed(module_name: str) -> ModuleType:
     if spec is not None:
         sys.modules[top] = module_from_spec(spec)
         try:
-            if spec.loader is not None:  # a directory without __init__.py has none
+            if spec.loader is not None:  # a directory without __init__.py has no loader
                 spec.loader.exec_module(sys.modules[top])
         except BaseException:
             del sys.modules[top]
@@ -71,13 +71,13 @@ NOT_IMPORTED = "kind_import"
 
 
 class Affects(Flag):
-    """Effects of changing a configuration key. A field overrides its section's with `Annotated[int, Affects.SPEED]`."""
+    """Effects of changing a configuration key. A field overrides its section's effects with `Annotated[int, Affects.SPEED]`."""
 
     NOTHING = 0
     SPEED = auto()
     """Time or memory of a step."""
     RESULT = auto()
-    """The trained weights, or the choice of measured steps. A run cannot be continued with another value."""
+    """The trained weights, or the choice of measured steps. A run cannot be continued with another value of the key."""
     FIGURES = auto()
     """Figures of the whole run, such as the final loss, but not those of a single step."""
     CHANCE = auto()
@@ -87,14 +87,14 @@ class Affects(Flag):
     DISPLAY = auto()
     """Output of a command on the terminal."""
     SWEEP = auto()
-    """Execution of a sweep. A key that affects only this has no effect on a single run."""
+    """Execution of a sweep. A key with only this effect does not affect a single run."""
 
 
 class Section(BaseModel):
-    """A part of the configuration. It is frozen, and rejects unknown keys and values of another type ("3" for 3, true for 1)."""
+    """A frozen part of the configuration. It rejects unknown keys and values of a wrong type ("3" for 3, true for 1)."""
 
     affects: ClassVar[Affects | None] = None
-    """Effects of its keys; None: the same as those of the enclosing section."""
+    """Effects of the section's keys. None: the keys have the effects of the enclosing section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
@@ -108,7 +108,7 @@ class Option(Section):
     """Class of this option: a short name that the group defines, or `package.module:Class`."""
 
     def unsupported(self, device_type: str) -> str | None:
-        """Return why the `cpu` or `cuda` devices of this node do not support it, with an alternative; None if they do."""
+        """Return a reason and an alternative if this node's `cpu` or `cuda` devices do not support the option, else None."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class Option(Section):
 
     @classmethod
     def resolve(cls, kind: Any) -> type[Option]:
-        """Return the class that `kind` names; raise PydanticCustomError that suggests a name if there is none."""
+        """Return the class that `kind` names. Raise PydanticCustomError with a suggested name if there is no such class."""
         if not isinstance(kind, str):
             raise PydanticCustomError("kind_type", f"expected a name, got {kind!r}")
         path = cls.kinds.get(kind, kind)

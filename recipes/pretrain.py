@@ -2,8 +2,8 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-needs an initialised process group of nodes x workers ranks. The seven steps of the assembly have one order that works, because
-each changes what the next one sees.
+needs an initialised process group of nodes x workers ranks. The order of the seven steps of the assembly is fixed, because each
+step changes the modules or parameters that the next step uses.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     """
     Apply activation checkpointing and compilation to the blocks and the loss, in place.
 
-    `inside_compile` decides which wraps the other. The compiler must see a selective policy, but it must not see fully recomputed
-    blocks, because 2-d layouts then fail.
+    If `inside_compile`, the compiled code contains the recomputation. The compiler must see a selective policy, but it must not
+    see fully recomputed blocks, because 2-d layouts then fail.
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
@@ -114,7 +114,7 @@ class Prepared(NamedTuple):
     loader: Loader
     global_batch: int
     done: int
-    """The last step of the checkpoint, 0 without one."""
+    """The last step of the checkpoint, or 0 if there is no checkpoint."""
     consumed: Consumed
 
 
@@ -134,7 +134,7 @@ def prepare(
     global_batch, _ = recipe.accumulation(degrees.data)
     mesh = build_mesh(device.type, degrees)
     model, trained, parameters = assemble(recipe, mesh, device)
-    # 6. The optimizer comes after sharding: it updates, and stores state for, this device's shards.
+    # 6. The optimizer comes after sharding, because it updates this device's shards and stores state for these shards.
     optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
     done, consumed = 0, Consumed(sequences=0, tokens=0)
     if stored is not None:
@@ -146,7 +146,7 @@ def prepare(
         meter.resumed(done, consumed.tokens)
     training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
     saver = recipe.checkpoint.saver(checkpoints, training) if checkpoints is not None else None
-    # 7. The loader comes last: its thread reads ahead from the first step on.
+    # 7. The loader comes last, because its thread starts to read batches at once.
     meter.doing("opening the data")
     sequences = recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed))
     loader = Loader(
@@ -186,7 +186,7 @@ def train(
 
     Return the trained model and the last completed step.
 
-    Without a directory for `checkpoints`, they are neither read nor written. Raises ConfigError if the recipe does not fit the
+    If `checkpoints` is None, checkpoints are neither read nor written. Raises ConfigError if the recipe does not fit the
     devices, the data or the checkpoint, NotSaved if a checkpoint cannot be written, and FloatingPointError (by the meter) if a
     loss or gradient is not finite.
     """
@@ -212,7 +212,7 @@ def train(
             if stopping:
                 break
         if run.saver is not None:
-            meter.doing("saving a checkpoint")  # waits for one that is written in the background
+            meter.doing("saving a checkpoint")  # waits for a checkpoint that is being written in the background
             run.saver.close()
     finally:
         gc.enable()

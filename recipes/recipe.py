@@ -1,4 +1,4 @@
-"""The configuration of a training run, without the settings of how it is launched, tracked or measured."""
+"""The configuration of a training run, without the settings for launching, tracking and measuring the run."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Recipe(Section):
     data: Annotated[SerializeAsAny[Data], chosen(Data)]
     """Tokens to train on: the text, the tokenizer and the order."""
     checkpoint: Annotated[SerializeAsAny[Checkpoint], chosen(Checkpoint)]
-    """Checkpoints: how often to save one, and one to start from."""
+    """Checkpoints: how often to save a checkpoint, and which checkpoint to start from."""
 
     steps: Annotated[Count, Affects.FIGURES]
     """Optimizer steps."""
     seed: Annotated[int, whole(at_least=0, at_most=2**62), Affects.CHANCE]
     """Seed of the initial weights and of the data order."""
     deterministic: bool = False
-    """Use only deterministic algorithms: the same layout on the same devices gives the same bits. Slower on GPUs."""
+    """Whether to use only deterministic algorithms: the same layout on the same devices gives the same bits. Slower on GPUs."""
     seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
     micro_batch: Annotated[int, whole(at_most=2**16), Affects.SPEED]
@@ -88,9 +88,9 @@ class Recipe(Section):
 
     def resumed_from(self, record: Record) -> Self:
         """
-        Return this recipe resumed from a checkpoint, whose global batch replaces null even if the number of ranks has changed.
+        Return this recipe resumed from a checkpoint. For any number of ranks, a null global batch takes the checkpoint's value.
 
-        Raises ConfigError if the checkpoint is of another model, or of a later step than the last one of this run.
+        Raises ConfigError if the checkpoint is of another model, or of a later step than the last step of this run.
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 class StopAgreement:
     """
-    A non-blocking agreement among ranks to stop if `requested()` is true on any of them.
+    A non-blocking agreement among ranks to stop if `requested()` is true on any rank.
 
-    After every step they start an asynchronous all-reduce over gloo, and read the previous one, usually complete by then.
+    After every step, the ranks start an asynchronous all-reduce over gloo and read the previous, usually complete all-reduce.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:
@@ -22,7 +22,7 @@ class StopAgreement:
         self.reduced: dist.Work | None = None
 
     def agreed(self) -> bool:
-        """Return whether to stop now. Every rank must call this after every step; all ranks get True after the same step."""
+        """Return whether to stop now. Every rank must call this after every step. All ranks get True after the same step."""
         if self.reduced is not None:
             self.reduced.wait()
             if self.flag.item():

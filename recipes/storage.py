@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def cache_dir() -> Path:
-    """Return MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory. Raises ConfigError if it cannot be written."""
+    """Return MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory. Raises ConfigError if that is not writable."""
     named = os.environ.get("MESHRUNNER_CACHE")
     folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:
@@ -44,19 +44,19 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 
 
 def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
-    """Open a file for reading; raises ValueError as `check_regular` does."""
+    """Open a file for reading. Raises the same ValueError as `check_regular`."""
     check_regular(path, limit)
     return path.open("rb")
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Return the content of a file of at most `limit` bytes; raises ValueError as `check_regular` does."""
+    """Return the content of a file of at most `limit` bytes. Raises the same ValueError as `check_regular`."""
     with open_regular(path, limit) as file:
         return file.read(limit)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically and durably. A reader sees the old content or the new, never a mixture."""
+    """Replace a file atomically and durably. A reader sees either the old or the new content, never a mixture."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
     try:
         with temporary.open("wb") as file:

@@ -26,7 +26,7 @@ def main() -> NoReturn:
     except FileNotFoundError:
         print("the current directory was removed: change into one that exists", file=sys.stderr, flush=True)
         os._exit(2)
-    # A user's own classes may live here. Last: no module here may shadow an installed one.
+    # A user's own classes may be in the current directory. It comes last so that its modules shadow no installed module.
     sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
     code = _dispatch(sys.argv[1:])
     command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None
@@ -39,7 +39,7 @@ def main() -> NoReturn:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Run what the arguments ask for; return the exit status."""
+    """Run the command that the arguments name. Return the exit status."""
     if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
         from meshrunner.runner.completion import answer
 
@@ -69,7 +69,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb whose help text is asked for, "" for the list of verbs, else None. Hydra's verbs answer --help."""
+    """Return the verb whose help text to print, "" for the list of verbs, else None. Verbs with overrides handle --help."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""
@@ -79,9 +79,9 @@ def _help_topic(arguments: list[str]) -> str | None:
 
 
 def _run_verb(verb: str, *arguments: str) -> int:
-    """Run a verb; turn the errors a user can cause into one screen and an exit status."""
+    """Run a verb. Return the exit status. Print an error that a user can cause as one screen of text."""
     if COMMANDS[verb].room == "records":
-        # Looking for pydantic's plugins takes a tenth of such a verb's time, and none of its records is a user's class.
+        # Searching for pydantic plugins takes a tenth of the time of a verb that only reads records, and records need no plugin.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     try:
         function: Callable[[list[str]], int] = getattr(import_module(COMMANDS[verb].module), verb)

@@ -32,11 +32,11 @@ complete -o nospace -o nosort -F _meshrunner_complete meshrunner 2>/dev/null ||
 """
 UNINSTALL = "complete -r meshrunner; unset -f _meshrunner_complete\n"
 SPECIAL = re.compile(r"([^\w@%+=:,./~-])")
-"""Characters that a shell needs a backslash before."""
+"""Characters that need a backslash in a shell."""
 
 
 def answer(arguments: Sequence[str]) -> int:
-    """Answer `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL`; returns the exit status."""
+    """Answer `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL`. Return the exit status."""
     request = next((word for word in arguments if re.match(r"(un)?install=|query=", word)), "")
     if request in ("install=bash", "install=zsh"):
         print(INSTALL, end="")
@@ -54,7 +54,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 def _typed_words() -> list[str]:
-    """Return the words in COMP_LINE after the program's name, unquoted. The last one ends at COMP_POINT, the cursor."""
+    """Return the words in COMP_LINE after the program's name, unquoted. The last word ends at COMP_POINT, the cursor."""
     typed = os.environ["COMP_LINE"].encode()
     line = typed[: int(os.environ.get("COMP_POINT") or len(typed))].decode(errors="ignore")
     words = shlex.split(line)  # raises ValueError inside of quotes
@@ -64,7 +64,7 @@ def _typed_words() -> list[str]:
 
 
 def _as_typed(candidate: str, word: str) -> str:
-    """Return a candidate as the shell inserts it: quoted, and without what bash takes for earlier words (`key=`)."""
+    """Return a candidate as the shell inserts it: quoted, and without the part that bash treats as earlier words (`key=`)."""
     part = os.environ.get("COMP_WORD")
     if part is None:
         return candidate
@@ -75,7 +75,7 @@ def _as_typed(candidate: str, word: str) -> str:
 
 
 def candidates(before: Sequence[str], word: str) -> list[str]:
-    """Return what a word can become that follows others after the program's name."""
+    """Return the completions of `word`. `before`: the words between the program's name and `word`."""
     if not before:
         return [known for known in (*COMMANDS, "--help") if known.startswith(word) and (word or known != "--help")]
     verb, *rest = before
@@ -98,7 +98,7 @@ def candidates(before: Sequence[str], word: str) -> list[str]:
 
     _, for_hydra = split(verb, rest)
     known = _overrides([each for each in for_hydra if each not in given], word, submits=verb == "submit")
-    if given:  # directories of runs that are placed already
+    if given:  # the directories already contain the configuration of their runs
         return [each for each in known if each.startswith("hydra.launcher.")]
     return [*known, *found]
 
@@ -118,7 +118,7 @@ def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _paths(word: str, *, only_directories: bool = False) -> list[str]:
-    """Return paths that continue a word, directories with a slash. Without files, runs and sweeps come before the others."""
+    """Return the paths that begin with a word. Directories end in a slash. If only directories, runs and sweeps come first."""
     parent, slash, start = word.rpartition("/")
     paths: list[Path] = []
     with suppress(OSError):
@@ -131,7 +131,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return verbs, groups and sections; also keys if the word is not empty. After `GROUP=`, return the group's options."""
+    """Return verbs, groups and sections, and keys if the word is not empty. After `GROUP=`, return the group's options."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key
@@ -145,7 +145,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
-    """Return Hydra's groups, options and keys, also after the comma of a sweep; paths if Hydra knows no value."""
+    """Return Hydra's groups, options and keys, also after the comma of a sweep. Return paths if Hydra knows no value."""
     from meshrunner.runner.config.compose import Composer
     from meshrunner.runner.config.hydra.overrides import parse
 

@@ -1,7 +1,7 @@
 """
 Prints text, warnings, tables and the names of slow work. Tables are as wide as the terminal, and uncut when piped.
 
-Text is never interpreted as markup, and its control characters are escaped: it may come from files or the environment.
+Text is never interpreted as markup, and its control characters are escaped, because text may come from files or the environment.
 This module imports little, to keep `meshrunner --help` fast.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDEST, NARROWEST = 120, 40
-"""Maximum columns of running text, also used without a terminal, and minimum columns."""
+"""Maximum and minimum columns of running text. Without a terminal, the maximum is used."""
 WIDEST_TERM = 36
-"""Most columns for terms in front of their explanations."""
+"""Maximum columns of the terms in a two-column list."""
 PIPED_WIDTH = 400
-"""Columns without a terminal, so that nothing is folded or cut."""
+"""Columns of a table without a terminal, so many that no cell is folded or cut."""
 SILENT_S = 2.0
-"""Seconds of work after which its name is printed, without a terminal that shows it at once."""
+"""Seconds of work before the name of the work is printed. `naming` does not wait on a terminal."""
 WIPE = "\r\x1b[2K"
 _to_wipe = False
 """Whether the terminal currently shows a `naming` line."""
@@ -67,7 +67,7 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Show the name of the work inside the context on stderr. On a terminal it appears at once and is erased at the end."""
+    """Show the name of the work inside the context on stderr. On a terminal the name appears at once and is erased at the end."""
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
@@ -86,7 +86,7 @@ class Slow:
     """A context manager that prints the name of work that lasts longer than SILENT_S."""
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
-        """`whose`: the prefix of every line."""
+        """Start without work. `whose` is the prefix of every line."""
         self.whose, self._to_stderr = whose, to_stderr
         self._what = ""
         self._timer: Timer | None = None
@@ -126,7 +126,7 @@ def console() -> Console:
 
 
 def table_of(rows: Iterable[Iterable[str]], titles: Sequence[str] = (), *, numbers: bool = False) -> Table:
-    """Return rows in columns without rules. numbers: align all columns but the first at the right."""
+    """Return a table of rows without rules. If `numbers`, all columns but the first are right-aligned."""
     from rich.table import Table
 
     table = Table(box=None, show_header=bool(titles), pad_edge=False)
@@ -138,7 +138,7 @@ def table_of(rows: Iterable[Iterable[str]], titles: Sequence[str] = (), *, numbe
 
 
 def on_terminal() -> bool:
-    """Return whether stdout is a terminal by rich's rules. Import rich, which takes a while, only if it may be one."""
+    """Return whether stdout is a terminal by rich's rules. rich imports slowly, so import it only if the answer may be yes."""
     forced = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
     return bool(sys.stdout.isatty() or forced) and console().is_terminal
 
@@ -149,7 +149,7 @@ def warn(text: str) -> None:
 
 
 def shown(path: Path) -> Path:
-    """Return a path below the current directory as a relative path, any other path unchanged."""
+    """Return a path relative to the current directory, or unchanged if the path is not below this directory."""
     with suppress(FileNotFoundError, ValueError):  # the current directory was removed, or the path is not below it
         return path.relative_to(path.cwd())
     return path
@@ -163,7 +163,7 @@ def duration(seconds: float) -> str:
 
 
 def columns() -> int:
-    """Return the columns for running text. With a pager on stdout, the width is that of stderr."""
+    """Return the number of columns for running text. If stdout is not a terminal, use the width of stderr."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
@@ -185,7 +185,7 @@ def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
 
 
 def paragraph(text: str, indent: int = 2) -> str:
-    """Return text with each of its lines wrapped."""
+    """Return text with each line wrapped and indented."""
     margin = " " * indent
     return "\n".join(
         textwrap.fill(line, columns(), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Runs as two tables, and the sentences with which `meshrunner compare` begins."""
+    """Runs as two tables, and the sentences that `meshrunner compare` prints first."""
 
     rows: DataFrame
     """One row per combination, with the keys of `meshrunner compare --json` as columns."""
     events: DataFrame
     """One row per run and step: `run` (its directory), `state`, the varying keys, `seed`, then the keys of events.jsonl."""
     keys: list[str] = field(default_factory=list)
-    """The varying keys: the first columns of `rows`. Lists among their values become text: `[0.9, 0.95]`."""
+    """The varying keys, in the first columns of `rows`. A list in these columns becomes text: `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)
     """Sentences about the fastest row, the least memory, the gain of the baseline's key, and whether losses agree."""
 
@@ -37,7 +37,7 @@ class Loaded:
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -> Loaded:
-    """Read and compare runs; implements `meshrunner.load`."""
+    """Read and compare runs, to implement `meshrunner.load`."""
     if not folders:
         raise ConfigError("load: pass at least one run or sweep directory")
     try:

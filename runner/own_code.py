@@ -15,11 +15,11 @@ OURS = ("meshrunner", "hydra_plugins")
 """Packages of meshrunner."""
 INSTALLED = tuple({f"{path}/" for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 MAX_LINES, MAX_WIDTH = 5, 300
-"""Most lines shown of the user's files (the innermost ones), and most characters per line."""
+"""Maximum number of lines of the user's files to show, innermost lines only, and maximum characters per line."""
 
 
 def fault(error: BaseException) -> str:
-    """Return `own.gpt:GPT.network raised TypeError: ...` and the user's lines in the traceback; empty without a user's method."""
+    """Return `own.gpt:GPT.network raised TypeError: ...` and the user's lines in the traceback, or "" without user code."""
     own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:
@@ -36,7 +36,7 @@ def innermost(error: BaseException) -> str:
 
 
 def _own_lines(error: BaseException) -> Iterator[tuple[FrameType, str]]:
-    """Yield the frames of code that is neither meshrunner's nor installed, outermost first, and the lines they are in."""
+    """Yield each frame of code that is neither meshrunner's nor installed, and the line being executed, outermost frame first."""
     for frame, number in walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] not in OURS and not file.startswith(INSTALLED) and Path(file).is_file():

@@ -1,6 +1,6 @@
 """Descriptions and values of the options in conf/ and in a user's directory, read without composing a configuration.
 
-Hydra's own loader takes 0.2 s per option, of which there are more than 80; this takes a millisecond.
+Hydra's own loader takes 0.2 s for each of more than 80 options. This module takes a millisecond.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ EXPERIMENT, LAUNCHER = "experiment", "hydra/launcher"
 """Groups whose options have no `kind`."""
 PACKAGE = "@package"
 own: list[Path] = []
-"""Directories of the user's own groups and options, which `also_in` adds."""
+"""Directories that `also_in` added, with the user's own groups and options."""
 
 
 @contextmanager
 def also_in(config_dir: str | None) -> Iterator[None]:
-    """Add the options in a user's directory, like --config-dir, within the context; raises ConfigError if it does not exist."""
+    """Add the options in a user's directory inside the context, like --config-dir. Raises ConfigError for a missing directory."""
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
         raise ConfigError(f"--config-dir: no such directory: {folder}")
@@ -60,13 +60,13 @@ def groups() -> list[str]:
 
 @cache
 def defaults() -> dict[str, str | None]:
-    """Return group -> its default option."""
+    """Return the default option of each group."""
     entries = [entry for entry in _run_yaml()["defaults"] if isinstance(entry, dict)]
     return {group.removeprefix("override "): option for entry in entries for group, option in entry.items()}
 
 
 def options(group: str) -> dict[str, str]:
-    """Return option -> the first line of the comment at the top of its file. The default option comes first."""
+    """Return each option of a group with the first line of the comment at the top of its file. The default option comes first."""
     names = [*_files(group), *(LAUNCHERS if group == LAUNCHER else ())]
     found = {name: about(group, name).split("\n")[0] for name in names}
     first = defaults().get(group)
@@ -123,7 +123,7 @@ def _files(group: str) -> dict[str, Traversable]:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge like Hydra: mappings key by key, anything else as a whole."""
+    """Merge like Hydra: mappings are merged key by key, and any other value is replaced."""
     both = {
         key: _merged(below[key], above[key])
         for key in below.keys() & above.keys()
@@ -136,7 +136,7 @@ PICK = re.compile(r"\$\{pick:\$\{(?:hydra:runtime\.choices\.)?(?P<key>[^}]+)\},\
 
 
 def picked(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (condition, value) for an interpolation that depends on another key; nothing for any other value."""
+    """Yield the (condition, value) pairs of an interpolation that depends on another key. Yield nothing for any other value."""
     if isinstance(value, str) and (found := PICK.fullmatch(" ".join(value.split()))):
         alike: dict[str, list[str]] = {}
         for entry in found["table"].split(","):

@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The requirements of a run on its data."""
+    """The properties that a run requires of its data."""
 
     vocab_size: int
-    """Vocabulary size of the model. Every token is smaller."""
+    """Vocabulary size of the model. Every token id is smaller."""
     seq_len: int
-    """Input tokens per sequence. A sequence has one more token, the last target."""
+    """Input tokens per sequence. Each sequence has seq_len + 1 tokens, because its last token is only a target."""
     seed: int
     """Seed of the order of sequences, and of random tokens."""
 
 
 class Sequences(Protocol):
-    """Endless sequences of tokens. An index gives the same sequence in every process, layout and run."""
+    """An endless list of token sequences. An index gives the same sequence in every process, layout and run."""
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return `count` sequences, [count, seq_len + 1], or wait for them. Raises RuntimeError if their producer is dead."""
+        """Wait for and return `count` sequences, [count, seq_len + 1]. Raises RuntimeError if the sequences' producer is dead."""
 
     def describe(self) -> dict[str, Any]:
         """
-        Return facts for the run record, as JSON values. `different_data` compares two runs by:
+        Return facts for the run record, as JSON values. `different_data` compares two runs by some of these facts.
 
-        `tokenizer_hash`; `corpus_hash` of the text read so far, if that is `complete`; else `beginning_hash` of the tokens that
-        are available whenever a run with this configuration begins.
+        It compares `tokenizer_hash`, and if both runs are `complete` also `corpus_hash` of the whole text. Otherwise, it compares
+        `beginning_hash` of the tokens that are available whenever a run with this configuration begins.
         """
 
 
@@ -63,7 +63,7 @@ class Data(Option):
 
     @property
     def local_path(self) -> str | None:
-        """File, directory or glob pattern that every node must be able to read; None for other data."""
+        """File, directory or glob pattern that every node must be able to read; None if the data is not local."""
         return None
 
     def prepare(self, spec: DataSpec) -> bool:
@@ -74,7 +74,7 @@ class Data(Option):
         """Read, tokenise and pack all data. A failure is recorded for `started` and the readers, then raised."""
 
     def started(self, spec: DataSpec) -> bool:
-        """Whether training can begin while `produce` continues. Raises ConfigError if `produce` recorded a failure."""
+        """Return whether training can begin while `produce` continues. Raises ConfigError if `produce` recorded a failure."""
         return True
 
     @abstractmethod

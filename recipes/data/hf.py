@@ -20,7 +20,7 @@ class HuggingFace(PackedText):
     name: str
     """Name on the hub, such as `allenai/c4`, or a local directory that `datasets` can load."""
     subset: str | None
-    """The data set's configuration, such as `en`; null if it has only one."""
+    """The data set's configuration, such as `en`; null if the data set has only one configuration."""
     split: str
     """The split, such as `train`."""
     revision: str | None
@@ -82,7 +82,7 @@ class HuggingFace(PackedText):
 
 
 def why_unreachable() -> str:
-    """Return why the hub or its mirror cannot be reached, "" if it can, sooner than after the retries of the hub's client."""
+    """Return the reason that the hub or its mirror is unreachable, or "". The hub's client would report it only after retries."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 
@@ -96,6 +96,6 @@ def why_unreachable() -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, at most 300 characters, or its type if it has no message."""
+    """Return the first line of an exception's message, at most 300 characters, or the exception's type if there is no message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]

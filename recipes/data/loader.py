@@ -20,8 +20,8 @@ class Loader:
     """
     A prefetching loader. Step s, counted from 1, gets sequences (s - 1) * global_batch to s * global_batch - 1 under any layout.
 
-    Data-parallel rank r of `ranks` takes the r-th equal slice and splits it into consecutive micro batches. `shift` offsets
-    every index, and is not 0 if earlier steps of a resumed run had another batch size.
+    Data-parallel rank r of `ranks` takes the r-th equal slice and splits the slice into consecutive micro batches. `shift`
+    is added to every index. It is not 0 if earlier steps of a resumed run had another batch size.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread. If it is waiting for data, leave it behind, because a daemon does not keep the process alive."""
+        """Stop the thread. Leave a thread behind that waits for data: a daemon thread does not keep the process alive."""
         self._closed = True
         with suppress(Empty):
-            self._ready.get_nowait()  # lets a thread go on that waits for room
+            self._ready.get_nowait()  # lets a thread that waits for room in the queue continue
         self._thread.join(timeout=1.0)
 
     def _prefetch(self, step: int) -> None:
@@ -80,7 +80,7 @@ class Loader:
         rows = torch.from_numpy(self._sequences.rows((step - 1) * self._global_batch + self._offset, self._rows))
         if self._device.type != "cuda":
             return rows
-        torch.cuda.set_device(self._device)  # per thread: without it, every rank opens a context on the first GPU
+        torch.cuda.set_device(self._device)  # per thread: otherwise every rank opens a context on the first GPU
         return rows.pin_memory()
 
 

@@ -38,17 +38,17 @@ class LocalText(PackedText):
 
     @abstractmethod
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a file. Raises ConfigError if it cannot be read."""
+        """Yield the rows of a file. Raises ConfigError if the file cannot be read."""
 
     def check_files(self, names: list[str]) -> None:
-        """Raise ConfigError if a file is unusable, where that is known without reading all of it."""
+        """Raise ConfigError if a file proves unusable without the whole file being read."""
 
     @property
     def local_path(self) -> str:
         return self.path
 
     def files(self) -> list[str]:
-        """Return absolute paths, sorted. Raises ConfigError if there are none."""
+        """Return the absolute paths of the files, sorted. Raises ConfigError if there are no files."""
         path = Path(self.path).expanduser().absolute()
         if path.is_dir():
             every = [str(Path(top) / name) for top, _, names in os.walk(path) for name in names]
@@ -113,7 +113,7 @@ class Jsonl(LocalText):
 
 
 class Parquet(LocalText):
-    """Parquet files, of which only one column is read."""
+    """Parquet files. Only the text column of a file is read."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 

@@ -14,10 +14,10 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, sequence_count
 
 HASHED_TOKENS = 1 << 20
-"""Tokens at the beginning of the data that identify it until all of it is read."""
+"""Number of tokens at the beginning of the data that identify the data until all data is read."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
-"""Seconds without a lock on an incomplete cache entry after which its readers give up."""
+"""Seconds that readers of an incomplete cache entry wait while no producer holds the entry's lock."""
 
 
 class PackedSequences:
@@ -25,8 +25,8 @@ class PackedSequences:
     Sequence i of an epoch is `tokens[k * L : k * L + L + 1]`, where L = seq_len and k is the i-th entry of a permutation.
 
     The permutation is blockwise: sequences b * S to b * S + S - 1, where S = shuffle, are shuffled among themselves, by (seed,
-    epoch, b). A block is available as soon as its tokens are, and does not depend on later tokens. If shuffle is None, the only
-    block waits for the end of the data, with which an epoch ends. Until the end is known, there is only the first epoch.
+    epoch, b). A block is available as soon as its tokens are packed, and does not depend on later tokens. If shuffle is None, the
+    only block is available at the end of the data. An epoch ends with the data. Until then, there is only the first epoch.
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
@@ -52,7 +52,7 @@ class PackedSequences:
 
     def describe(self) -> dict[str, Any]:
         progress = self.entry.read() or self._progress
-        # The first tokens are available whenever a run begins.
+        # Hash only tokens that are available whenever a run begins.
         block = progress.tokens if self.shuffle is None else self.shuffle * self.spec.seq_len + 1
         with self.entry.tokens.open("rb") as file:
             size = min(progress.tokens, block, HASHED_TOKENS) * progress.itemsize
@@ -70,7 +70,7 @@ class PackedSequences:
         }
 
     def _position(self, index: int) -> int:
-        """Return the position k of the sequence with a global index. Waits for its block."""
+        """Return the position k of the sequence with a global index. Wait until the sequence's block is available."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             needed = None if size is None else (index // size + 1) * size * length + 1
@@ -86,7 +86,7 @@ class PackedSequences:
         return start + int(self._permutation(epoch, index // size, min(size, n - start))[index - start])
 
     def _wait(self, tokens: int | None) -> None:
-        """Wait for at least `tokens` tokens (None: all), then map them. Raises RuntimeError when no producer is left."""
+        """Wait for `tokens` tokens (None: for all tokens), then map the file. Raises RuntimeError if no producer is left."""
         idle_since: float | None = None
         while True:
             produced = self.entry.is_locked()  # checked before reading: the writer of the last record holds the lock

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 SAMPLE_CHARACTERS = 8_000_000
-"""Characters at the beginning of the data that a tokenizer is trained on (1-2 s)."""
+"""Characters at the beginning of the data that a tokenizer is trained on. Training takes 1-2 s."""
 BATCH_CHARACTERS = 256_000
 """Characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
-"""Most seconds of work that a killed producer loses."""
+"""Seconds between two progress records. A killed producer loses at most this much work."""
 Position = dict[str, Any]
 """A position in a source of texts, as JSON values; {}: the start."""
 
@@ -41,17 +41,17 @@ class PackedText(Data):
     tokenizer: str | None
     """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary size of a trained tokenizer; auto: the model's, at most 32000. It can be smaller if the text yields less."""
+    """Vocabulary size of a trained tokenizer; auto: model.vocab_size, at most 32000. A short text may yield fewer pieces."""
     shuffle: Annotated[int | None, whole(None)]
-    """Sequences per block, within which they are shuffled; 1: file order; null: one block of all data."""
+    """Sequences per block. Sequences are shuffled within their block; 1: file order; null: one block with all data."""
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
-        """Return the identity of the text as JSON values, cheap to compute. Raises ConfigError if the text is missing."""
+        """Return JSON values that identify the text and are cheap to compute. Raises ConfigError if the text is missing."""
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document from a position on, with the position after it. Raises ConfigError if one cannot be read."""
+        """Yield each document from `position` on, and the next position. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another"
@@ -135,7 +135,7 @@ class PackedText(Data):
         check_length(progress, spec.seq_len)
 
     def _model(self, spec: DataSpec) -> tuple[bytes, str]:
-        """Read the tokenizer's model or train one. Return it and its name in messages."""
+        """Read or train the tokenizer's model. Return the bytes of the model and the model's name in messages."""
         if self.tokenizer is not None:
             return tokenizers.read_model(self.tokenizer), f"data.tokenizer: '{self.tokenizer}'"
         first = next(texts := filter(None, self.sample()), None)
@@ -144,7 +144,7 @@ class PackedText(Data):
         return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec)), "the trained tokenizer"
 
     def _pack(self, entry: CacheEntry, spec: DataSpec) -> PackProgress:
-        """Complete the cache entry. The caller holds its lock."""
+        """Complete the cache entry. The caller holds the entry's lock."""
         progress = entry.verify(thorough=True)
         try:
             if progress is None or not progress.vocab:
@@ -176,7 +176,7 @@ def pack(
     import numpy as np
 
     with entry.tokens.open("r+b") as file:
-        file.truncate(progress.tokens * progress.itemsize)  # drop what a killed producer wrote but did not record
+        file.truncate(progress.tokens * progress.itemsize)  # drop tokens that a killed producer did not record
         file.seek(0, 2)
         recorded = 0.0
         for texts, position in text_batches(documents):
@@ -221,7 +221,7 @@ def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[li
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
-    """Return the text in a column of a row, "" for null. Raises ConfigError, naming `file`, if there is no such text."""
+    """Return the text in a column of a row, or "" for null. Raises ConfigError, naming `file`, if the column has no text."""
     if column not in row:
         raise missing_column(column, list(row), file)
     text = row[column]
@@ -234,6 +234,6 @@ def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
 
 
 def missing_column(column: str, columns: list[str], file: str = "") -> ConfigError:
-    """Return the error for a missing column; `file` names one of several files."""
+    """Return the error for a missing column. `file` is the file's name if there are several."""
     hint, where = did_you_mean(column, columns), f" in '{file}'" if file else ""
     return ConfigError(f"data.field: no column '{column}'{where}.{hint} Columns: {', '.join(columns)}")

@@ -22,9 +22,9 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 
 FORMAT = 1
-"""Version of the packing, which is part of every entry's key."""
+"""Version of the packing format. The version is part of every entry's key."""
 ALWAYS_VERIFIED_BYTES = 64 << 20
-"""Size of tokens.bin up to which `verify` always checks its CRC (30 ms); a larger file only if `thorough`."""
+"""Size of tokens.bin up to which `verify` always checks the CRC (30 ms). A larger file is checked only if `thorough`."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PackProgress:
 
 
 class CacheEntry:
-    """The cache entry for an identity: everything that the packed tokens depend on, as JSON values."""
+    """A cache entry. Its `identity` holds everything that the packed tokens depend on, as JSON values."""
 
     def __init__(self, identity: dict[str, Any]) -> None:
         text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
@@ -82,7 +82,7 @@ class CacheEntry:
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
-        """Return the progress record if the files match it, else empty the entry. The caller holds the lock."""
+        """Return the progress record if the files match it, else empty the entry and return None. The caller holds the lock."""
         progress = self.read()
         with suppress(FileNotFoundError):
             if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:
@@ -96,7 +96,7 @@ class CacheEntry:
 
     @contextmanager
     def lock(self, *, wait: bool = True, exclusive: bool = True) -> Iterator[bool]:
-        """Hold the writer's lock, or yield False if it is taken and `wait` is false. It ends with the process."""
+        """Hold the writer's lock, or yield False if the lock is taken and `wait` is false. A process that ends frees the lock."""
         how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
         with ExitStack() as stack:
             try:
@@ -112,7 +112,7 @@ class CacheEntry:
             yield locked
 
     def is_locked(self) -> bool:
-        """Whether a process holds the lock."""
+        """Return whether a process holds the lock."""
         if not self.folder.is_dir():
             return False
         with self.lock(wait=False, exclusive=False) as free:
@@ -120,7 +120,7 @@ class CacheEntry:
 
 
 def sequence_count(tokens: int, seq_len: int) -> int:
-    """Return the number of sequences in `tokens` tokens. The last target of one is the first token of the next."""
+    """Return the number of sequences in `tokens` tokens. A sequence's last target is the first token of the next sequence."""
     return max(0, (tokens - 1) // seq_len)
 
 

@@ -1,6 +1,6 @@
 """sentencepiece tokenizers: BPE with byte fallback, trained on the data.
 
-They are lossless except for U+2581, sentencepiece's marker for spaces, which is decoded as a space.
+Decoding restores the original text, except that U+2581, sentencepiece's marker for spaces, becomes a space.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 MAX_AUTO_VOCAB = 32000
-"""Upper limit of `vocab_size: auto`. A few MB of text yield no more, and training takes about a second."""
+"""Upper limit of `vocab_size: auto`. A few MB of text yield no larger vocabulary, and training takes about a second."""
 MAX_LINE = 2000
-"""Characters to which lines are cut for training, because sentencepiece skips sentences over 4192 bytes."""
+"""Most characters per line for training. Longer lines are split, because sentencepiece skips sentences over 4192 bytes."""
 
 OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
     "byte_fallback": True,  # no unknown tokens
-    "normalization_rule_name": "identity",  # this and the next two: lossless
+    "normalization_rule_name": "identity",  # this option and the next two keep the text lossless
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
     "allow_whitespace_only_pieces": True,  # an indent is one token
     "split_digits": True,
     "hard_vocab_limit": False,  # as many pieces as the text yields, at most vocab_size
-    "num_threads": 1,  # stored in the model file, so part of its hash
+    "num_threads": 1,  # stored in the model file, so the number changes the file's hash
     "minloglevel": 2,
 }
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Train a tokenizer model of at most `vocab_size` pieces. The same texts give the same bytes."""
+    """Train a tokenizer of at most `vocab_size` pieces. Return its model file. The same texts give the same bytes."""
     from sentencepiece import SentencePieceTrainer
 
-    # Read first, because sentencepiece would replace an exception with its own.
+    # Read all texts before training, because sentencepiece would hide an exception raised by `texts`.
     lines = [line for text in texts for line in text.splitlines()]
     short = [line[start : start + MAX_LINE] for line in lines for start in range(0, len(line), MAX_LINE)]
     model = io.BytesIO()
@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
 
 
 def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
-    """Load a tokenizer from a model file's bytes, named `where` in messages."""
+    """Load a tokenizer from the bytes of a model file. Messages call the file `where`."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -72,7 +72,7 @@ def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
 
 
 def read_model(path: str) -> bytes:
-    """Return the bytes of the file in `data.tokenizer`. Raises ConfigError if it cannot be read."""
+    """Return the bytes of the file in `data.tokenizer`. Raises ConfigError if the file cannot be read."""
     file = Path(path).expanduser()
     try:
         return file.read_bytes()
