@@ -1,4 +1,4 @@
-"""Help texts of the command line: the list of verbs, and a page for each verb. They are plain text, as wide as the terminal."""
+"""Help texts of the command line: the list of verbs, and a page for each verb. The texts are as wide as the terminal."""
 
 from __future__ import annotations
 

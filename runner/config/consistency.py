@@ -39,8 +39,9 @@ def fit(experiment: Experiment, workers: int) -> None:
 
 def remarks(experiment: Experiment) -> list[str]:
     """
-    Return a warning for each setting that works but may not be intended; raise ConfigError for unknown modules and wrong units.
+    Return a warning for each setting that works but may not be intended.
 
+    Raise ConfigError for unknown names of parameters or modules, and for invalid FSDP units.
     Import torch and build the model on the meta device only if a setting depends on parameter or module names.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)

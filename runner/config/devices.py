@@ -89,7 +89,7 @@ def expected_device_type(hardware: Hardware) -> str:
 
 
 def expected_devices(experiment: Experiment) -> ExpectedDevices:
-    """Return the devices to predict an experiment for. They may belong to another machine."""
+    """Return the devices to predict an experiment for. The devices may belong to another machine."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if given != "auto":
         workers = given
@@ -115,7 +115,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """Return the experiment of a configuration and its expected devices; raise ConfigError if it cannot run on them."""
+    """Return a configuration's experiment and expected devices; raise ConfigError if the devices cannot run the experiment."""
     experiment = check(config)
     experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)
@@ -124,7 +124,7 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:
-    """Return the devices of this node that an experiment uses, with `auto` resolved; raise ConfigError if the node lacks them."""
+    """Return this node's devices for an experiment, with `auto` resolved; raise ConfigError if they cannot run the experiment."""
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:

@@ -110,11 +110,11 @@ class Sweep(Section):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads `off` as False
         Affects.SWEEP | Affects.DISPLAY,
     ] = "warn"
-    """Warn about runs that are predicted not to fit, or skip them, before any run begins. On CPUs, `warn` predicts nothing."""
+    """Warn about runs predicted not to fit, or skip these runs, before any run begins. On CPUs, `warn` predicts nothing."""
 
 
 class Experiment(Recipe):
-    """A recipe with its hardware, tracker, profiler and launch settings: one run, or one run of a sweep."""
+    """A recipe with its hardware, tracker, profiler and launch settings, for a single run or one run of a sweep."""
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
     """Peak FLOP/s, memory and bandwidths of the device. MFU and memory percentages are relative to them."""

@@ -106,7 +106,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
         before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
-    if experiment.precision.kind == "auto":  # the node that starts the run compares it
+    if experiment.precision.kind == "auto":  # the node that starts the run compares the precision
         before["precision"] = now["precision"]
     flat = flatten(now)
     changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]

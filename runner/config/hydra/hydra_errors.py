@@ -102,7 +102,7 @@ def _nearest(name: str, siblings: list[str], node: Any) -> str:
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}
     if hint := did_you_mean_key(name, [], flatten(root)):
         return hint
-    from meshrunner.runner.config.reference.catalog import every_key  # imports every option
+    from meshrunner.runner.config.reference.catalog import every_key  # not at the top: it imports every option
 
     keys = {key.name: key for key in every_key() if "[]" not in key.name}.values()
     if same := [key for key in keys if key.leaf == name]:

@@ -1,4 +1,4 @@
-"""Wrap private parts of Hydra and the differences between Hydra's releases. No other module depends on either."""
+"""Wrap private parts of Hydra and the differences between Hydra's releases. No other module imports private parts."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def is_group(section: type) -> bool:
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's generator, extended by docstrings of fields. A group has the schema of the class that `kind` names."""
+    """pydantic's schema generator, extended by field docstrings. A group has the schema of the class that `kind` names."""
 
     def __init__(self, *, with_options: bool = True) -> None:
         super().__init__()

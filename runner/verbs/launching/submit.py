@@ -108,7 +108,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a directory's last submission, or {} if it was never submitted; raise ConfigError if damaged."""
+    """Return the last submission's settings, or {} if nothing was submitted; raise ConfigError if their file is damaged."""
     try:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit constants, print each run's error and write the file; raise ConfigError if the runs do not determine the constants."""
+    """Fit constants, print each run's error and write the file; raise ConfigError for wrong arguments or too similar runs."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device

@@ -117,7 +117,7 @@ def _explain_hydra(name: str) -> str:
     known |= {key: f"Has no effect here: {why}." for key, why in SILENT.items()}
     known |= dict.fromkeys(SET_BY_HYDRA, "Hydra sets it for every run; you cannot.")
     below = [(key, text) for key, text in known.items() if key.startswith(f"{full}.")]
-    if full == "hydra" or (below and full not in known):  # hydra.run
+    if full == "hydra" or (below and full not in known):  # such as hydra.run
         return f"{full}\n{paragraph(known.get(full, 'Settings of Hydra.'))}\n\n{in_two_columns(below)}"
     # The explanation of a mapping covers the keys below it, such as hydra.sweeper.params.seed.
     nearest = max((key for key in known if f"{full}.".startswith(f"{key}.") and key != "hydra"), key=len, default="")
