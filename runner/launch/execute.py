@@ -139,8 +139,8 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
     """
     Write environment.json, prepare the data, launch the workers and return the outcome.
 
-    `continued` is the experiment after its checkpoint is loaded. If `same_data` is set, raise ConfigError unless the
-    data is the data that the run was trained on so far.
+    `continued` is the experiment after its checkpoint is loaded. If `same_data` is set, raise ConfigError if the
+    data differs from the data that the run was trained on so far.
     """
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))

@@ -110,7 +110,7 @@ class Peers:
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish this node's outcome, wait for the other nodes' outcomes, and return the run's outcome: the earliest cause."""
+        """Publish this node's outcome and wait for other nodes' outcomes. Return the run's outcome, from the earliest cause."""
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})

@@ -29,7 +29,7 @@ class Outcome:
     """The outcome of a run, as far as one node knows it."""
 
     state: str
-    """One of `rundir.states.FINAL`."""
+    """Final state of the run, from `rundir.states.FINAL`."""
     reason: str
     rank: int | None = None
     """The rank that failed first."""

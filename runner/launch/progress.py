@@ -175,7 +175,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return the cells of the columns PROGRESS after `state`, from the newest rows, RECENT or more. `steps` may be unknown."""
+    """Return the cells of the columns PROGRESS after `state`, from the newest rows. `steps`: an int if it is known."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

@@ -53,7 +53,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
     Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
 
     Add `variables` to the environment of the forkserver, because libraries read variables when they are loaded. Replace a
-    forkserver that was started with different variables and has no children. None keeps a running forkserver.
+    forkserver that was started with different variables; that forkserver must have no children. None keeps a running forkserver.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):
@@ -66,7 +66,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
     temporary, before = temporary_folder(), dict(os.environ)
     own = {
         "MESHRUNNER_TEMPORARY": temporary,
-        "TORCHINDUCTOR_CACHE_DIR": f"{temporary}/inductor",  # torch creates this directory on import; workers use another
+        "TORCHINDUCTOR_CACHE_DIR": f"{temporary}/inductor",  # torch creates this folder on import; workers use another folder
         "PYTHONSAFEPATH": "1",  # no file of the current directory may shadow a preloaded module
     }
     with ExitStack() as stack:

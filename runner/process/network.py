@@ -21,7 +21,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
     Return the interface, allowed by NCCL_SOCKET_IFNAME, that routes to the rendezvous on `master`.
 
-    On `master` itself, the host name may resolve to 127.0.1.1; return the interface of the default route. If no interface has a
+    On `master` itself, whose name may resolve to 127.0.1.1, return the interface of the default route. If no interface has a
     route, return the first allowed interface. Return None if no interface is allowed.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")

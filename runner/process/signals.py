@@ -43,7 +43,7 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Make INTERRUPTS raise Interrupted(`consequence`) inside the context. Ignore further interrupts for IGNORE_S."""
+    """Raise Interrupted at INTERRUPTS in the context, with `consequence` in the message. Ignore more interrupts for IGNORE_S."""
     last = float("-inf")
 
     def interrupt(number: int, _: object) -> None:
@@ -89,7 +89,7 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_prctl: Callable[..., int] = ctypes.CDLL(None).prctl  # a lookup between fork and exec would be unsafe
+_prctl: Callable[..., int] = ctypes.CDLL(None).prctl  # looked up on import: a lookup after fork is unsafe
 
 
 def die_with_parent(number: signal.Signals) -> None:

@@ -73,7 +73,7 @@ def _names(options: list[str]) -> set[str]:
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    Return the lines of slurm/run.sbatch and of `options` and `extra`, without its own options of the same names.
+    Return the lines of slurm/run.sbatch with `options` and `extra`, without the script's options of the same names.
 
     The user has quoted the options in `extra` if needed: `--mail-type END` is two words, and `--comment='a b'` is one word.
     """

@@ -47,7 +47,7 @@ class Slurm(Section):
     """The resources to request from SLURM, and the commands that start jobs on the nodes."""
 
     partition: str | None
-    """Partition of the jobs; null: the cluster's default. For account, qos and constraint, null is the default, too."""
+    """Partition of the jobs. For partition, account, qos and constraint, null means the cluster's default."""
     account: str | None
     """Account to charge."""
     qos: str | None
@@ -57,7 +57,7 @@ class Slurm(Section):
     nodes: CountOrNull
     """Number of nodes of a run; null: launch.nodes of the run."""
     gpus_per_node: CountOrNull
-    """GPUs to request on each node; null: launch.workers (auto: the hardware's GPUs per node) if `hardware` names a GPU."""
+    """GPUs to request on each node; null: launch.workers (auto: the hardware's GPUs per node), or none without GPU hardware."""
     cpus_per_task: CountOrNull
     """
     CPUs per node, because one task on each node starts all workers of the node.

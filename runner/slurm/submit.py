@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs to submit: not in execution, and without a result or with a state in `rerun`. Print why a run is not."""
+    """Return the idle runs without a result or with a state in `rerun`. Unless `quiet`, print why other runs are left out."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say
@@ -127,7 +127,7 @@ def _warn(experiments: Iterable[Experiment]) -> None:
 
 
 def _sbatch(path: Path, text: str, folder: Path) -> str:
-    """Submit a script and return the job's number. If SLURM rejects it, raise ConfigError that tells how to resubmit."""
+    """Submit a script and return the job's number. If SLURM rejects the script, raise ConfigError that says how to resubmit."""
     replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]

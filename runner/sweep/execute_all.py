@@ -95,7 +95,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
 
 
 def _is_due(run_dir: Path, settings: Sweep) -> bool:
-    """Return whether to execute a run. Otherwise print why not: it has a result, runs in another process, or was removed."""
+    """Return whether to execute a run. If not, print the reason: the run has a result, runs elsewhere, or was removed."""
     status = read_status(run_dir)
     if not run_dir.is_dir():
         say(f"{run_dir.name} was not executed: its directory was moved or removed")

@@ -96,7 +96,7 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # a directory that is not empty or was removed
+        with suppress(OSError):  # the directory is not empty or was removed
             if since == (placed.stat().st_mtime_ns if placed.exists() else None):
                 if before is None:
                     record.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Add predictions to a batch. Warn of combinations that do not fit; sweep.preflight=skip also marks them as skipped."""
+    """Return the batch with predictions. Warn of combinations that do not fit; sweep.preflight=skip marks them as skipped."""
     jobs = [
         job
         for job in batch.combinations
