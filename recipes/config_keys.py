@@ -38,7 +38,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the keys of a flat configuration that affect any of `effects`."""
+    """Return the part of a flat configuration whose keys have at least one of `effects`."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 

@@ -29,10 +29,10 @@ class HostDevice:
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
     """Memory figures that a rank measures."""
     total_gib: float | None = None
-    """Memory of the device in GiB; None on a CPU, whose memory is shared with other ranks and programs."""
+    """Memory of the device in GiB; None on a CPU, because other ranks and programs share its memory."""
 
     def stamp(self) -> Any:
-        """Return a stamp of the time at which the device completes the work issued so far."""
+        """Return a stamp that marks when the device completes the work issued so far."""
         return time.perf_counter()
 
     def seconds(self, begin: Any, end: Any) -> float:

@@ -112,7 +112,7 @@ class ByRank:
             self.steps += 1
 
     def summary(self, memory_keys: Sequence[str], memory: Tensor) -> dict[str, list[float]]:
-        """Return the values of each rank for summary.json, to four digits. `memory`: [ranks, memory_keys]."""
+        """Return each rank's figures for summary.json, rounded to four digits. `memory`: [ranks, memory_keys]."""
         found = {key: memory[:, i] for i, key in enumerate(memory_keys)}
         if self.steps:
             found |= {key: self.sums[:, i] / self.steps for i, key in enumerate(RANK_KEYS)}

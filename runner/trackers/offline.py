@@ -82,7 +82,7 @@ def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> st
                     done(run)
                 time.sleep(POLL_S if running else 0)
         finally:
-            process.kill()  # if the user interrupts; wandb-core then ends by itself
+            process.kill()  # needed if the user interrupts; wandb-core then ends by itself
             process.wait()
         output.seek(0)
         lines = [one_line(line) for line in output.read().decode(errors="replace").splitlines() if line.strip()]
