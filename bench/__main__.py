@@ -1,7 +1,7 @@
 """Benchmarks of meshrunner against a hand-written FSDP2 loop, and of options against each other.
 
-    python -m bench [NAME...]     the names are at the end of this file; without any, all run
-    python -m bench gpu           which options work on this machine's GPUs, and how fast they are; -h lists its flags
+    python -m bench [NAME...]     run the named benchmarks (see the end of this file), or all
+    python -m bench gpu           test which options work on this machine's GPUs, and how fast they are; -h lists the flags
 
 Pairs are interleaved (A B A B ...) or run at the same time. Figures are medians with ranges, and ratios are taken pair by pair.
 """
@@ -24,7 +24,7 @@ from meshrunner.runner.config.devices import cores, cpu_name
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")
 SHORT, LONG = 4, 24
-"""Steps of the two runs that are subtracted, so that start-up cancels out."""
+"""Steps of a short and a long run. Start-up cancels out in their difference."""
 PAIRS = 5
 CONFIGURATION = [
     "hardware=cpu",  # like the hand-written loop
@@ -74,8 +74,8 @@ def throughput(folder: Path) -> None:
     """
     Print the tokens per CPU-second of all processes. A short run is subtracted from a long one to remove start-up.
 
-    All candidates run at the same time. If they ran one after the other, two runs of one command would differ by more than
-    the candidates do, because other tenants share the cores of a virtual machine.
+    All candidates run at the same time. If they ran one after the other, two runs of one command would differ by more
+    than two candidates do, because other tenants share the cores of a virtual machine.
     """
     ways = {"meshrunner": _with_the_loops_units, "meshrunner, default units": meshrunner, "plain loop": plain}
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -153,7 +153,7 @@ JOBS = {
     ],
     "the default shape 16 times, 1024 tokens": [(256, 4)] * 16,
 }
-"""Sequence length, and sequences per step and rank."""
+"""Sequence length, and sequences per step and rank, of each job."""
 JOB_STEPS = 5
 ROUNDS = 3
 
@@ -209,7 +209,7 @@ ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
 
 
 def status(folder: Path) -> None:
-    """Print the seconds of `status` over many finished runs, with plain or odd names, and of a loop that reads their states."""
+    """Print the seconds of `status` over many finished runs with plain or odd names, and of a loop that reads their states."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 

@@ -19,13 +19,13 @@ class Cost:
 
     wall_s: float
     cpu_s: float
-    """User and system time."""
+    """User and system time in seconds."""
     begin: float
     """Unix time at which the command started."""
 
 
 def measure(command: list[str], cwd: Path, **environment: str) -> Cost:
-    """Run a command to its end; raises CalledProcessError with its output if it fails."""
+    """Run a command to its end. Raise CalledProcessError with the command's output if it fails."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, so their time counts
     before = _children_cpu()
     # An installed program has its byte code. With this variable set, every start would compile it again.

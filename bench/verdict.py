@@ -14,11 +14,11 @@ TWINS = [
     *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
-"""The layouts and repeats of the demo; the twins differ only in a variable that nothing reads."""
+"""Overrides of a sweep like the demo, with twins that differ only in a variable that no code reads."""
 
 
 def verdict(folder: Path) -> None:
-    """Compare the twins several times while a busy loop shares the cores, and print what each try found."""
+    """Compare the twins several times while a busy loop shares the cores, and print the result of each try."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))

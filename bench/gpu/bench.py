@@ -25,7 +25,7 @@ MINUTES, QUICK_MINUTES = 8.0, 3.8
 RESERVE_S = 20.0
 """No row starts this many seconds before the end."""
 LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
-"""Seconds after which a command counts as hanging, on GPUs and on a CPU."""
+"""Seconds after which a command is stopped because it seems to hang, on GPUs and on a CPU."""
 RESUMED = ("dcp", "dcp_async")
 
 
@@ -35,9 +35,9 @@ class Job(NamedTuple):
     part: str
     what: str
     devices: int
-    """Number of devices it needs."""
+    """Number of devices that the row needs."""
     run: Callable[[dict[str, str]], Result]
-    """Runs it in the environment of a lane."""
+    """Function that runs the row in the environment of a lane."""
 
 
 class Bench:
@@ -47,12 +47,12 @@ class Bench:
         self.machine, self.commands, self.results = machine, commands, results
         self.small = Small.on(machine)
         self.references: dict[str, grid.Steps] = {}
-        """Losses and norms of `grid.REFERENCE` and `grid.EXPERT_REFERENCE`, once those have run."""
+        """Losses and norms of `grid.REFERENCE` and `grid.EXPERT_REFERENCE`, once these two rows have run."""
         self.peak_tflops: float | None = None
         self.number = 0
 
     def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
-        """Return the stages in order: jobs, and whether several of them may run at the same time."""
+        """Return the stages in order. Each has jobs, and whether several jobs may run at the same time."""
         return [
             ([self._row(grid.REFERENCE), self._row(grid.EXPERT_REFERENCE)], False),
             ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),
@@ -68,7 +68,7 @@ class Bench:
         ]
 
     def run(self, jobs: list[Job], side_by_side: bool) -> None:
-        """Run jobs; record as not run those for which there is not enough time or too few devices."""
+        """Run jobs. Record a job as not run if the time is up or if there are too few devices."""
         lanes: queue.Queue[dict[str, str]] = queue.Queue()
         for lane in self.machine.lanes() if side_by_side else [{}]:
             lanes.put(lane)

@@ -16,9 +16,9 @@ from meshrunner.runner.rundir.files import ERROR, STATUS, SUMMARY, rank_log, rea
 
 REPOSITORY = Path(__file__).parents[2]
 PARAGRAPH = 30
-"""Most lines quoted from the end of a command's output."""
+"""Maximum number of lines that are quoted from the end of a command's output."""
 MESHRUNNER = (sys.executable, "-m", "meshrunner")
-"""Works without an installed console script, too, when packages are only on PYTHONPATH."""
+"""Command of meshrunner that also works without a console script, with packages on PYTHONPATH only."""
 
 
 class Ended(NamedTuple):
@@ -27,28 +27,28 @@ class Ended(NamedTuple):
     code: int | None
     """Exit status; None if the command was stopped."""
     log: Path
-    """File with its output."""
+    """File with the command's output."""
     begin: float
-    """Unix time at which it started."""
+    """Unix time at which the command started."""
     seconds: float
 
 
 @dataclass
 class Commands:
-    """Runs commands in a folder until the time is up."""
+    """Runner of commands in a folder, until the time is up."""
 
     folder: Path
     until: float
     """Monotonic time at which the bench ends."""
     limit: float
-    """Seconds after which a command counts as hanging."""
+    """Seconds after which a command is stopped because it seems to hang."""
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def run(self, name: str, *command: str, **environment: str) -> Ended:
-        """Run a command until it ends or the time is up; its output goes to NAME.log."""
+        """Run a command until it ends or the time is up. Write the command's output to NAME.log."""
         begin, clock = time.time(), time.monotonic()
         log = self.folder / f"{name}.log"
-        # A cache of its own: the first start must be cold.
+        # The bench has its own cache, so that the first start is cold.
         own = {"MESHRUNNER_CACHE": str(self.folder / "cache"), "PYTHONUNBUFFERED": "1"}
         with log.open("ab") as file:
             process = subprocess.Popen(
@@ -81,7 +81,7 @@ class Commands:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a command that is still running; its workers end with it."""
+    """Stop a command that is still running. The command ends its workers."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
-    """Return the outcome of `meshrunner run` with this run directory, which a refused run does not have."""
+    """Return the outcome of `meshrunner run` with this run directory, which does not exist if the run was refused."""
     status = read_json(run_dir / STATUS)
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"
@@ -132,12 +132,12 @@ def said(log: Path) -> str:
 
 
 def _log(run_dir: Path, ended: Ended) -> str:
-    """Return the file that explains a failure best."""
+    """Return the path of the log that explains a failure best."""
     worker = rank_log(run_dir, read_json(run_dir / ERROR).get("rank") or 0)
     return shown(worker if worker.exists() and worker.stat().st_size else ended.log)
 
 
 def shown(path: Path) -> str:
-    """Return a path relative to the current directory if it lies below it."""
+    """Return a path, relative to the current directory if the path lies below this directory."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

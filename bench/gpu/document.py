@@ -29,7 +29,7 @@ Every pair of options of parallelism, precision, compilation, recomputation and 
 
 
 LISTED = 60
-"""Most rows that are listed as not run."""
+"""Maximum number of rows that are listed as not run."""
 
 
 class Document:
@@ -130,7 +130,7 @@ def _of(results: list[Result], what: str, side: str) -> list[Result]:
 
 
 def _speed(results: list[Result]) -> str:
-    """Return tokens per second, or the reason why there are none."""
+    """Return tokens per second, or the reason why no speed was measured."""
     known = [each.figures["wps"] for each in results if each.figures.get("wps")]
     return _spread(known, ",.0f") if known else "; ".join(f"{each.state}: {_reason(each)}" for each in results) or "-"
 

@@ -15,9 +15,9 @@ from bench.gpu.shape import Shape
 from meshrunner.runner.rundir.files import read_json
 
 WINDOWS = 3
-"""Measured intervals of a run; metrics are read at the end of each."""
+"""Measured intervals of a run. Metrics are read at the end of each interval."""
 READ_EVERY = 5
-"""Steps of an interval; the first interval is not measured."""
+"""Steps of an interval. The first interval is not measured."""
 STEPS = READ_EVERY * (1 + WINDOWS)
 LARGE_GIB = 100
 """Devices with at least this much memory get the larger micro batch."""
@@ -37,7 +37,7 @@ class Subject(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A row of the table of figures; it is compared with the loop only on one device."""
+    """A row of the table of figures. Only rows on one device are compared with the loop."""
 
     subject: str
     recompute: str
@@ -79,7 +79,7 @@ SEVERAL = [
 
 
 def subjects(machine: Machine) -> dict[str, Subject]:
-    """Return models that fit one device of 80 to 141 GB; on a CPU, toy models of the same kinds."""
+    """Return models that fit one device of 80 to 141 GB, or toy models of the same kinds on a CPU."""
     if not machine.gpus:
         toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
         model = "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
@@ -145,7 +145,7 @@ def measured(case: Case, number: int, machine: Machine, commands: Commands) -> R
 
 
 def measured_plain(case: Case, number: int, machine: Machine, commands: Commands, peak_tflops: float | None) -> Result:
-    """Measure a run of the hand-written loop; its MFU is relative to `peak_tflops`."""
+    """Measure a run of the hand-written loop. MFU is relative to `peak_tflops`."""
     name, subject = f"figures-{number:03}-loop", subjects(machine)[case.subject]
     out = commands.folder / f"{name}.json"
     arguments = {
@@ -176,7 +176,7 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Return the ratios of speeds, pair by pair."""
+    """Return the ratio of our speed to theirs for each pair of results."""
     pairs = zip(ours, theirs, strict=False)
     return [a.figures["wps"] / b.figures["wps"] for a, b in pairs if a.figures.get("wps") and b.figures.get("wps")]
 

@@ -14,7 +14,7 @@ AXES = {
     "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
     "loss": ("plain", "chunked"),
 }
-"""Options that are combined. Every pair of them occurs in one of the rows below; `--product` runs all combinations."""
+"""Options that are combined. Every pair of options occurs in one of the rows below. `--product` runs all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
 """The row whose losses all other rows must match, except models with experts."""
@@ -48,7 +48,7 @@ SEVERAL = {
     "model=moe_tiny parallelism=ep precision=fp32": 2,
     "model=moe_tiny parallelism=ep precision=bf16 compile=per_block activation_checkpoint=selective_op": 2,
 }
-"""Rows that need several devices, and how many."""
+"""Rows that need several devices, with the number of devices."""
 
 REST = [
     "parallelism=fsdp1 precision=bf16 compile=per_block activation_checkpoint=selective_layer loss=plain",
@@ -123,11 +123,11 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""Largest accepted relative difference of a step's loss, and of its gradient norm, from the reference."""
+"""Largest accepted relative differences of a step's loss and gradient norm from the reference."""
 
 
 def reference_of(row: str) -> str:
-    """Return the row that a row is compared with."""
+    """Return the reference row with which a row is compared."""
     return EXPERT_REFERENCE if "model=moe_tiny" in row.split() else REFERENCE
 
 

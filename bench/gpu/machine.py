@@ -42,12 +42,12 @@ class Machine(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Maximum ranks of a run."""
+        """Maximum number of ranks of a run."""
         return self.gpus or CPU_RANKS
 
     @property
     def pair(self) -> int:
-        """Ranks of a row that gives no number: two, so that they communicate, or one on a single GPU."""
+        """Ranks of a row that names no number of ranks: two, so that ranks communicate, or one on a single GPU."""
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
@@ -58,7 +58,7 @@ class Machine(NamedTuple):
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """Return the environments of rows that run at the same time: several on a single GPU, or each on two GPUs."""
+        """Return the environments of rows that run at the same time: on one shared GPU, or on two GPUs per row."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -68,7 +68,7 @@ class Machine(NamedTuple):
 
 
 def this_machine() -> Machine:
-    """Return this machine. Another process queries the GPUs, so that this one uses no memory on them."""
+    """Return this machine. Query the GPUs in another process, so that this process uses no GPU memory."""
     versions = [f"torch {version('torch')}", f"Python {platform.python_version()}"]
     gpus = gpu_count()
     if not gpus:
@@ -85,7 +85,7 @@ def this_machine() -> Machine:
 
 
 def _asked_of_driver() -> tuple[str, str, str]:
-    """Return the driver's version, and the first GPU's power limit and compute mode; "" if unknown."""
+    """Return the driver's version, and the first GPU's power limit and compute mode, or three empty strings if unknown."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,compute_mode", "--format=csv,noheader"]
         lines = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()

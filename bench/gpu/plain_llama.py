@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its input and, with `saves`, some results; the rest is computed again in backward."""
+    """A block that keeps its input and the results that `saves` selects. Backward computes the other results again."""
 
     def __init__(self, block: nn.Module, saves: Callable[[], Any]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Recomputed(nn.Module):
 
 
 def saves_every_second_matmul() -> Any:
-    """Return contexts of torchtitan's selective recomputation, which keeps attention and every second matmul."""
+    """Return contexts of torchtitan's selective recomputation, which keeps the results of attention and every second matmul."""
     attention = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     kept = {getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default for name in attention}
     matmuls: Counter[bool] = Counter()
@@ -92,7 +92,7 @@ def saves_every_second_matmul() -> Any:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of the tokens, in fp32."""
+    """Return the cross entropy in fp32, mean over tokens."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 

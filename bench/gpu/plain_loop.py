@@ -2,8 +2,8 @@
 
     python -m bench.gpu.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
 
-It does the work of `parallelism=fsdp2 precision=bf16` on one device: backward converts each bf16 gradient to fp32 when it is
-ready, and norm, clipping and update are fp32. The tokens are those of `data=random`.
+The loop does the work of `parallelism=fsdp2 precision=bf16` on one device. Backward converts a bf16 gradient to fp32 when the
+gradient is ready. Norm, clipping and update are fp32. The tokens are those of `data=random`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def batches(args: argparse.Namespace, device: torch.device) -> Tensor:
 
 
 def with_masters(model: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Convert a model's weights to bf16; return them and their fp32 copies, which receive the gradients."""
+    """Convert a model's weights to bf16. Return the weights and the fp32 copies that receive the gradients."""
     weights, masters = list(model.parameters()), []
     for weight in weights:
         master = weight.detach().clone().requires_grad_()

@@ -19,12 +19,12 @@ class Result:
     """A row of the document."""
 
     part: str
-    """The table it belongs to: `grid`, `proofs` or `figures`."""
+    """Table of the row: `grid`, `proofs` or `figures`."""
     what: str
     """Text that identifies the row."""
     state: State
     reason: str = ""
-    """Reason why it was refused, failed or was not run; a remark if it works."""
+    """Reason why the row was refused, failed or was not run. A remark if the row works."""
     log: str = ""
     """File that explains a failure."""
     seconds: float = 0.0
@@ -33,10 +33,10 @@ class Result:
 
 
 class Results:
-    """All results in the order of arrival. Each is written at once, so that none is lost if the bench is killed."""
+    """All results in the order of arrival. A result is written at once, so that no result is lost if the bench is killed."""
 
     def __init__(self, file: Path, write: Callable[[list[Result]], None]) -> None:
-        """Keep results in `file`; `write` writes the document from all results so far."""
+        """Append results to `file`, and call `write` with all results so far to write the document."""
         self.all: list[Result] = []
         self._file, self._write, self._lock = file, write, threading.Lock()
 

@@ -17,16 +17,16 @@ LOGITS_GIB = 1
 
 
 class Small(NamedTuple):
-    """The small model of all rows, with the overrides they share."""
+    """The small model of all rows, with the overrides that all rows share."""
 
     machine: Machine
     common: list[str]
 
     @classmethod
     def on(cls, machine: Machine) -> Small:
-        """Return the small model for a machine; on a CPU a row of it takes seconds."""
+        """Return the small model for a machine. On a CPU, a row with this model takes seconds."""
         common = ["data=random", f"steps={STEPS}", "measure_after=2", "global_batch=4", "micro_batch=1", "tracker=none"]
-        common += ["sweep.preflight=off"]  # minutes, over all rows
+        common += ["sweep.preflight=off"]  # predictions would take minutes, over all rows
         if machine.gpus:
             limits = ["launch.start_timeout_minutes=2", "launch.timeout_minutes=1"]
             return cls(machine, [*common, *limits, "model.n_layers=2", "model.n_kv_heads=4"])
@@ -37,7 +37,7 @@ class Small(NamedTuple):
     def overrides(self, row: str, devices: int | None = None) -> list[str]:
         """Return all overrides of a row's command."""
         words = row.split()
-        more = ["model.n_layers=2"] if "model=moe_tiny" in words else []  # of which the first has no experts
+        more = ["model.n_layers=2"] if "model=moe_tiny" in words else []  # the first layer has no experts
         more += ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
         more += [f"loss.tokens={85 if self.machine.gpus else 5}"] if "loss=chunked" in words else []  # several chunks
         workers = 1 if "parallelism=single" in words else devices or self.machine.pair
@@ -52,7 +52,7 @@ def overridden(words: list[str]) -> list[str]:
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
 ) -> tuple[Result, Steps]:
-    """Run a row; it works if its losses match the reference, if there is one, and if it writes the expected files."""
+    """Run a row. It works if its losses match those of the reference (if known) and it writes the expected files."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
     arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]
@@ -72,7 +72,7 @@ def _missing(row: str, run_dir: Path) -> str:
 
 
 def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
-    """Run half of the steps with a checkpoint, and the rest with `meshrunner resume`; the losses must match the reference."""
+    """Run half of the steps with a checkpoint, then `meshrunner resume`. All losses must match the reference."""
     name, what = f"resume-{kind}", f"resume, checkpoint={kind}"
     run_dir = commands.folder / name
     row = f"parallelism=fsdp2 precision=fp32 checkpoint={kind} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
@@ -98,7 +98,7 @@ def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str
 
 
 def out_of_memory_row(small: Small, commands: Commands) -> Result:
-    """Run a sweep of a batch that fits, one whose logits alone need twice the memory, and one that fits."""
+    """Run a sweep of a batch that fits, a batch whose logits alone need twice the memory, and a batch that fits."""
     vocab, seq_len = (65536, 4096) if small.machine.gpus else (65536, 64)
     limit_gib = small.machine.memory_gib or 1.0
     most = int(2 * limit_gib * 2**30 / (4 * vocab * seq_len))
