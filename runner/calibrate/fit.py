@@ -126,7 +126,7 @@ def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitte
 
 
 def constant(hardware: GPU | CPU, key: str) -> float:
-    """Return the constant at a dotted key of the hardware option. It must be known."""
+    """Return the constant at a dotted key of the hardware option. The constant must be known."""
     return float(attrgetter(key)(hardware))
 
 

@@ -46,7 +46,8 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     Memory allocated inside an operator or a collective is not tracked. A tensor that another thread creates is tracked once an
     operator of this thread uses it. Gloo copies its input and frees the copy some time after the collective, so the memory of
-    a process varies from run to run. The ledger ignores such copies: unknown storages whose first use is a split.
+    a process varies from run to run. The ledger ignores these copies. It assumes that an older storage is a copy if the
+    storage's first use is a split.
 
     **Compiled code is not tracked**: inductor allocates below any dispatch mode, and dynamo does not compile under a mode.
 

@@ -16,14 +16,14 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 MOST_BLOCKS = 64
-"""Most blocks of a model that is traced at full depth. Tracing that many takes some seconds."""
+"""Most blocks of a model that is traced at full depth. Tracing a model of this depth takes some seconds."""
 
 
 class KeptActivations(NamedTuple):
     """Memory of a block that lives from the forward of one micro batch to its backward, without the block's input and output."""
 
     nbytes: int
-    """Bytes on one device; unsharded parameters do not count."""
+    """Bytes on one device, without unsharded parameters."""
     operators: dict[str, tuple[int, int]]
     """Operator, such as `mm` -> (results kept, results allocated). Operators that keep no result are left out."""
 
@@ -40,7 +40,7 @@ class BlockKind(NamedTuple):
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Return the kinds of recomputed blocks in an experiment that fits its devices. Raise ConfigError if they are unknown."""
+    """Return the kinds of recomputed blocks in an experiment that fits its devices. Raise ConfigError if kinds are unknown."""
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint

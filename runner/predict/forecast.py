@@ -27,7 +27,7 @@ Pattern of torch's errors about operators without a meta kernel and about values
 
 
 class Verdict(NamedTuple):
-    """Whether a run fits, and the sentence that explains why."""
+    """Whether a run fits, and a sentence with the reason."""
 
     answer: str
     """An `Answer`, or `skipped` for a combination that cannot run."""
@@ -85,9 +85,9 @@ class Forecast:
 
     verdict: Verdict
     memory: MemoryForecast | None = None
-    """None if the run cannot be predicted."""
+    """Figures of memory. None if the run cannot be predicted."""
     speed: SpeedForecast | None = None
-    """None if the run cannot be predicted or a rate of the device is unknown."""
+    """Figures of speed. None if the run cannot be predicted or a rate of the device is unknown."""
     remarks: tuple[str, ...] = ()
     """Sentences about settings that are not modelled and figures that are unknown."""
     timeline: Timeline | None = None

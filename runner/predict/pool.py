@@ -45,7 +45,7 @@ def predict_all(
     busy: dict[Connection, int] = {}
 
     def hand_over(connection: Connection | None = None) -> None:
-        """Send the next configuration, if any is left, to the process of `connection`. If None, start a process for it."""
+        """Send the next configuration, if one is left, to the process at `connection`, or to a new process if None."""
         if (number := next(numbers, None)) is None:
             return
         if connection is None:

@@ -24,7 +24,7 @@ class LargestThatFits:
 
     key: str
     value: int | None
-    """None if no value fits."""
+    """Largest value that fits, or None if no value fits."""
     tried: list[int]
     """Values in the order in which they were predicted. Empty if the run cannot be predicted."""
     forecast: Forecast
@@ -63,7 +63,7 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
     _refuse_other_than_whole(_composed(overrides), key)
     value = largest(fits, allowed)
     if not found:
-        check_on_devices(config)  # raises with the reason
+        check_on_devices(config)  # raises ConfigError with the reason
     shown = value or next(iter(found))
     forecast = found[shown]
     if forecast.verdict.answer == NOT_PLANNED:

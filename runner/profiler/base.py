@@ -64,7 +64,7 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers with a window: `steps` steps, after the first measure_after + `start`."""
+    """Base of profilers with a window: the `steps` steps that follow the first measure_after + `start` steps."""
 
     start: Annotated[int, whole(at_least=0)]
     """Number of measured steps before the window."""

@@ -30,7 +30,7 @@ class MemoryProfile(Windowed):
     `profiled`. If memory runs out after the window, trace/memory_rank0_oom.pickle holds the allocator's state without history.
 
     CPU: trace/memory_rank0.json holds the peak of live tensors in the window, by category. `memory/peak_live_gib` and
-    `memory/live_*_gib` in summary.json come from the rank with the highest peak. All of these are unknown for a compiled model
+    `memory/live_*_gib` in summary.json come from the rank with the highest peak. These figures are unknown for a compiled model
     (see `MemoryLedger`).
     """
 

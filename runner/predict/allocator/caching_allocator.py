@@ -18,7 +18,7 @@ from meshrunner.runner.predict.allocator.segments import (
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Largest request of a small pool, in bytes. A large pool of fixed segments splits off a remainder only if larger than SMALL."""
+"""Largest request of a small pool, in bytes. A large pool of fixed segments splits off only larger remainders."""
 
 
 class OutOfMemory(Exception):

@@ -2,7 +2,7 @@
 Traces the memory and time of compiled code through a backend of torch.compile that generates no code.
 
 dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs are interpreted on meta.
-Of the operators in a fused kernel, only the last one's result gets memory.
+Of the results computed in a fused kernel, only the final result gets memory.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ UNFUSED = {
     *("embedding_dense_backward", "index_put", "index_put_", "_foreach_norm", "sort", "topk", "nonzero"),
     *("_local_scalar_dense", "empty", "bincount", "histc"),
 }
-"""aten operators that inductor does not fuse: it calls torch's own kernel for them and for attention."""
+"""aten operators that inductor does not fuse. Inductor calls torch's own kernels instead, as for attention."""
 REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var_mean", "prod", "any", "all", "logsumexp"),
     *("cumsum", "cumprod"),
@@ -78,7 +78,7 @@ def _values(node: Node) -> list[Tensor]:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return tensor in memory -> bytes read, for the tensors from which a fused node is computed."""
+    """Return tensor in memory -> bytes read from that tensor, for all tensors that a fused node is computed from."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)

@@ -58,7 +58,7 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
     Give FSDP1 the device's streams.
 
     FSDP1 also tells the allocator which streams use a tensor (`record_stream`). The allocator keeps the memory until those
-    streams are done. FSDP1 tests by its address whether a tensor has memory. On meta every address is 0, so test its size.
+    streams are done. FSDP1 takes a tensor without an address for freed. On meta every address is 0, so test the size.
     """
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
@@ -141,7 +141,7 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make the model repeat keys and values in fp32 as on a GPU. The model would test whether a tensor is on a GPU."""
+    """Make the model repeat keys and values in fp32 as on a GPU. The model tests for a GPU tensor, and meta has none."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 

@@ -53,7 +53,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         self.device, self.on_host, self.rounding = device, on_host, rounding
         self.events: EventLog = []
         self.paused = 0
-        """Number of open reasons to pause. Nothing is recorded while the number is above 0."""
+        """Number of active pauses. Nothing is recorded while this number is above 0."""
         self.fusion = Fusion.NONE
         """Role of the operator that runs now."""
         self.saving = False

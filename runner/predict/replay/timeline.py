@@ -45,7 +45,7 @@ class Timeline(NamedTuple):
     """Memory over one step."""
 
     points: list[Point]
-    """Empty if nothing was allocated."""
+    """Points in order. Empty if nothing was allocated."""
     parts: list[Part]
     capacity: int
     """Bytes of the device's memory that torch can allocate."""
@@ -59,7 +59,7 @@ def timeline(points: list[Point], capacity: int, memory: int, most: int = POINTS
 
 
 def points_without_allocator(events: EventLog, step: int) -> list[Point]:
-    """Return the points of a step as if all freed memory were released at once, without a cache and despite other streams."""
+    """Return the points of a step as if all freed memory were released at once, even memory that other streams use."""
     points: list[Point] = []
     held, phase = dict.fromkeys(CATEGORIES, 0), Phase(-1, START)
 

@@ -29,7 +29,7 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Number of first blocks to compare. A block that is not compared never holds more memory than all compared blocks."""
+    """Number of first blocks to compare. No other block holds more memory than the highest compared block."""
     reach: int
     """Number of last blocks to compare."""
 
