@@ -7,7 +7,7 @@ CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def compute_deterministically(*, compiles: bool) -> None:
-    """Make torch use algorithms whose results do not depend on thread order. Any other operator raises an error."""
+    """Make torch use algorithms that do not depend on thread order. An operator without such an algorithm raises an error."""
     import torch
 
     torch.use_deterministic_algorithms(True)

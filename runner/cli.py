@@ -26,7 +26,7 @@ def main() -> NoReturn:
     except FileNotFoundError:
         print("the current directory was removed: change into one that exists", file=sys.stderr, flush=True)
         os._exit(2)
-    # A user's own classes may be in the current directory. It comes last so that its modules shadow no installed module.
+    # The current directory may contain a user's own classes. It comes last on sys.path to shadow no installed module.
     sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
     code = _dispatch(sys.argv[1:])
     command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None

@@ -28,9 +28,9 @@ WIDEST, NARROWEST = 120, 40
 WIDEST_TERM = 36
 """Maximum columns of the terms in a two-column list."""
 PIPED_WIDTH = 400
-"""Columns of a table without a terminal, so many that no cell is folded or cut."""
+"""Columns of a table without a terminal, enough that no cell is folded or cut."""
 SILENT_S = 2.0
-"""Seconds of work before the name of the work is printed. `naming` does not wait on a terminal."""
+"""Seconds of work before the name of the work is printed. On a terminal, `naming` shows the name at once."""
 WIPE = "\r\x1b[2K"
 _to_wipe = False
 """Whether the terminal currently shows a `naming` line."""
@@ -171,7 +171,7 @@ def columns() -> int:
 
 
 def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
-    """Return terms and their explanations in two columns, as argparse does."""
+    """Return text with terms and their explanations in two columns, as argparse prints them."""
     rows, width = list(rows), columns()
     left = min(WIDEST_TERM, max((len(term) for term, _ in rows), default=0) + 2, width // 2) + indent
     lines = []

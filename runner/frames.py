@@ -30,7 +30,7 @@ class Loaded:
     keys: list[str] = field(default_factory=list)
     """The varying keys, in the first columns of `rows`. A list in these columns becomes text: `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)
-    """Sentences about the fastest row, the least memory, the gain of the baseline's key, and whether losses agree."""
+    """Sentences about the fastest row, the least memory, the gain from changing the baseline's key, and whether losses agree."""
 
     def __repr__(self) -> str:
         return "\n".join([*self.findings, str(self.rows)])

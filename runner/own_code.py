@@ -19,7 +19,7 @@ MAX_LINES, MAX_WIDTH = 5, 300
 
 
 def fault(error: BaseException) -> str:
-    """Return `own.gpt:GPT.network raised TypeError: ...` and the user's lines in the traceback, or "" without user code."""
+    """Return `own.gpt:GPT.network raised TypeError: ...` and the user's lines in the traceback, or "" without a user method."""
     own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:

@@ -51,7 +51,7 @@ class PackedText(Data):
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document from `position` on, and the position behind it. Raises ConfigError if a document is unreadable."""
+        """Yield (document, position after the document) from `position` on. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another"

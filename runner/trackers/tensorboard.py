@@ -64,7 +64,7 @@ class TensorBoardRun:
             file.close()
 
     def _begin_hparams(self) -> EventFile:
-        """Return the file for the HParams tab. The first call, once settings are complete, creates the file."""
+        """Return the file for the HParams tab. The first call creates the file and records the run's settings."""
         if self._hparams is None:
             self._hparams = EventFile(self._run.run_dir / HPARAMS)
             self._hparams.session_start(settings(self._run.describe()))
