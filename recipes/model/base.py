@@ -18,7 +18,7 @@ class Flops(NamedTuple):
 
     total: int
     attention: int
-    """The part of `total` that multiplies queries with keys and scores with values. It grows with the sequence length."""
+    """The part of `total` that multiplies queries with keys and scores with values. This part grows with the sequence length."""
 
 
 class Model(Option):
@@ -31,9 +31,9 @@ class Model(Option):
     }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]
-    """Rows of the embedding table. A tokenizer may have fewer tokens, never more."""
+    """Rows of the embedding table. A tokenizer must not have more tokens than the table has rows."""
     freeze: list[str] = []
-    """Parameters that are not trained: patterns for their names, such as `tok_embeddings.*`."""
+    """Patterns for the names of parameters that are not trained, such as `tok_embeddings.*`."""
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:
@@ -54,7 +54,7 @@ class Model(Option):
         return 0
 
     def inactive_parameters(self) -> int:
-        """Return the number of parameters that a token does not use, such as those of experts it is not routed to."""
+        """Return the number of parameters that a token does not use, such as parameters of experts that it is not routed to."""
         return 0
 
     def is_frozen(self, name: str) -> bool:
@@ -62,15 +62,15 @@ class Model(Option):
         return any(fnmatchcase(name, pattern) for pattern in self.freeze)
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        """Return the reasons that tensor parallelism over `tensor` devices cannot split this model; [] if it can."""
+        """Return the reasons that tensor parallelism over `tensor` devices cannot split this model; [] if there are none."""
         return []
 
     def expert_problems(self, expert: int) -> list[str]:
-        """Return the reasons that this model's experts cannot be spread over `expert` devices; [] if they can."""
+        """Return the reasons that this model's experts cannot be spread over `expert` devices; [] if there are none."""
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return the reasons that its matmuls refuse elements of `element_bytes`, split over `tensor` devices; [] if none."""
+        """Return the reasons that matmuls split over `tensor` devices refuse elements of `element_bytes`, or []."""
         return []
 
     def on(self, device_type: str) -> Self:
@@ -83,19 +83,19 @@ class Model(Option):
 
     @property
     def first_blocks(self) -> int:
-        """Number of leading blocks that differ from the rest."""
+        """Number of leading blocks that differ from all later blocks."""
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """Return this model with `blocks` blocks, identical after the leading ones; None if its depth is fixed."""
+        """Return this model with `blocks` blocks, identical after the leading blocks, or None if the depth is fixed."""
         return None
 
     def first(self, blocks: int) -> Self | None:
-        """Return this model cut to its first `blocks` blocks, or None if it cannot be cut. `blocks` exceeds `first_blocks`."""
+        """Return this model with only the first `blocks` blocks, or None if impossible. `blocks` exceeds `first_blocks`."""
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """Build the module and apply `freeze`; raise ConfigError for a pattern that matches nothing."""
+        """Build the module and apply `freeze`; raise ConfigError for a pattern that matches no parameter."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:
@@ -111,12 +111,12 @@ class Model(Option):
         return network
 
     def on_meta(self, seq_len: int) -> Network:
-        """Call `build` on the meta device, where no model is too large and no initial values are computed."""
+        """Call `build` on the meta device. No model is too large for it, and no initial values are computed."""
         import torch
         from torch.overrides import TorchFunctionMode
 
         class NoInitialValues(TorchFunctionMode):
-            # Initialising meta tensors has no effect, but makes torch import its compiler, which takes a second.
+            # Initialising meta tensors has no effect, but makes torch import the compiler. This import takes a second.
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if getattr(func, "__module__", "") == "torch.nn.init":
                     return (kwargs or {}).get("tensor", next(iter(args), None))

@@ -1,4 +1,4 @@
-"""The base class of decoders with grouped-query attention: their keys, checks, parameter and FLOP counts."""
+"""The base class of decoders with grouped-query attention: keys, checks, parameter counts and FLOP counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count, Section, whole
 
 ALIGNMENT = 16
-"""Bytes that the size of a row must be a multiple of in a grouped matmul (torch.nn.functional.grouped_mm)."""
+"""Bytes that must divide the size of each row in a grouped matmul (torch.nn.functional.grouped_mm)."""
 
 
 class RopeScaling(Section):
@@ -24,7 +24,7 @@ class RopeScaling(Section):
     low_freq_factor: float = 1.0
     """Wavelengths above `original_seq_len / low_freq_factor` are scaled by the full factor."""
     high_freq_factor: float = 4.0
-    """Wavelengths below `original_seq_len / high_freq_factor` are unchanged; those in between are interpolated."""
+    """Wavelengths below `original_seq_len / high_freq_factor` are unchanged; wavelengths between the bounds are interpolated."""
     original_seq_len: Count = 8192
     """Sequence length of the original training."""
 
@@ -37,7 +37,7 @@ class RopeScaling(Section):
 
 
 class Experts(Section):
-    """The experts of a block, in place of one feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3)."""
+    """The experts that replace the feed-forward network of a block (Shazeer et al. 2017; DeepSeek-AI 2024, V3)."""
 
     number: Annotated[int, whole(at_most=2**14)]
     """Experts per block."""
@@ -46,20 +46,20 @@ class Experts(Section):
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of one expert."""
     shared_ffn_dim: Annotated[int, whole(at_least=0, at_most=2**20)] = 0
-    """Hidden width of the shared expert that every token passes; 0: there is none."""
+    """Hidden width of the shared expert that every token passes through; 0: no shared expert."""
     score: Literal["sigmoid", "softmax"] = "sigmoid"
     """Scores from the router's logits: sigmoid of each expert's logit, or softmax over all experts."""
     normalize: bool = True
     """Divide the weights of a token's experts by their sum."""
     route_scale: float = Field(default=1.0, gt=0)
-    """Factor on the weights."""
+    """Factor on the weights of a token's experts."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
     """
     Method that balances the load of experts.
 
-    bias: a bias on the scores that choose experts rises for each expert with too few tokens in the last step, and falls for each
-    with too many (Wang et al. 2024). sequence_loss: an auxiliary loss over each sequence (DeepSeek-AI 2024, V3), which is trained
-    on but not part of `train/loss`. none: no balancing.
+    bias: add a bias to the scores that choose experts. The bias of an expert rises after a step in which the expert had too few
+    tokens, and falls if it had too many (Wang et al. 2024). sequence_loss: add an auxiliary loss over each sequence to the
+    training objective (DeepSeek-AI 2024, V3). `train/loss` does not include this loss. none: no balancing.
     """
     balance_rate: float = Field(default=1e-3, gt=0)
     """Step size of the bias, or weight of the loss."""
@@ -80,7 +80,7 @@ class Experts(Section):
 class Decoder(Model):
     """A decoder with RMSNorm and rotary grouped-query attention."""
 
-    if TYPE_CHECKING:  # each is a key in some subclasses, and derived from other keys in the rest
+    if TYPE_CHECKING:  # keys in some subclasses, derived from other keys in other subclasses
 
         @property
         def n_layers(self) -> int: ...
@@ -93,7 +93,7 @@ class Decoder(Model):
     n_heads: Count
     """Query heads."""
     n_kv_heads: Count
-    """Key and value heads; each serves n_heads / n_kv_heads query heads."""
+    """Key and value heads. Each key and value head serves n_heads / n_kv_heads query heads."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
@@ -101,7 +101,7 @@ class Decoder(Model):
     rope_scaling: RopeScaling | None = None
     """Llama 3.1's long-context scaling; null: none."""
     norm_eps: float = Field(default=1e-5, gt=0)
-    """Added to the mean square in RMSNorm."""
+    """Number added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """Use the embedding table as output projection."""
 
@@ -115,7 +115,7 @@ class Decoder(Model):
         return self
 
     def check_heads(self) -> None:
-        """Raise PydanticCustomError if the heads do not fit each other or the rotary embeddings."""
+        """Raise PydanticCustomError if query heads, key heads and rotary embeddings do not fit each other."""
         if self.n_heads % self.n_kv_heads:
             raise PydanticCustomError(
                 "heads", f"n_heads({self.n_heads}) is not a multiple of n_kv_heads({self.n_kv_heads})"
@@ -126,7 +126,7 @@ class Decoder(Model):
             )
 
     def weights(self) -> Iterator[tuple[str, int]]:
-        """Yield the name of each weight and the number of its elements that multiply a token, in forward order, for each use."""
+        """Yield, for each use of a weight in forward order, its name and the number of its elements that multiply a token."""
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
         for module in network.multiplied_modules():
@@ -137,10 +137,10 @@ class Decoder(Model):
         """
         Return 6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
-        The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of its input and 2 for its own gradient (Kaplan et al.
-        2020, section 2.1). A frozen weight has no gradient of its own, and backward ends at the first trained weight.
+        The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of the input and 2 for the weight's gradient (Kaplan et al.
+        2020, section 2.1). A frozen weight has no gradient, and backward ends at the first trained weight.
 
-        The embedding table is looked up, not multiplied, so it counts only where it is tied to the output projection. The
+        The embedding table is looked up, not multiplied. It is counted only if it is tied to the output projection. The
         attention term counts the full score matrix, ignoring causality, as torchtitan does. Attention is recognised by the name
         `attention.wv`, so a subclass whose network has other names overrides this method.
         """
@@ -156,12 +156,12 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return the forward FLOPs per token that take place where a weight is used, besides its matmul and attention."""
+        """Return the forward FLOPs per token of operations next to a weight, other than the weight's matmul and attention."""
         return 0
 
     @property
     def routed(self) -> Experts | None:
-        """The experts of some blocks, the key `experts` of the subclasses that have it; None without experts."""
+        """The key `experts` of subclasses that have this key; None without experts."""
         return getattr(self, "experts", None)
 
     def inactive_parameters(self) -> int:

@@ -1,7 +1,7 @@
 """Initial weights that do not depend on the layout.
 
-Each parameter is drawn from its own generator, seeded by the run's seed and the parameter's name, and a shard is a slice of
-that draw. One rank, FSDP1, FSDP2, tensor parallelism or any mix therefore start bit-identical (per device type).
+Each parameter is drawn from a separate generator, seeded by the run's seed and the parameter's name. A shard is a slice of
+the full draw. Therefore all layouts start with bit-identical weights on devices of one type.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, dev
 
 @dataclass(frozen=True)
 class Initialiser:
-    """Sets the initial values of a network before, while or after it is sharded. Purely local, no communication."""
+    """Sets the initial values of a network before, while or after the network is sharded, without communication."""
 
     network: Network
     seed: int
     device: torch.device
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
-        """Allocate and initialise a network on meta, or its wrapper. offload: keep parameters, but no buffers, on the host."""
+        """Allocate and initialise a network on meta, or its wrapper. offload: keep parameters, but not buffers, on the host."""
         model.to_empty(device="cpu" if offload else self.device)
         if offload:
             for module in model.modules():
@@ -90,8 +90,8 @@ class Initialiser:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         own = _own_indices(parameter)
         if self.network.is_stack(name):
-            # A whole stack of experts can take more memory than all other parameters, so a rank draws only the matrices that
-            # it holds a part of.
+            # A whole stack of experts can take more memory than all other parameters, so a rank draws only the matrices of
+            # which it holds a part.
             for number, shard in enumerate(local, start=own[0].start):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
                 shard.copy_(_narrowed(value, own[1:]))
@@ -101,7 +101,7 @@ class Initialiser:
 
 
 def _narrowed(value: Tensor, own: list[range]) -> Tensor:
-    """Return a view of the indices `own` of each dimension. Fake tensors on CUDA, which plans use, cannot be sliced."""
+    """Return a view of the indices `own` of each dimension. Uses no slices, because fake CUDA tensors do not support slices."""
     for dim, indices in enumerate(own):
         value = value.narrow(dim, indices.start, len(indices))
     return value
@@ -112,7 +112,7 @@ def _own_indices(parameter: nn.Parameter) -> list[range]:
     own = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
-        # A strided shard divides what later mesh dimensions have sharded already, so it comes after them.
+        # A strided shard divides the shards of later mesh dimensions, so it is computed after those dimensions.
         placed = sorted(enumerate(parameter.placements), key=lambda each: isinstance(each[1], _StridedShard))
         for mesh_dim, placement in placed:
             if isinstance(placement, Shard | _StridedShard):

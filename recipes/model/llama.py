@@ -50,9 +50,9 @@ class MoE(Llama):
     """Llama with experts in all blocks after the first `dense_layers`: Mixtral, Llama 4, the feed-forward of DeepSeek-V3."""
 
     dense_layers: Annotated[int, whole(at_least=0)] = 0
-    """Leading blocks with a dense feed-forward network, of width `ffn_dim`."""
+    """Number of leading blocks with a dense feed-forward network of width `ffn_dim`."""
     experts: Experts
-    """The experts of the other blocks."""
+    """The experts of the blocks after `dense_layers`."""
 
     @model_validator(mode="after")
     def _has_experts(self) -> MoE:

@@ -1,4 +1,4 @@
-"""The interface of a model's module, through which every layout wraps, initialises and trains it, and the types it uses."""
+"""`Network`: the interface through which layouts wrap, initialise and train a model's module; and the types in its methods."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ class Network(nn.Module):
     uses_rng: ClassVar[bool] = False
     """Whether forward uses random numbers, such as for dropout."""
     loads: Loads | None = None
-    """Tokens per expert since the last optimizer step, which every training forward adds to; None without experts."""
+    """Counter of tokens per expert since the last optimizer step, over all training forwards. None without experts."""
     expert_mesh: DeviceMesh | None = None
     """Mesh with the dimensions `expert_shard` and `expert` if experts lie on several devices, else None."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """Key of events.jsonl -> its sum over the forwards since the last optimizer step, 0-d, fp32. `reset_buffers` creates it."""
+    """Key of events.jsonl -> sum of the figure over forwards since the last optimizer step, 0-d, fp32. Set by `reset_buffers`."""
     loss: LossFunction
     """
-    Set before training by the option in group `loss`. `forward` calls it, when it has targets, instead of its output projection:
+    The loss function, set before training by the `loss` group. A `forward` with targets calls it, not the output projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    `output` is the module of the projection. A linear layer named `output` is called once for all chunks of logits, any other
-    module once for each.
+    `output` is the module of the projection. A linear layer named `output` is called once for all chunks of logits. Other
+    modules are called once per chunk.
     """
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the logits of tokens, [batch, seq, vocab], or with targets, [batch, seq], the mean loss, 0-d, fp32."""
+        """Return logits, [batch, seq, vocab], or if targets are given the mean loss, 0-d, fp32. tokens, targets: [batch, seq]."""
 
     @abstractmethod
     def block_names(self) -> list[str]:
-        """Return the names of the repeated blocks, in order: the default units of wrapping, compilation and recomputation."""
+        """Return the names of the repeated blocks, in order. Blocks are the default units to wrap, compile and recompute."""
 
     def initial(self, name: str) -> Initial:
         """Return the distribution from which the initial values of a parameter are drawn."""
         raise NotImplementedError(f"{type(self).__name__} has no method `initial(name)`: a parameter's initial values")
 
     def is_stack(self, name: str) -> bool:
-        """Whether a parameter is a stack of matrices, [number, in, out], each of which is initialised by itself."""
+        """Whether a parameter is a stack of matrices, [number, in, out]. Each matrix is initialised separately."""
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether to compute with a parameter in fp32, as far as the layout can, where `precision` lowers the others."""
+        """Whether to compute with a parameter in fp32 at every `precision`, if the layout supports this."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
@@ -66,29 +66,29 @@ class Network(nn.Module):
         return 0
 
     def calls(self, name: str) -> int:
-        """Return how often a forward with targets calls a module, which is at least once; "" is the network itself."""
+        """Return the number of times, at least 1, that a forward with targets calls a module. "" is the network itself."""
         return max(1, self.multiplied_modules().count(self.get_submodule(name)))
 
     def multiplied_modules(self) -> list[nn.Module]:
-        """Return the modules whose weights multiply tokens, once for each call, in the order of a forward with targets."""
+        """Return the modules whose weights multiply tokens, one element per call, in the order of a forward with targets."""
         return [module for module in self.children() if not isinstance(module, nn.Embedding)]
 
     def active_elements(self, name: str) -> int:
-        """Return the number of elements of a parameter that a token is multiplied by."""
+        """Return the number of elements of a parameter that multiply a token."""
         return self.get_parameter(name).numel()
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        """Return the style of tensor parallelism of each module that is split, by its name."""
+        """Return module name -> style of tensor parallelism, for each module that is split."""
         raise NotImplementedError(f"{type(self).__name__} has no tensor-parallel plan")
 
     def tie_weights(self) -> None:
-        """Tie shared parameters again after `Module.to_empty`, which unties them."""
+        """Tie shared parameters again after `Module.to_empty` has untied them."""
 
     def reset_buffers(self) -> None:
-        """Compute the buffers, once the module is materialised."""
+        """Compute the buffers. Called after the module is materialised."""
 
     def observe(self, key: str, value: Tensor) -> None:
-        """Add a figure of this forward to `observed`, 0-d. The mean over a step's forwards and ranks is recorded."""
+        """Add a figure of this forward, 0-d, to `observed`. The figure's mean over a step's forwards and ranks is recorded."""
         if key in self.observed and torch.is_grad_enabled():
             with torch.no_grad():
                 self.observed[key].add_(value)
@@ -100,16 +100,16 @@ def network_of(model: nn.Module) -> Network:
 
 
 class Loads:
-    """Tokens per expert on this rank since the last optimizer step. They are no buffer: DDP would copy rank 0's to all ranks."""
+    """Tokens per expert on this rank since the last optimizer step. Not a buffer, because DDP copies rank 0's buffers to all."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
         """The buffer added to the scores that choose experts, [blocks with experts, experts], and its step size, or 0."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
         self.groups: tuple[dist.ProcessGroup, ...] = ()
-        """Process groups over which tokens are added up: the ranks with other data, one group per mesh dimension."""
+        """Process groups over which tokens are summed. They join ranks with different data, with one group per mesh dimension."""
         self.expert_ranks = 1
-        """Expert-parallel ranks. Each holds the same number of neighbouring experts."""
+        """Number of expert-parallel ranks. Each rank holds the same number of neighbouring experts."""
 
     def add(self, tokens: Tensor) -> None:
         """Add the tokens per expert of one forward, [blocks, experts], int64."""
@@ -119,7 +119,7 @@ class Loads:
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
         """
-        Sum over ranks, update the biases, restart the count and return figures, 0-d, fp32, equal on all ranks. Causes no sync.
+        Sum tokens over ranks, update biases, reset the count, and return figures, 0-d, fp32, equal on all ranks. Does not sync.
 
         bias += rate x sign(mean load - load), per block (Wang et al. 2024, arXiv 2408.15664, algorithm 1), unless the gradient
         is not `finite`, 0-d, bool. A block's violation is its largest load / the mean load - 1.
@@ -128,7 +128,7 @@ class Loads:
             dist.all_reduce(self.tokens, group=group)
         total = self.tokens.sum(-1, keepdim=True)
         if self.bias_rate:
-            # mean - load, multiplied by the number of experts to stay in integers, where equal loads compare equal
+            # Multiplying mean - load by the number of experts keeps integers, so that equal loads compare equal.
             below = torch.sign(total - self.tokens * self.tokens.shape[-1])
             self.bias += torch.where(finite, self.bias_rate * below, 0.0)
         violations = _violations(self.tokens)
@@ -153,7 +153,7 @@ def _violations(tokens: Tensor) -> Tensor:
 CUTOFF = 3.0
 """Truncation of the normal distribution, in standard deviations."""
 TABLE_SIZE = 1024
-"""Number of truncated-normal draws from which values beyond the cutoff are replaced."""
+"""Number of truncated-normal draws in the table that replaces values beyond the cutoff."""
 
 
 class Initial(ABC):
@@ -161,12 +161,12 @@ class Initial(ABC):
 
     @abstractmethod
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
-        """Draw the values of a parameter, fp32, on the device. The generator is there, too, or on the CPU for meta."""
+        """Draw the values of a parameter, fp32, on the device. The generator is on the same device, or on the CPU for meta."""
 
 
 @dataclass(frozen=True)
 class Filled(Initial):
-    """The same value everywhere."""
+    """A distribution that gives every element the same value."""
 
     value: float
 
@@ -182,8 +182,8 @@ class TruncatedNormal(Initial):
 
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
         value = torch.empty(shape, device=device).normal_(generator=generator)
-        # Values beyond the cutoff (0.3%) are replaced from a small table. On a CPU this is several times faster than
-        # inverting the error function for every value, and it needs no data-dependent control flow.
+        # Values beyond the cutoff (0.3%) are replaced from a small table. On a CPU, this is several times faster than
+        # inverting the error function for every value. The table needs no data-dependent control flow.
         table = nn.init.trunc_normal_(torch.empty(TABLE_SIZE, device=device), a=-CUTOFF, b=CUTOFF, generator=generator)
         rows = table[: shape[-1]] if shape[-1] <= TABLE_SIZE else table.repeat(-(-shape[-1] // TABLE_SIZE))[: shape[-1]]
         return torch.where(value.abs() > CUTOFF, rows, value).mul_(self.std)

@@ -1,7 +1,7 @@
-"""Tensor-parallel styles. Heads and FFN width are split; the stream between is sharded over the sequence or replicated.
+"""Tensor-parallel styles. Heads and FFN width are split. The residual stream is sharded over the sequence or replicated.
 
-A module that can be split has a method `styles(sequence_parallel)`, which returns the styles of its parts by their names in
-it, and its own under "". `Transformer.tensor_plan` collects them.
+A module that can be split has a method `styles(sequence_parallel)`. It returns submodule name -> style, where "" is the module
+itself. `Transformer.tensor_plan` collects the styles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TensorPlan = dict[str, ParallelStyle]
 
 
 class SplitParameters(ParallelStyle):
-    """Shards parameters of a module, each along its dimension in `dims`. Every rank slices its own copy; nothing is sent."""
+    """Shards each parameter in `dims` (name -> dimension). Every rank slices a local copy, so no data is sent."""
 
     def __init__(self, dims: dict[str, int]) -> None:
         super().__init__()
@@ -36,15 +36,15 @@ class SplitParameters(ParallelStyle):
 
 
 def stream_placement(sequence_parallel: bool) -> Placement:
-    """Return how the residual stream, [batch, seq, dim], is placed on the tensor-parallel devices."""
+    """Return the placement of the residual stream, [batch, seq, dim], on the tensor-parallel devices."""
     return Shard(1) if sequence_parallel else Replicate()
 
 
 def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
     """
-    Split a module's linear layers `into`, which read the stream, by columns and its layer `out` by rows.
+    Split a module's linear layers `into`, which read the stream, by columns, and the layer `out` by rows.
 
-    Megatron-LM does so (Shoeybi et al. 2019). `other_inputs` is the number of inputs of the module besides the stream.
+    This follows Megatron-LM (Shoeybi et al. 2019). other_inputs: number of inputs of the module other than the stream.
     """
     stream = stream_placement(sequence_parallel)
     plan: TensorPlan = {layer: ColwiseParallel() for layer in into}

@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Tensor parallelism, which takes a second to import, is imported where it is used."""
+"""The network of Llama 2 and 3. Functions import tensor parallelism when they use it, because importing takes a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Run on sequence shards. On a whole stream the weight stays a plain tensor: every rank computes its gradient."""
+        """Run on sequence shards. Without shards, the weight stays a plain tensor, and every rank computes its full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -39,16 +39,16 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
     """
     Return the radians per position of each rotated pair, [head_dim / 2], fp32, on the CPU.
 
-    The order of operations is that of transformers (`_compute_llama3_parameters`), because it matters: at position 8,000 the
-    last bit of a frequency is half a thousandth of a radian.
+    The order of operations is copied from transformers (`_compute_llama3_parameters`), because rounding matters: at position
+    8,000 the last bit of a frequency is half a thousandth of a radian.
     """
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if scaling is None:
         return freqs
     length, low, high = scaling.original_seq_len, scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / freqs
-    # A pair that rotates only a few times within the original length is slowed down by the factor, one that rotates often is
-    # unchanged, and those in between are interpolated.
+    # Pairs that rotate only a few times within the original length are slowed down by the factor. Pairs that rotate often are
+    # unchanged. Pairs between the two bounds are interpolated.
     slow = wavelength > length / low
     scaled = torch.where(slow, freqs / scaling.factor, freqs)
     keep = (length / wavelength - low) / (high - low)
@@ -68,8 +68,8 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """
     Rotate each pair (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
-    transformers pairs the same elements. Llama's original code pairs neighbours, which is the same function with the rows of
-    the query and key weights in another order. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
+    transformers pairs the same elements. Llama's original code pairs neighbours. Both compute the same function if the rows of
+    the query and key weights are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
     """
     cos, sin = rope.unsqueeze(1).unbind(2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
@@ -77,8 +77,8 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
-    """Whether torch lacks a fused kernel for grouped-query attention, and would materialise whole score matrices."""
-    # In fp32 on CUDA: flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key as query heads
+    """Whether torch lacks a fused kernel for this grouped-query attention and would store whole score matrices."""
+    # Flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key heads as query heads
     # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     return query.is_cuda and query.dtype == torch.float32
 
@@ -97,8 +97,8 @@ class Attention(nn.Module):
         self.wo = nn.Linear(q_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """Attend within each sequence. x: [batch, seq, dim]; rope: from `rope_table`, None for no positions."""
-        # [batch, seq, dim] -> [batch, seq, heads, head_dim]. Under tensor parallelism a rank has only some of the heads: -1.
+        """Attend within each sequence. x: [batch, seq, dim]; rope: from `rope_table`; None: no position encoding."""
+        # [batch, seq, dim] -> [batch, seq, heads, head_dim]. -1, because a tensor-parallel rank has only some heads.
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
@@ -181,7 +181,7 @@ class Transformer(Network):
         return None if self.rope is None else self.rope[: tokens.shape[1]]
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
-        """Split the vocabulary, and the modules that have `styles`."""
+        """Return the plan that splits the vocabulary and all modules with a method `styles`."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -209,7 +209,7 @@ class Transformer(Network):
         return [f"layers.{i}" for i in range(len(self.layers))]
 
     def initial(self, name: str) -> Initial:
-        """Return a normal of std 0.02, with exceptions for norms, tables and projections into the residual stream."""
+        """Return a normal with std 0.02, except for norms, tables and projections into the residual stream."""
         if name.endswith("norm.weight"):
             return ONES
         if name in ("tok_embeddings.weight", "output.weight"):
@@ -219,7 +219,7 @@ class Transformer(Network):
         return TruncatedNormal(0.02)
 
     def initial_into_stream(self) -> Initial:
-        """Return a narrower normal for a block's two projections into the stream (Radford et al. 2019, GPT-2)."""
+        """Return the narrower normal of a block's two projections into the stream (Radford et al. 2019, GPT-2)."""
         # The variance of the stream should not grow with depth.
         return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 

@@ -193,9 +193,7 @@ class Parallelism(Option):
         if unit.lookup and self.gathers_per_call:
             in_backward = 0
         reductions = micro_batches
-        if (
-            self.accumulate == "hold"
-        ):  # a unit called several times reduces its accumulated gradients before a second call
+        if self.accumulate == "hold":  # a repeated unit reduces accumulated gradients before a second call
             reductions = 2 if self.gathers_per_call and unit.calls > 1 < micro_batches else 1
         gathers = micro_batches * (in_forward + in_backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)

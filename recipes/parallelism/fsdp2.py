@@ -166,9 +166,7 @@ class FSDP2(Parallelism):
         if self.accumulate == "hold":
             model.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            model.set_requires_all_reduce(
-                last
-            )  # replicas accumulate their sharded gradients until the last micro batch
+            model.set_requires_all_reduce(last)  # until the last micro batch, replicas accumulate shards
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:

@@ -1,7 +1,7 @@
-"""Mixture of experts in the place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
+"""Mixture of experts, which replaces a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
-No token is dropped: rows are sorted by expert, multiplied group by group, and put back. A block returns its tokens per
-expert, and the caller adds them up. A counter inside the block would count them twice when the block is recomputed.
+No token is dropped: rows are sorted by expert, multiplied group by group, and put back. A block returns the tokens per
+expert, and the caller sums these counts. A counter inside the block would count tokens twice when the block is recomputed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class Router(nn.Module):
-    """Scores every expert for every token, in fp32 at any precision, and picks the best. FSDP shards its weight as usual."""
+    """Scores every expert for every token, in fp32 at any precision, and picks the best experts. FSDP shards the weight."""
 
     tensor_mesh: DeviceMesh | None = None
-    """Tensor-parallel ranks, all of which route all tokens and hold the whole weight; None: no tensor parallelism."""
+    """Tensor-parallel ranks. Each rank routes all tokens and holds the whole weight. None: no tensor parallelism."""
 
     def __init__(self, dim: int, config: Experts) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Return each token's K weights, [T, K], fp32, and experts, [T, K], int64, and the unweighted balance loss, 0-d, fp32.
+        Return each token's K weights, [T, K], fp32, K experts, [T, K], int64, and the unweighted balance loss, 0-d, fp32.
 
-        x: [batch, seq, dim]; bias: added to the scores that choose, not that weigh, [experts].
+        x: [batch, seq, dim]; bias, [experts]: added to the scores that choose experts, but not to the weights.
         """
         config, weight = self.config, self.weight.float()
         if self.tensor_mesh is not None:
@@ -69,8 +69,8 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
     """
     Return the sequence-wise balance loss, unweighted, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
 
-    It is the sum over experts of f x P. f is the expert's share of a sequence's choices times the number of experts, and has
-    no gradient. P is the mean over the sequence of its scores, normalised to sum to 1 for each token. Equal loads give 1.
+    The loss is the sum over experts of f x P. f is the expert's share of a sequence's choices times the number of experts, and
+    has no gradient. P is the sequence mean of the expert's scores, normalised to sum to 1 per token. Equal loads give 1.
     scores: [batch, seq, number of experts]; experts: indices of the chosen ones, [batch, seq, K].
     """
     number, per_token = scores.shape[-1], experts.shape[-1]
@@ -81,10 +81,10 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
 
 
 class GroupedExperts(nn.Module):
-    """The SwiGLU experts of a block that this rank holds, as stacks of matrices."""
+    """Stacks of the matrices of the SwiGLU experts that this rank holds for one block."""
 
     ranks = 1
-    """Expert-parallel ranks. Gradients already contain the tokens of all of them; data parallelism averages over the rest."""
+    """Number of expert-parallel ranks. Gradients sum over these ranks, because data parallelism averages only over others."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Split the width. Outputs are summed over the ranks together with those of the other experts."""
+        """Split the width. The outputs of shared and routed experts are summed over the ranks together."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 
@@ -120,9 +120,9 @@ class ExpertFeedForward(nn.Module):
     """A router, the experts it chooses from, and optionally a shared expert that every token passes through."""
 
     expert_group: ProcessGroup | None = None
-    """Expert-parallel ranks, which hold different experts; None: this rank holds all."""
+    """Expert-parallel ranks, which hold different experts; None: this rank holds all experts."""
     tensor_mesh: DeviceMesh | None = None
-    """Tensor-parallel ranks, which hold parts of every expert's width; None: this rank holds all of it."""
+    """Tensor-parallel ranks, which hold parts of every expert's width; None: this rank holds the whole width."""
     stream: Placement = Replicate()
     """Placement of input and output, [batch, seq, dim], on the tensor-parallel ranks."""
 
@@ -141,7 +141,7 @@ class ExpertFeedForward(nn.Module):
             return self._route(x, bias)
         y, load, balance = self._route(on_all_ranks(x, mesh, self.stream), bias)
         y = DTensor.from_local(y, mesh, [Partial()]).redistribute(placements=[self.stream]).to_local()
-        # Every rank computes the whole balance loss and the gradients of the ranks are summed, so each contributes its share.
+        # Every rank computes the whole balance loss. Gradients are summed over ranks, so each rank's is divided by their number.
         whole = balance.detach()
         return y, load, whole + (balance - whole) / mesh.size()
 
@@ -161,8 +161,8 @@ class ExpertFeedForward(nn.Module):
         y = weighted.sum(1).to(x.dtype).view_as(x)
         if self.shared is not None:
             if self.tensor_mesh is not None:
-                # Under tensor parallelism the gradient of x is summed over ranks afterwards. The routed part contributes this
-                # rank's share, but the shared expert's first layers have summed theirs already.
+                # Under tensor parallelism the gradient of x is later summed over ranks. The gradient from routed experts is this
+                # rank's share, but the shared expert's first layers have already summed their gradient over ranks.
                 x = ScaleGradient.apply(x, 1 / self.tensor_mesh.size())  # type: ignore[no-untyped-call]
             y = y + self.shared(x)
         return y, load, balance
@@ -172,7 +172,7 @@ class ExpertFeedForward(nn.Module):
 
 
 def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
-    """Return the whole of `x`, of which a rank has what `placement` says. Its partial gradients are summed over the ranks."""
+    """Return the whole tensor of which each rank holds `x` with this placement. Backward sums the ranks' gradients."""
     shard = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement])
     return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 

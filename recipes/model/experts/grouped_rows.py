@@ -1,4 +1,4 @@
-"""Operations on rows of tokens sorted by expert: moving them between ranks, and multiplying each group by its own matrix."""
+"""Operations on rows of tokens sorted by expert: move rows between ranks, and multiply each expert's rows by its matrix."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ class _Permute(torch.autograd.Function):
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
     """Return `copies` of each row of `x`, reordered: [rows x copies, dim]."""
-    # Autograd's own backward would add up gradients row by row: slow on a GPU, and not deterministic.
+    # Autograd's backward of indexing would add up gradients row by row. That is slow on a GPU, and not deterministic.
     return _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
 
 
 def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: Tensor, group: ProcessGroup) -> Tensor:
     """
-    Send rows, [rows, dim], to the ranks that hold their experts, compute there, and bring the results back.
+    Send rows, [rows, dim], to the ranks that hold the rows' experts, apply the experts there, and return the results.
 
     `experts` is this rank's `GroupedExperts`. `load` counts the rows for each expert of all ranks, [experts].
     """
     ranks = group.size()
     with torch.no_grad():
-        # Rows that arrive, by sending rank and by expert of this rank: [ranks, own experts].
+        # Number of rows that arrive from each rank for each expert of this rank: [ranks, own experts].
         arriving = _wait(collectives.all_to_all_single(load, None, None, group)).view(ranks, -1)
-        if load.is_meta:  # the loads are unknown: assume that every rank gets the same
+        if load.is_meta:  # the loads are unknown: assume that all ranks get equally many rows
             received = sent = [rows.shape[0] // ranks + (rank < rows.shape[0] % ranks) for rank in range(ranks)]
-        else:  # the only place where the host waits for the device, because it issues the all-to-all with these sizes
+        else:  # the host waits for the device here, and only here, because it needs the sizes to issue the all-to-all
             received, sent = torch.stack((arriving.sum(1), load.view(ranks, -1).sum(1))).tolist()
-        # They arrive sorted by rank, then by expert; the grouped matmul needs them sorted by expert alone.
+        # Rows arrive sorted by rank, then by expert. The grouped matmul needs rows sorted by expert alone.
         expert = torch.arange(arriving.shape[1], device=load.device).repeat(ranks)
         order = expert.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
         inverse = inverse_of(order)
@@ -81,10 +81,10 @@ class ScaleGradient(torch.autograd.Function):
 
 def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
-    Multiply each row by the weights of its group: [rows, out].
+    Multiply each row by the weights of the row's group: [rows, out].
 
-    x: [rows, in], with the rows of a group next to each other, or none; weights: [groups, in, out], in the dtype of x, where in
-    and out are multiples of 16 bytes; ends: the row after the last of each group, [groups], int32.
+    x: [rows, in], sorted by group, where groups may be empty; weights: [groups, in, out], in the dtype of x, where in and out
+    are multiples of 16 bytes; ends: index of the row after the last row of each group, [groups], int32.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
@@ -93,15 +93,15 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_empty_groups(device: torch.device) -> bool:
-    """Whether the kernel leaves the weight gradient of a group without rows unwritten, with whatever was in that memory."""
-    # So on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
+    """Whether the kernel leaves the weight gradient of a group without rows uninitialised."""
+    # This happens on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10
     )
 
 
 class ZeroGradient(torch.autograd.Function):
-    """Return weights, [groups, in, out], and zero the gradients of the groups that are `empty`, [groups], bool."""
+    """Return weights, [groups, in, out]. In backward, zero the gradients of the groups that are `empty`, [groups], bool."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, empty: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class ZeroGradient(torch.autograd.Function):
         return gradient.masked_fill(empty.view(-1, 1, 1), 0), None
 
 
-# Except for bf16 on the newest GPUs, torch loops over the groups and reads their ends on the host, which a CUDA graph cannot.
+# Except for bf16 on the newest GPUs, torch loops over groups and reads `ends` on the host. CUDA graphs cannot contain this.
 @torch.library.custom_op("meshrunner::grouped_mm", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(x, weights, offs=ends)
@@ -127,8 +127,8 @@ def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("meshrunner::grouped_mm_weights", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _gradient_of_weights(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
-    # The transpose must not be made contiguous: the rows of a contiguous one would be `rows` long, which is seldom a multiple
-    # of 16 bytes.
+    # The transpose must not be made contiguous: each row of a contiguous transpose would have `rows` elements, and this is
+    # seldom a multiple of 16 bytes.
     return F.grouped_mm(x.transpose(-2, -1), gradient, offs=ends)
 
 

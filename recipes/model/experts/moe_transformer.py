@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExpertBlock(Block):
-    """A block with experts. It also returns their load and balance loss."""
+    """A block with experts. Forward also returns the load and the balance loss of the experts."""
 
     def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """Return the new x, the load, [experts], and the balance loss, 0-d. bias: see `Router.forward`."""
@@ -28,16 +28,16 @@ class ExpertBlock(Block):
 
 
 class MoETransformer(Transformer):
-    """Embedding, blocks of which some have experts, norm, output projection."""
+    """Embedding, blocks (some with experts), norm, output projection."""
 
     expert_bias: Tensor
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
-        """blocks: those whose `feed_forward` is an `ExpertFeedForward` are called like an `ExpertBlock`."""
+        """blocks: a block whose `feed_forward` is an `ExpertFeedForward` is called like an `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
-        """Block with experts -> its row of `expert_bias`."""
+        """Block with experts -> the block's row in `expert_bias`."""
         for number, block in enumerate(self.layers):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)
@@ -45,7 +45,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or with targets the cross entropy, whose gradient includes the balance loss's."""
+        """Return logits, or with targets the cross entropy. Its gradient includes the gradient of the balance loss."""
         x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:
@@ -53,7 +53,7 @@ class MoETransformer(Transformer):
         return with_gradient_of(self.loss(self.output, x, targets), balance)
 
     def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after the blocks and the weighted balance loss, 0-d or None. count: add to the loads."""
+        """Return the stream after the blocks and the weighted balance loss, 0-d or None. count: count the tokens per expert."""
         loads, balances = [], []
         for number, block in enumerate(self.layers):
             if (row := self.rows.get(number)) is None:
@@ -87,7 +87,7 @@ class MoETransformer(Transformer):
         return name.endswith(".router.weight")
 
     def initial(self, name: str) -> Initial:
-        """Treat experts like a dense feed-forward network. A router's logits start with a variance of about 1."""
+        """Initialise experts like a dense feed-forward network. A router's logits start with a variance of about 1."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):
             return self.initial_into_stream()
         if name.endswith(".router.weight"):
@@ -104,10 +104,10 @@ class MoETransformer(Transformer):
 
 
 def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
-    """Return `loss`, 0-d, unchanged in value, with the gradient of `other` added to its own."""
+    """Return the value of `loss`, 0-d, with the sum of the gradients of `loss` and `other`."""
     return loss if other is None else to_plain(loss) + (other - other.detach())
 
 
 def to_plain(loss: Tensor) -> Tensor:
-    """Return a loss as a plain tensor. It is a DTensor where the logits are split over the vocabulary."""
+    """Return a loss as a plain tensor. The loss is a DTensor if the logits are split over the vocabulary."""
     return loss.full_tensor() if isinstance(loss, DTensor) else loss

@@ -1,1 +1,1 @@
-"""Hybrid models, whose blocks are of several kinds: Mamba-2, attention, feed-forward, experts."""
+"""Hybrid models, which combine several kinds of blocks: Mamba-2, attention, feed-forward, experts."""

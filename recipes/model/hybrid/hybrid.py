@@ -1,4 +1,4 @@
-"""Hybrid decoders, whose kinds of blocks are given as a string of letters. The network is in `hybrid_transformer`."""
+"""Hybrid decoders. A string of letters gives the kind of each block. The network is in `hybrid_transformer`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class MambaConfig(Section):
     """Mamba-2 (Dao and Gu 2024)."""
 
     heads: Count
-    """Heads, each with its own state."""
+    """Heads. Each head has a separate state."""
     head_dim: Count
     """Width of one head."""
     groups: Count
     """Groups of heads that share B and C."""
     state: Count
-    """Size of the state of each of the head_dim channels."""
+    """Size of the state of one channel. A head has head_dim channels."""
     conv: Annotated[int, whole(at_most=2**10)] = 4
     """Width of the convolutions in tokens."""
     chunk: Annotated[int, whole(at_most=2**16)] = 128
-    """Tokens that are multiplied with each other at once; the result does not depend on it."""
+    """Tokens of a chunk, which are multiplied with each other at once. The result does not depend on the chunk size."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
-    """fused: the kernel of package mamba_ssm, on CUDA; torch: matmuls in plain torch; auto: fused where it is available."""
+    """fused: the kernel of package mamba_ssm, on CUDA; torch: matmuls in plain torch; auto: fused if available, else torch."""
 
     @model_validator(mode="after")
     def _groups_divide(self) -> MambaConfig:
@@ -49,34 +49,34 @@ class MambaConfig(Section):
 
 
 def _missing_for_fused(device_type: str) -> str | None:
-    """Return what the fused kernel lacks on `cpu` or `cuda` devices, None if nothing."""
+    """Return the device or package that the fused kernel lacks on `cpu` or `cuda` devices, or None if it can run."""
     if device_type != "cuda":
         return "a GPU"
     return None if find_spec("mamba_ssm") is not None else "package mamba_ssm (pip install mamba-ssm)"
 
 
 class MultiToken(Section):
-    """Prediction of further tokens by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
+    """Prediction of several tokens ahead by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
-    """Number of further tokens to predict. Each has its own module: attention and a feed-forward network."""
+    """Tokens to predict after the next token. Each of these tokens needs a module with attention and a feed-forward network."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of the mean loss of these tokens, `train/mtp_loss`, in the training objective. `train/loss` does not include it."""
+    """Weight of `train/mtp_loss`, the mean loss of these tokens, in the training objective. `train/loss` is without this loss."""
 
 
 class Hybrid(Decoder):
-    """A decoder whose blocks each hold one mixer or one feed-forward network: Nemotron-H, Jamba, Megatron-LM's hybrids."""
+    """A decoder with one mixer or one feed-forward network in each block: Nemotron-H, Jamba, Megatron-LM's hybrids."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=2_000)]
-    """One letter per block, each with a norm and a residual: M Mamba-2, * attention, - feed-forward, E experts."""
+    """One letter per block: M Mamba-2, * attention, - feed-forward, E experts. Every block has a norm and a residual."""
     head_dim: Count
     """Width of one attention head."""
     ffn: Literal["swiglu", "relu2"] = "swiglu"
-    """Feed-forward networks: SwiGLU, or a squared ReLU between two linear layers (So et al. 2021). Experts are SwiGLU."""
+    """Feed-forward networks: SwiGLU, or a squared ReLU between two linear layers (So et al. 2021). Experts always use SwiGLU."""
     mamba: MambaConfig | None = None
-    """The Mamba-2 blocks of the pattern; null: there are none."""
+    """Settings of the pattern's Mamba-2 blocks; null: the pattern has no M."""
     experts: Experts | None = None
-    """The experts blocks of the pattern; null: there are none."""
+    """Settings of the pattern's experts blocks; null: the pattern has no E."""
     mtp: MultiToken = MultiToken()
     """Multi-token prediction."""
 
@@ -126,7 +126,7 @@ class Hybrid(Decoder):
         return len(self.pattern)
 
     def first(self, blocks: int) -> Self | None:
-        if self.mtp.depth:  # the modules of multi-token prediction count as blocks, too
+        if self.mtp.depth:  # `block_names` includes the modules of multi-token prediction
             return None
         pattern = self.pattern[:blocks]
         sections = {
@@ -136,7 +136,7 @@ class Hybrid(Decoder):
         return self.model_copy(update={"pattern": pattern, **sections})
 
     def other_flops(self, name: str) -> int:
-        """Count the recurrence of Mamba-2 as Megatron-LM does; it is a few percent of a block's FLOPs."""
+        """Count the recurrence of Mamba-2 as Megatron-LM does. The recurrence is a few percent of a block's FLOPs."""
         if self.mamba is None or not name.endswith("mamba.scan.a_log"):
             return 0
         return 7 * self.mamba.inner * self.mamba.state
@@ -151,5 +151,5 @@ class Hybrid(Decoder):
         return keys + (["mamba.heads", "mamba.groups"] if self.mamba is not None else [])
 
     def network(self, seq_len: int) -> Network:
-        # By name, like `kinds`, because the network's module imports this one.
+        # Resolve by name, like `kinds`, because the network's module imports this module.
         return resolve_name("meshrunner.recipes.model.hybrid.hybrid_transformer:HybridTransformer")(self, seq_len)

@@ -1,4 +1,4 @@
-"""The network of hybrid decoders: each block is of the kind of its letter in the pattern."""
+"""The network of hybrid decoders. The letters of the pattern give the kinds of the blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 
 IGNORED = -100
-"""The target that torch's cross entropy ignores."""
+"""The target value that torch's cross entropy ignores."""
 
 
 class SquaredReLU(nn.Module):
@@ -80,7 +80,7 @@ class FeedForwardBlock(nn.Module):
 
 
 class ExpertsBlock(nn.Module):
-    """The block of letter E. Like `ExpertBlock`, it also returns the experts' load and balance loss."""
+    """The block of letter E. Like `ExpertBlock`, it also returns the load and the balance loss of the experts."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ExpertsBlock(nn.Module):
 
 
 class PredictionBlock(nn.Module):
-    """Predicts one token further than the module before it, from that module's stream and the embedding of the next token."""
+    """Predicts one token further than the previous module, from the previous module's stream and the next token's embedding."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the stream for the next module, and its norm for the output. x, token (embeddings): [batch, seq, dim]."""
+        """Return the stream for the next module, and the normalised stream for the output. x, token: [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
@@ -119,7 +119,7 @@ BLOCKS: dict[str, type[nn.Module]] = {"M": MambaBlock, "*": AttentionBlock, "-":
 
 
 class HybridTransformer(MoETransformer):
-    """Embedding, blocks by letter, norm, output projection; after them the modules of multi-token prediction."""
+    """Embedding, blocks by letter, norm, output projection, and the modules of multi-token prediction."""
 
     config: Hybrid
 
@@ -128,12 +128,12 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or with targets the next token's cross entropy, whose gradient includes all other losses'."""
+        """Return logits, or with targets the next token's cross entropy. Its gradient includes the gradients of all losses."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
-            # The targets are a slice of longer sequences, those of further tokens are contiguous. With one layout for all,
-            # the cross entropy is compiled once.
+            # These targets are a slice of longer sequences, but the shifted targets are contiguous. If all targets have one
+            # layout, the cross entropy is compiled once.
             targets = targets.clone(memory_format=torch.contiguous_format)
         # One lookup for all rows, so that FSDP gathers the table once: [rows x batch, seq, dim].
         x, *between = self.tok_embeddings(torch.cat(rows)).split(len(tokens))
@@ -191,7 +191,7 @@ class HybridTransformer(MoETransformer):
 
 
 def further(targets: Tensor, ahead: int) -> Tensor:
-    """Shift targets by `ahead` tokens. At the end of a sequence, where they are unknown, they are IGNORED."""
+    """Shift targets by `ahead` tokens. Unknown targets at the end of a sequence become IGNORED."""
     # The length stays the same, because under sequence parallelism a rank holds a shard of every sequence.
     known = torch.arange(targets.shape[1], device=targets.device) < targets.shape[1] - ahead
     return torch.where(known, targets.roll(-ahead, 1), IGNORED)

@@ -1,11 +1,11 @@
 """Mamba-2: state-space duality in chunks, in plain torch (Dao and Gu 2024, arXiv 2405.21060).
 
-Each head h has a state S of [head_dim, state], which is 0 before the first token of a sequence. For the tokens t:
+Each head h has a state S, [head_dim, state]. S is 0 before the first token of a sequence. For each token t:
 
     S_t = exp(dt_t A_h) S_{t-1} + dt_t x_t B_t^T,    y_t = S_t C_t + D_h x_t.
 
-The projections to z, x, B, C and dt are separate modules, as are the convolutions, so that tensor parallelism can split each
-by heads or by groups. The heads of a group, which share B and C, are neighbours.
+The projections to z, x, B, C and dt, and the convolutions, are separate modules, so that tensor parallelism can split each
+module by heads or by groups. The heads of a group share B and C and are neighbours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Mamba(nn.Module):
-    """A Mamba-2 mixer, in the place of attention."""
+    """A Mamba-2 mixer, which replaces attention."""
 
     def __init__(self, dim: int, config: MambaConfig, norm_eps: float) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Mamba(nn.Module):
 
 
 class CausalConvolution(nn.Module):
-    """A convolution of each channel by itself over the last `width` tokens, followed by SiLU."""
+    """A separate convolution of each channel over the last `width` tokens, followed by SiLU."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class CausalConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve over the sequence. x: [batch, seq, channels], under tensor parallelism this rank's channels."""
+        """Convolve over the sequence. x: [batch, seq, channels]. Under tensor parallelism, these are this rank's channels."""
         weight, bias = _local(self.weight).unsqueeze(1), _local(self.bias)
-        # Padded on the left, [batch, channels, width - 1 + seq], so that no token sees a later one.
+        # Pad on the left, [batch, channels, width - 1 + seq], so that no token sees a later token.
         out = F.conv1d(F.pad(x.transpose(1, 2), (weight.shape[-1] - 1, 0)), weight, bias, groups=weight.shape[0])
         return F.silu(out.transpose(1, 2))
 
@@ -66,7 +66,7 @@ class Scan(nn.Module):
     """
     The layers between the projections: convolutions, the recurrence and the gated norm.
 
-    None of them mixes heads of different groups, so tensor parallelism can split them.
+    No layer mixes heads of different groups, so tensor parallelism can split every layer.
     """
 
     def __init__(self, config: MambaConfig, norm_eps: float) -> None:
@@ -82,7 +82,7 @@ class Scan(nn.Module):
         self.norm = nn.Parameter(torch.empty(inner))
 
     def forward(self, z: Tensor, x: Tensor, b: Tensor, c: Tensor, dt: Tensor) -> Tensor:
-        """Return y, [batch, seq, heads x head_dim], as z and x; b, c: [batch, seq, groups x state]; dt: [batch, seq, heads]."""
+        """Return y. y, z, x: [batch, seq, heads x head_dim]; b, c: [batch, seq, groups x state]; dt: [batch, seq, heads]."""
         config = self.config
         x, b, c = self.conv_x(x), self.conv_b(b), self.conv_c(c)
         x = x.view(*x.shape[:2], -1, config.head_dim)  # [batch, seq, heads, head_dim]
@@ -97,7 +97,7 @@ class Scan(nn.Module):
             with torch.autocast(x.device.type, enabled=False):
                 y = scan((x * dt.unsqueeze(-1)).to(x.dtype), dt * a, b, c, config.chunk)
                 y = y + x * d.unsqueeze(-1).to(x.dtype)
-        # A gated RMSNorm, of each group by itself, because tensor parallelism does not split groups.
+        # A gated RMSNorm for each group separately, because tensor parallelism does not split groups.
         y, width = y.flatten(2), self.norm.shape[0] // config.groups
         groups = (y * F.silu(z)).view(*y.shape[:-1], -1, width)
         return F.rms_norm(groups, (width,), eps=self.norm_eps).flatten(2) * _local(self.norm).to(y.dtype)
@@ -107,8 +107,8 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     """
     Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
 
-    x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]. Sums of
-    decays are at least fp32. The tokens of a `chunk`, which need not divide the sequence, are multiplied with each other.
+    x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]; chunk:
+    tokens that are multiplied with each other at once, which need not divide the sequence. Sums of decays are at least fp32.
     """
     batch, seq, heads, head_dim = x.shape
     groups = b.shape[2]
@@ -119,12 +119,12 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     b, c = (part.view(batch, -1, chunk, *part.shape[2:]) for part in (b, c))  # [b n i g s]
     decay = _at_least_fp32(decay).view(batch, -1, chunk, groups, heads // groups)
     total = decay.cumsum(2)  # since the chunk began, [b n i g r]
-    # Within a chunk, a token reads the tokens up to itself, each decayed by the steps between the two.
+    # Within a chunk, token i reads the tokens j <= i. Each token j is decayed by the steps between j and i.
     within = _decays(total, total)  # [b n g r i j]
     scores = torch.einsum("bnigs,bnjgs->bngij", c, b)
     y = torch.einsum("bngrij,bnjgrp->bnigrp", scores.unsqueeze(3) * within.to(x.dtype), x)
-    # Across chunks: the state that each chunk adds by its end, then the state with which each begins, which is the sum of
-    # those added before, decayed by the chunks between. One matmul with a matrix of decays computes all of them.
+    # Across chunks: `added` is the state that each chunk adds by its end. The state with which a chunk begins is the sum of the
+    # states that earlier chunks added, decayed by the chunks between. One matmul with a matrix of decays computes all states.
     last = total[:, :, -1:]
     added = torch.einsum("bnjgs,bnjgrp->bngrps", b, x * (last - total).exp().unsqueeze(-1).to(x.dtype))
     ends = last.squeeze(2).cumsum(1).unsqueeze(1)  # since the sequence began, [b 1 n g r]
@@ -141,12 +141,12 @@ def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:
     to, since = (part.movedim(2, -1) for part in (to, since))
     length = to.shape[-1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=to.device).tril(-1 if strictly else 0)
-    # Masked before exp: above the diagonal, exp overflows where decays are strong, and its gradient would be nan.
+    # Mask before exp: above the diagonal, exp overflows if decays are strong, and the gradient of exp would be nan.
     return (to.unsqueeze(-1) - since.unsqueeze(-2)).masked_fill(~allowed, -torch.inf).exp()
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:
-    """Convert 16-bit tensors to fp32, and leave wider ones as they are."""
+    """Convert 16-bit tensors to fp32. Return wider tensors unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
