@@ -35,7 +35,7 @@ METADATA = ".metadata"
 FOLDER = "checkpoints"
 """Directory of the checkpoints in a run directory."""
 FORMAT = 2
-"""Version of the meaning of the tensors. Format 1 had the rows of wq and wk in another order; its files lack `format`."""
+"""Version of the meaning of the tensors. Format 1 had another order of the rows of wq and wk, and no key `format`."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -174,7 +174,7 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """
-    Return the good checkpoints in `own`, or if there are none in `load`, newest first, and warnings about skipped checkpoints.
+    Return the good checkpoints in `own`, or in `load` if `own` has none, newest first, and warnings about skipped checkpoints.
 
     Raises ConfigError if `load` is used and contains no good checkpoint, or if the checkpoints in `own` have another format.
     """

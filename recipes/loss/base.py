@@ -36,7 +36,7 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """Return the loss function. FSDP wraps the network later. output: the network's `output`, which may change in place."""
+        """Return the loss function, before FSDP wraps the network. output: the projection, which may be changed in place."""
         return self.function(summed)
 
     @abstractmethod

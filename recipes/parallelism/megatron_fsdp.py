@@ -209,7 +209,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes of a plan's units. Raises ConfigError for a plan that cannot be followed by wrapping whole classes."""
+    """Return the classes of a plan's units. Raises ConfigError for a plan that needs more than wrapping whole classes."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"

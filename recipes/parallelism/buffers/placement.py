@@ -50,7 +50,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units alive at the same time if the `most` units requested last are always alive. order: requests."""
+    """Return the sets of units alive at the same time if the `most` units requested last are alive. order: units as requested."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
