@@ -174,9 +174,8 @@ def _facts(run: Run) -> dict[str, str]:
         "precision": run.precision if "precision" in config and run.precision != "auto" else "",
         "sequences": f"{length} tokens, {batch} per device" if length and batch else "",
         "versions": ", ".join(versions),
-        "command": shlex.join(
-            _sweep_command(run.path.parent) or environment.command
-        ),  # a job's own command may be just `resume`
+        # A job's own command may be just `resume`.
+        "command": shlex.join(_sweep_command(run.path.parent) or environment.command),
     }
 
 

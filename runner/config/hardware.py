@@ -150,9 +150,7 @@ class AutoHardware(Hardware):
 
 def known_gpus() -> list[GPU]:
     """Return the options in conf/hardware that describe a GPU."""
-    from meshrunner.runner import (
-        shipped,
-    )  # not at the top: every worker imports this module, but few call this function
+    from meshrunner.runner import shipped  # not at the top: few workers call this function
 
     options = [shipped.values("hardware", option) for option in shipped.options("hardware")]
     return [GPU.model_validate(values) for values in options if values.get("kind") == "gpu"]

@@ -17,9 +17,7 @@ def place_run(
     config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
     """Write a run directory in state `pending`; raise ConfigError if `run_dir` holds a run already or cannot be written."""
-    from omegaconf import (
-        OmegaConf,
-    )  # imported here because workers import this module and start faster without OmegaConf
+    from omegaconf import OmegaConf  # not at the top: workers import this module and start faster without it
 
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

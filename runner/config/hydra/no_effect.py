@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -84,6 +85,12 @@ def _changed(given: dict[str, Any], key: str) -> list[str]:
         return [key]
     if key == "hydra.sweeper" and given[SWEEPER] != "basic":
         return ["hydra/sweeper"]
-    known = flatten(shipped.top_level()) | NEUTRAL
+    known = _known()
     below = [each for each in given if f"{each}.".startswith(f"{key}." if key else "")]
     return [each for each in below if (given[each] or None) != (known.get(each) or None)]
+
+
+@cache
+def _known() -> dict[str, Any]:
+    """Return the flat values of conf/run.yaml and the values of NEUTRAL."""
+    return flatten(shipped.top_level()) | NEUTRAL
