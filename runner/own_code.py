@@ -1,4 +1,4 @@
-"""Describes exceptions in a user's own classes to their author: the method, the exception and the lines of code."""
+"""Describes exceptions raised in a user's own classes: the method, the exception and the lines of code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ OURS = ("meshrunner", "hydra_plugins")
 """Packages of meshrunner."""
 INSTALLED = tuple({f"{path}/" for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 MAX_LINES, MAX_WIDTH = 5, 300
-"""Maximum number of lines of the user's files to show, innermost lines only, and maximum characters per line."""
+"""Maximum number of the user's lines to show (the innermost ones), and maximum number of characters per line."""
 
 
 def fault(error: BaseException) -> str:
-    """Return `own.gpt:GPT.network raised TypeError: ...` and the user's lines in the traceback, or "" without a user method."""
+    """Return `own.gpt:GPT.network raised TypeError: ...` and the traceback's lines of user code; "" if no user method ran."""
     own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:
@@ -30,13 +30,13 @@ def fault(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> str:
-    """Return the innermost line of the user's files in a traceback as `FILE, line 3: x = f(y)`, or an empty string."""
+    """Return the innermost line of the user's files in a traceback as `FILE, line 3: x = f(y)`, or "" if there is none."""
     lines = [line for _, line in _own_lines(error)]
     return lines[-1][:MAX_WIDTH] if lines else ""
 
 
 def _own_lines(error: BaseException) -> Iterator[tuple[FrameType, str]]:
-    """Yield each frame of code that is neither meshrunner's nor installed, and the line being executed, outermost frame first."""
+    """Yield (frame, line being executed) for code that is neither meshrunner's nor installed, outermost frame first."""
     for frame, number in walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] not in OURS and not file.startswith(INSTALLED) and Path(file).is_file():

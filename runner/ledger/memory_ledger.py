@@ -6,7 +6,7 @@ Tracks every storage from allocation to release, with its category and the phase
     ledger.peak
 
 `profiler=memory` uses a ledger on a CPU, because the CPU's allocator keeps no statistics. On CUDA, `profiler=memory` uses the
-allocator's own history instead, because it has more detail. Predictions use a ledger on tensors without memory.
+allocator's own history instead, because it has more detail. Predictions use a ledger on meta tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, All
 from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
-"""Operator by which gloo's reduce-scatter splits a copy of its input. No other operator uses the copy."""
+"""Operator with which gloo's reduce-scatter splits its copy of the input. No other operator uses that copy."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 """FSDP operators whose arguments and results are communication buffers."""
 
@@ -36,23 +36,24 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     - *parameters*: storages of all `nn.Parameter`s.
     - *gradients*: the `.grad` of parameters. Gradients that FSDP has not yet reduced are *temporary*.
-    - *optimizer*: optimizer state, from the end of an optimizer's step.
-    - *unsharded*: FSDP's all-gathered parameters. FSDP frees them by resizing.
+    - *optimizer*: optimizer state, from the end of the step that creates it.
+    - *unsharded*: parameters that FSDP has all-gathered. FSDP frees their memory by resizing their storages.
     - *communication*: outputs of FSDP's all-gathers and inputs of its reductions.
-    - *logits*: memory created in the loss.
-    - *activations*: memory created in forward or recomputation while autograd records. Autograd does not record inside a custom
-      autograd function: memory that such a function creates in forward becomes *activations* if it is freed in backward.
+    - *logits*: memory allocated by the loss function.
+    - *activations*: memory allocated in forward or recomputation while autograd records. Autograd does not record inside a
+      custom autograd function. Memory that such a function allocates in forward becomes *activations* if backward frees it.
     - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer.
 
-    Memory allocated inside an operator or a collective is not tracked. A tensor that another thread creates is tracked once an
-    operator of this thread uses it. Gloo copies its input and frees the copy some time after the collective, so the memory of
-    a process varies from run to run. The ledger ignores these copies. It assumes that an older storage is a copy if the
-    storage's first use is a split.
+    Memory that an operator or a collective allocates internally is not tracked. A tensor that another thread creates is tracked
+    once an operator of this thread uses it. Gloo copies its input and frees the copy some time after the collective, so the
+    memory of a process varies from run to run. The ledger ignores these copies: it assumes that an untracked storage is such a
+    copy if the first operator that uses the storage is a split.
 
-    **Compiled code is not tracked**: inductor allocates below any dispatch mode, and dynamo does not compile under a mode.
+    **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a mode is
+    active.
 
-    The mode may be exited and re-entered. While it is exited, only releases are tracked. Parameters, gradients and optimizer
-    state older than the mode count from the beginning. Any other storage counts from its first use.
+    The ledger may be exited and re-entered. While it is exited, only releases are tracked. Parameters, gradients and optimizer
+    state that are older than the ledger count from its beginning. Any other older storage counts from its first use.
     """
 
     def __init__(self, phases: Phases | None = None) -> None:
@@ -109,14 +110,14 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     # Subclasses override these.
 
     def _saves_for_backward(self) -> bool:
-        """Whether a result created now is kept for backward, unless it is freed."""
+        """Whether to assume that results created now are kept for backward."""
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        """Handle an operator that has run and whose results are tracked."""
+        """Handle an operator that has run. Its results are already tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether a storage owns memory. A storage made from an address inside another, as in a pool, does not."""
+        """Whether a storage owns its memory. A storage at an address inside another storage, as in a pool, does not."""
         if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
         if storage.resizable():
@@ -162,7 +163,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         keeps: Any = None,
         preexisting: bool = False,
     ) -> Allocation:
-        """Begin to track a storage. Keep the object `keeps` alive until the storage is released."""
+        """Start to track a storage. Keep the object `keeps` alive until the storage is released."""
         identity, allocation = storage._cdata, self._allocate(nbytes, category, preexisting)
 
         def released(_: Any, keeps: Any = keeps) -> None:
@@ -185,7 +186,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         allocation.freed_at = self.now
 
     def _resized(self, storage: UntypedStorage) -> None:
-        """End the allocation of a resized storage, and begin another allocation with the new size."""
+        """End the allocation of a storage that was resized, and begin another allocation with the new size."""
         identity, nbytes = storage._cdata, storage.nbytes()
         known = self._by_storage.get(identity)
         if known is None:
@@ -228,7 +229,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the plain tensors that hold a tensor's memory. For a DTensor, this is its local tensor."""
+    """Yield the plain tensors that hold a tensor's memory, such as the local tensor of a DTensor."""
     if type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor):
         if tensor.layout == torch.strided:
             yield tensor

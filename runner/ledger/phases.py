@@ -1,4 +1,4 @@
-"""Follows the phases of a network: the step, the part of the step, and the block."""
+"""Tracks the phase that a network is in: the step, the part of the step, and the block."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from meshrunner.runner.ledger.allocations import END, Phase
 
 class Phases:
     """
-    Phases of a network, followed by hooks of modules, autograd and optimizers. The model needs no changes and may be wrapped.
+    Tracker of a network's phase. Its hooks on modules, autograd and optimizers need no changes to the model.
 
-    Blocks and the loss have no phases in a network that is compiled as a whole, because the compiler would trace their hooks.
+    The model may be wrapped. If the whole network is compiled, blocks and the loss have no phases of their own, because the
+    compiler would trace their hooks.
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
-        """Begin in the part `part`. `compiles`: whether any part of the network is compiled."""
+        """Start in the part `part` of the step. `compiles`: whether any part of the network is compiled."""
         self.step = -1
         self._part = part
         self._block: int | None = None
         self._hooks = ExitStack()
         self.block_ended: Callable[[Any], None] = lambda output: None
-        """Callback that receives a block's output at the end of the block's forward, but not of its recomputation."""
+        """Callback that receives a block's output when the block's forward ends. Recomputation does not call it."""
         # The compiler would trace the hooks of a compiled module, although they run outside the compiled code.
         self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
     @property
     def now(self) -> Phase:
-        """Present phase."""
+        """Current phase."""
         if self._part in ("backward", END) and not _in_backward():
             self._part, self._block = "update", None
         return Phase(self.step, self._part, self._block)
@@ -113,7 +114,7 @@ class Phases:
         self._until_exit(module.register_forward_hook(self._hook(after), prepend=True))
 
     def _enter_in_backward(self, output: Any, part: str, block: int | None) -> None:
-        """Enter a part when backward has computed the gradient of a module's output."""
+        """Register a hook that enters a part once backward has computed the gradient of a module's output."""
         outputs = output if isinstance(output, tuple) else (output,)
         first = next((each for each in outputs if isinstance(each, Tensor)), None)
         if first is not None and first.requires_grad:
@@ -121,5 +122,5 @@ class Phases:
 
 
 def _in_backward() -> bool:
-    """Whether autograd runs backward. A forward that runs meanwhile is recomputation and so part of backward."""
+    """Whether autograd is running backward. A forward inside backward is recomputation and counts as backward."""
     return torch._C._current_graph_task_id() != -1

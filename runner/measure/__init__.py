@@ -1,1 +1,1 @@
-"""Measurements in the workers: steps, memory, compilation, the peak FLOP/s behind MFU."""
+"""Measures steps, memory, compilation and the peak FLOP/s for MFU, in the workers."""

@@ -1,4 +1,4 @@
-"""Time stamps and peak memory of a rank's device, read without waiting for the device, and the peak FLOP/s for MFU."""
+"""Measures time and peak memory on a rank's device without waiting for the device. Finds the peak FLOP/s for MFU."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
 
 
 class HostDevice:
-    """A CPU, measured by the host's clock and the peak resident set size (VmHWM). A CPU completes work as it is issued."""
+    """A CPU, measured by the host's clock and the peak resident set size (VmHWM). A CPU completes work before a call returns."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
-    """Memory figures that a rank measures."""
+    """Keys of the memory figures that a rank measures."""
     total_gib: float | None = None
     """Memory of the device in GiB; None on a CPU, because other ranks and programs share its memory."""
 
@@ -36,18 +36,18 @@ class HostDevice:
         return time.perf_counter()
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two stamps that the device has passed."""
+        """Return the seconds between two stamps. The device must have passed both."""
         return float(end - begin)
 
     def peaks(self) -> list[float]:
-        """Return the memory figures since the last reset, in the order of `keys`."""
+        """Return the memory figures measured since the last reset, in the order of `keys`."""
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return [int(line.split()[1]) * 1024 / GIB]
         return [0.0]
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
-        """Return the memory keys of a row, given the maxima over ranks. Figures that this device does not have are null."""
+        """Return the memory entries of a row. `peaks`: figures merged over ranks. Figures that this device lacks are None."""
         found: dict[str, float | None] = dict.fromkeys(row_keys("memory/"))
         found |= peaks
         if self.total_gib:
@@ -65,7 +65,7 @@ class HostDevice:
 
 
 class CudaDevice(HostDevice):
-    """A GPU, measured by events in the current stream and the caching allocator's peaks of active and reserved memory."""
+    """A GPU, measured with events on the current stream and with the caching allocator's peaks of active and reserved memory."""
 
     keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostDevice.keys)
 
@@ -105,7 +105,7 @@ def device_of(device: torch.device) -> HostDevice:
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return a device's peak FLOP/s in the run's compute dtype (None if unknown) and summary keys. A collective on CPUs."""
+    """Return the peak FLOP/s in the compute dtype (None if unknown) and entries of the summary. On CPUs, all ranks must call."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -124,7 +124,7 @@ def peak_flops(
 
 
 def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
-    """Return the FLOP/s of this processor with the run's number of threads. The value is measured once and cached."""
+    """Return this CPU's peak FLOP/s with the run's number of threads. The value is measured once and then cached."""
     path = cache_dir() / "cpu_peak.json"
     key = f"{cpu}, {context.threads} threads, {rate}, torch {torch.__version__}"
     known = read_json(path)

@@ -1,8 +1,8 @@
 """The meter measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
 
 A step's values stay on the device until the meter reads them, every `log_every` steps. Nothing else waits for the device. After
-a reading, the ranks' figures are gathered, and the rows are written and flushed. The time of a reading belongs to no step, but
-WPS includes it. WPS excludes the saving of checkpoints, which has its own figure, and a profiler's work around its window.
+a reading, the ranks' figures are gathered, and the rows are written and flushed. The time of a reading counts for WPS, but not
+for any step. WPS excludes a profiler's work around its window, and saving checkpoints (see `perf/checkpoint_time_s`).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class RunMeter:
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
-        """Exclude the time inside the context from WPS. The device must be idle."""
+        """Exclude the time spent in the context from WPS. The device must be idle."""
         since = time.perf_counter()
         yield
         self.window_begin += time.perf_counter() - since
@@ -190,19 +190,19 @@ class RunMeter:
         self.early_recompiles = len(recompile_reasons())
 
     def _record_recompiles(self, step: int) -> None:
-        """Add recompilations inside the measured window to the summary. No recompilation is expected there."""
+        """Add recompilations inside the measured window to the summary. Usually there are none."""
         known = self.early_recompiles + len(self.late_recompiles)
         self.late_recompiles += [{"step": step, "reason": reason} for reason in recompile_reasons()[known:]]
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """Add keys that cannot be computed from the rows to summary.json. Only rank 0 writes."""
+        """Add entries to summary.json that cannot be computed from the rows. Only rank 0 writes."""
         if self.context.rank == 0:
             path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Gather every rank's values, fp64 in host memory: [ranks, values]."""
+        """Return every rank's values, gathered in host memory as an fp64 tensor [ranks, values]."""
         mine = torch.tensor(values, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.context.world_size)]
         dist.all_gather(everyone, mine)
@@ -250,7 +250,7 @@ class RunMeter:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
     def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Raise FloatingPointError for a loss or norm that is not finite. All ranks see the same figures, so all ranks raise."""
+        """Raise FloatingPointError if a loss or gradient norm is not finite. All ranks see the same figures, so all raise."""
         for i, step in enumerate(steps):
             what = f"gradient norm is {norms[i]} though the loss is finite"
             if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():
@@ -267,7 +267,7 @@ def recompile_reasons() -> list[str]:
 
 
 def compile_facts() -> dict[str, Any]:
-    """Return the keys of summary.json about compilation."""
+    """Return the entries of summary.json about compilation."""
     return {
         "compile/graphs": counters["stats"]["unique_graphs"],
         "compile/graph_breaks": dict(counters["graph_break"]),

@@ -32,11 +32,11 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""The part of a run, as shown to the user, that each function of a recipe executes."""
+"""For each function of a recipe: the part of the run that it executes, as shown to the user."""
 
 
 class MemoryRanOut(Exception):
-    """Exhausted memory of the device or of this process. The message is a line for the user."""
+    """Error raised if the device or this process runs out of memory. The message is one line for the user."""
 
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
@@ -60,7 +60,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 
 
 def _amount(message: str) -> str:
-    """Return the requested memory from torch's message as text, or else the line of the message that reports the failure."""
+    """Return the amount of memory that was requested according to torch's message, or else the line that reports the failure."""
     if found := ON_CPU.search(message):
         return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):
@@ -72,7 +72,7 @@ def _amount(message: str) -> str:
 
 
 def _part(chain: list[BaseException]) -> str:
-    """Return the part of the step in which exceptions were raised: the forward of a module, or one of PARTS."""
+    """Return the part that raised the exceptions: a module's forward or recomputation, backward, or one of PARTS."""
     from torch import nn  # not at the top, because the launcher also imports this module
 
     frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]

@@ -31,10 +31,10 @@ class Step:
     cpu_time: float
     compile_time: float
     checkpoint_time: float
-    """Seconds of the checkpoint saved before the step; 0 if none was saved."""
+    """Seconds spent saving a checkpoint before the step; 0 if none was saved."""
     profiled: bool
     begin: Any
-    """Stamp from the device's `stamp` when the step began."""
+    """Result of the device's `stamp` when the step began."""
     end: Any
 
 
@@ -48,7 +48,7 @@ class Rows:
     flops: int
     """FLOPs per token."""
     attention_flops: int
-    """The part of `flops` in attention scores."""
+    """FLOPs per token of attention scores, included in `flops`."""
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
@@ -60,8 +60,8 @@ class Rows:
         """
         Return the rows of the steps between two readings of metrics, without memory figures.
 
-        The seconds between two readings, `window`, are divided among the steps in proportion to their step times. Then tokens =
-        speed x time holds for the run, with WPS = tokens of the step / (the step's part of `window` x devices).
+        The `window` seconds between the readings are divided among the steps in proportion to their step times, and
+        WPS = tokens of the step / (the step's share of `window` x devices). So tokens = speed x time holds for the whole run.
         MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks`: [ranks, steps, RANK_KEYS + observed figures].
         `times`: Unix time at which the device completed each step.
         """
@@ -94,7 +94,7 @@ class Rows:
 
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
-    """Merge values [ranks, keys] over ranks as `Figure.over_ranks` says. Average figures that only a user's own model has."""
+    """Merge values [ranks, keys] over ranks as `Figure.over_ranks` says. Figures of a user's own model are averaged."""
     return {key: OVER_RANKS[STATISTICS.get(key, "mean")](ranks[:, i]).item() for i, key in enumerate(keys)}
 
 
@@ -112,7 +112,7 @@ class ByRank:
             self.steps += 1
 
     def summary(self, memory_keys: Sequence[str], memory: Tensor) -> dict[str, list[float]]:
-        """Return each rank's figures for summary.json, rounded to four digits. `memory`: [ranks, memory_keys]."""
+        """Return each rank's figures for summary.json with four significant digits. `memory`: [ranks, memory_keys]."""
         found = {key: memory[:, i] for i, key in enumerate(memory_keys)}
         if self.steps:
             found |= {key: self.sums[:, i] / self.steps for i, key in enumerate(RANK_KEYS)}

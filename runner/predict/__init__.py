@@ -3,15 +3,15 @@ Predicts a run without its devices: trace -> replay -> forecast.
 
 1. **Trace.** `trace` runs the recipe itself, as one rank of a fake process group and with tensors on the meta device, for two
    optimizer steps. `record` logs every allocation, operator, collective and wait. `meta` replaces the parts of torch that
-   need a device, including compiled code. Deep models of equal blocks can be traced at two shallow depths.
+   need a device, including compiled code. For a deep model of equal blocks, traces at two shallow depths can be enough.
 2. **Replay.** `replay` sends the allocations of the trace through a model of the CUDA caching allocator (`allocator`), and its
-   operators and collectives through a clock (`timing`) that has the device's rates.
+   operators and collectives through a clock (`timing`) that knows the device's rates.
 3. **Forecast.** `predict` judges whether the peak fits the device. It returns a `Forecast`: the verdict, figures of memory and
    of speed, and remarks on settings that are not modelled.
 
 `predict_config` predicts one configuration. `largest_that_fits` searches for the largest value of a key. `predict_all` predicts
-many configurations in several processes. Other packages import only the names below. Names that need torch are imported when
-they are first used.
+many configurations in several processes. Other packages import only the names below. The names that need torch are imported on
+first use.
 """
 
 from __future__ import annotations

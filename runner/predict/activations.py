@@ -16,16 +16,16 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 MOST_BLOCKS = 64
-"""Most blocks of a model that is traced at full depth. Tracing a model of this depth takes some seconds."""
+"""Number of blocks up to which a model is traced at full depth. Tracing this many blocks takes a few seconds."""
 
 
 class KeptActivations(NamedTuple):
-    """Memory of a block that lives from the forward of one micro batch to its backward, without the block's input and output."""
+    """Activations that a block keeps from the forward of one micro batch to its backward, except the block's input and output."""
 
     nbytes: int
     """Bytes on one device, without unsharded parameters."""
     operators: dict[str, tuple[int, int]]
-    """Operator, such as `mm` -> (results kept, results allocated). Operators that keep no result are left out."""
+    """For each operator, such as `mm`: (results kept, results allocated). Operators that keep no result are left out."""
 
 
 class BlockKind(NamedTuple):
@@ -67,7 +67,7 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
 
 
 def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
-    """Return block -> activations it keeps. Empty if the whole model is compiled, because its blocks then have no phases."""
+    """Return the activations that each block keeps, or an empty dict if the whole model is compiled and has no block phases."""
     found = {}
     for block, (made, alive) in _made_in_forward(trace).items():
         results, alive = Counter(each.operator for each in made), [each for each in alive if not each.is_block_output]
@@ -81,12 +81,12 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Return the most bytes of activations that one block adds, including its output. Return None if blocks have no phases."""
+    """Return the bytes of activations, including its output, that the largest block adds, or None if blocks have no phases."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return a model of the fewest first blocks that include every class, or the whole model if it cannot be cut."""
+    """Return the model cut after as few blocks as include every class, or the whole model if it cannot be cut."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1
@@ -99,7 +99,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return block -> (allocations in the last step's first forward, those allocations still held when backward begins)."""
+    """Return for each block: its allocations in the last step's first forward, and those of them held when backward begins."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)

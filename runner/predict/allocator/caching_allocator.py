@@ -18,7 +18,7 @@ from meshrunner.runner.predict.allocator.segments import (
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Largest request of a small pool, in bytes. A large pool of fixed segments splits off only larger remainders."""
+"""Largest request that a small pool serves, in bytes. A large pool of fixed segments only splits off remainders above SMALL."""
 
 
 class OutOfMemory(Exception):
@@ -27,20 +27,20 @@ class OutOfMemory(Exception):
 
 class CachingAllocator:
     """
-    Serves requests with the best-fitting block in a stream's cache, or else from a new segment. Sizes are in bytes.
+    Allocator that serves a request from the stream's best-fitting cached block, or else from a new segment. Sizes are in bytes.
 
-    Not modelled are the settings that `allocator_settings` reports, private pools (CUDA graphs), and the addresses that the
-    driver chooses. The addresses only affect which of several free blocks of equal size is used.
+    The model omits the settings that `allocator_settings` reports, private pools (CUDA graphs), and the addresses that the
+    driver chooses. These addresses only affect which of several free blocks of equal size is used.
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:
-        """`capacity`: bytes that this process can reserve, None if unlimited. `expandable`: whether segments are expandable."""
+        """Create an empty allocator. `capacity`: bytes that it can reserve, or None if unlimited."""
         self.active = 0
         """Bytes of blocks in use, as torch's `active_bytes`."""
         self.retries = 0
         """Number of requests that flushed the cache, as torch's `num_alloc_retries`."""
         self.synchronize: Callable[[], None] = lambda: None
-        """Callback before each cache flush. It waits for the device and frees the blocks that other streams used."""
+        """Callback before each cache flush. It waits for the device and then frees the blocks that other streams used."""
         self._expandable = expandable
         self.segments = ExpandableSegments(capacity) if expandable else Segments(capacity)
         self._pools: dict[tuple[int, bool], BlockPool] = {}

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 MIB, GIB = 2**20, 2**30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 OWN_SEGMENT = 10 * MIB
-"""Smallest request that gets a fixed segment for itself, of the request's size rounded up to OWN_SEGMENT_UNIT."""
+"""Smallest request that gets its own fixed segment. Its size is rounded up to a multiple of OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
 """Size of an expandable segment. It exceeds the memory of any device, so one segment per pool is enough."""
@@ -40,7 +40,7 @@ class MemoryBlock:
         return self.before is not None or self.after is not None
 
     def split(self, size: int) -> MemoryBlock:
-        """Keep the first `size` bytes and return the rest as a new block."""
+        """Shrink this block to its first `size` bytes and return the rest as a new block."""
         rest = MemoryBlock(self.pool, self.address + size, self.size - size, self.mapped)
         rest.before, rest.after = self, self.after
         if self.after is not None:
@@ -73,10 +73,9 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """
-        Remove and return the smallest free block of at least `size` bytes. Of several equal blocks, choose the lowest address.
+        Remove and return the smallest free block of at least `size` bytes, at the lowest address if several are equally small.
 
-        The size of a block that can grow includes the bytes it can grow by. So the last block of an expandable segment is used
-        last.
+        A block that can grow counts with the bytes by which it can grow, so the last block of an expandable segment is used last.
         """
         free = self.free
         i = bisect_left(free, (size,))
@@ -135,7 +134,7 @@ class Segments:
                 self.reserved -= block.size
 
     def _reserve(self, nbytes: int) -> bool:
-        """Reserve `nbytes` bytes if they are left, and return whether they were reserved."""
+        """Reserve `nbytes` bytes if the capacity allows, and return whether they were reserved."""
         if self.capacity is not None and self.reserved + nbytes > self.capacity:
             return False
         self.reserved += nbytes
@@ -143,7 +142,7 @@ class Segments:
         return True
 
     def _addresses(self, nbytes: int) -> int:
-        """Return the first address of a new range, a multiple of LARGE_SEGMENT above all earlier ranges."""
+        """Return the first address of a new range: a multiple of LARGE_SEGMENT above all earlier ranges."""
         begin = self._end
         self._end = round_up(begin + nbytes, LARGE_SEGMENT)
         return begin
@@ -157,7 +156,7 @@ class ExpandableSegments(Segments):
     """
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Return a block of at least `size` bytes at the lowest address with room. Return None if memory runs out."""
+        """Return a block of at least `size` bytes at the lowest address with enough room. Return None if memory runs out."""
         block = self._lowest_range(pool, size)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
@@ -197,7 +196,7 @@ class ExpandableSegments(Segments):
         return segment
 
     def _map(self, block: MemoryBlock, size: int) -> bool:
-        """Map the first `size` bytes as a free block, and merge it with its neighbours. Return False if memory runs out."""
+        """Map the pages of a block's first `size` bytes and merge them with free neighbours. Return False if memory runs out."""
         pool = block.pool
         nbytes = round_up(size, pool.segment)
         if not self._reserve(nbytes):
@@ -212,7 +211,7 @@ class ExpandableSegments(Segments):
         return True
 
     def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:
-        """Unmap the addresses from `begin` to `end` of a free block. The rest of the block stays free."""
+        """Unmap addresses `begin` to `end` of a free block. The rest of the block stays mapped and free."""
         pool = block.pool
         if block.address + block.size > end:
             pool.add(block.split(end - block.address))
