@@ -1,4 +1,4 @@
-"""The `compile` group: the parts of the model to compile, and arguments of torch.compile. Shapes are static."""
+"""The `compile` group: which parts of the model to compile, and with which arguments. Shapes are always static."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Compile(Option):
-    """Choice of the parts of the model to compile."""
+    """Base class of the options, which choose the parts of the model that torch.compile compiles."""
 
     kinds: ClassVar[dict[str, str]] = {
         "eager": "meshrunner.recipes.compile:Eager",
@@ -28,12 +28,12 @@ class Compile(Option):
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether the compiler's partitioner decides which tensors forward saves for backward."""
+        """Whether the compiler's partitioner chooses the tensors that forward saves for backward."""
         return False
 
     @property
     def records_cuda_graphs(self) -> bool:
-        """Whether compiled code records CUDA graphs. A CUDA graph always replays with the recorded addresses."""
+        """Whether compiled code records CUDA graphs. A replayed graph reads and writes the memory addresses that it recorded."""
         return False
 
     @property
@@ -49,14 +49,14 @@ class Compile(Option):
         """Set process-wide options. Every worker calls this before it compiles anything."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
-        """Compile a block in place. FSDP units inside the block break its graph when they gather and free parameters."""
+        """Compile a block in place. contains_units: the block contains FSDP units, whose all-gathers break its graph."""
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of tensors, such as the cross entropy, compiled or unchanged."""
+        """Return `function`, such as the cross entropy, compiled if this option compiles functions, else unchanged."""
         return function
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
-        """Compile the whole network in place, before data parallelism wraps it."""
+        """Compile the whole network in place. This happens before data parallelism wraps the network."""
 
 
 class Eager(Compile):
@@ -64,18 +64,18 @@ class Eager(Compile):
 
 
 class TorchCompile(Compile):
-    """Base class of the options that compile."""
+    """Base class of the options that call torch.compile."""
 
     compiles: ClassVar[bool] = True
 
     backend: str
     """Backend of torch.compile: inductor, aot_eager (graphs without code generation), ..."""
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
-    """inductor's trade-off between compile time and speed; null: inductor's default."""
+    """Inductor's mode, which trades compile time for speed; null: inductor's default."""
     fullgraph: bool | Literal["auto"]
     """true: a graph break is an error; auto: true unless FSDP units are inside the compiled region."""
     allow_buffer_reuse: bool
-    """Whether inductor reuses the memory of dead tensors for new results: less memory, but more dependencies."""
+    """Whether inductor stores new results in the memory of dead tensors. This saves memory, but adds dependencies."""
 
     @model_validator(mode="after")
     def _mode_needs_inductor(self) -> TorchCompile:

@@ -11,7 +11,7 @@ from meshrunner.recipes.option import Affects, Option, Section
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested configuration with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    """Convert a nested configuration to a flat one with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
@@ -20,7 +20,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two settings are equal. The number 1 equals 1.0, but does not equal true or '1'."""
+    """Return whether two settings are equal. 1 equals 1.0, but not true or '1'."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same_value, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -29,7 +29,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (key, old value, new value) of every key whose value differs. The value of a missing key is `...`."""
+    """Return (key, old value, new value) for every key whose value differs. A missing key has the value `...`."""
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{path}." if path else ""
         deeper = [differences(old.get(key, ...), new.get(key, ...), f"{prefix}{key}") for key in old | new]
@@ -38,7 +38,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the part of a flat configuration whose keys have at least one of `effects`."""
+    """Return the entries of a flat configuration whose keys have at least one of `effects`."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
@@ -46,8 +46,8 @@ def affected_by(key: str, flat: dict[str, Any]) -> Affects:
     """
     Return the effects of a key of a flat configuration.
 
-    A key that no shipped class declares, such as a key of an older version, has the effects of its section. Classes of the user
-    are not imported, because reading a configuration must not run their code.
+    A key that no shipped class declares, such as a key of an older version, has the effects of its section. Users' classes are
+    not imported, because reading a configuration must not run their code.
     """
     kind = flat.get(f"{key.partition('.')[0]}.kind")
     return _affected_by(key, kind if isinstance(kind, str) else "")
@@ -71,7 +71,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare the keys of a section. For a group, yield the class of `kind` before other classes."""
+    """Yield the classes that may declare the keys of a section. If the section is a group, yield the class of `kind` first."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -28,11 +28,11 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that every supported torch has. Checking a config that lists only these operators does not import torch."""
+"""Operators that every supported torch has. A config that lists only these operators can be checked without importing torch."""
 
 
 class ActivationCheckpoint(Option):
-    """Chooses the blocks that drop their activations after forward and recompute them in backward (Chen et al. 2016)."""
+    """Base class of the options. Each chooses which activations to drop and recompute in backward (Chen et al. 2016)."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.activation_checkpoint.base:NoRecompute",
@@ -43,17 +43,17 @@ class ActivationCheckpoint(Option):
     }
 
     inside_compile: ClassVar[bool] = False
-    """Whether the checkpointed block is compiled, so that the compiler sees the recomputation. If not, a compiled block is
-    checkpointed."""
+    """Whether checkpointing is applied before compiling, so that the compiler sees the recomputation. If false, each block is
+    compiled first and checkpointed afterwards."""
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether compiled code recomputes attention. False if whole blocks are recomputed outside compiled code."""
+        """Whether compiled code recomputes attention. False if checkpointing outside compiled code recomputes whole blocks."""
         return False
 
     @property
     def repeats_exchange(self) -> bool:
-        """Whether recomputing a block sends the tokens to the experts again."""
+        """Whether recomputing a block repeats the all-to-all that sends tokens to experts on other ranks."""
         return False
 
     def problems(self) -> list[str]:
@@ -68,7 +68,7 @@ class ActivationCheckpoint(Option):
         return False
 
     def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
-        """Return the module that replaces a block. preserve_rng_state: make recomputation draw the same random numbers."""
+        """Return the module to use instead of a block. preserve_rng_state: make recomputation draw the same random numbers."""
         return block
 
 
@@ -82,7 +82,7 @@ class Recompute(ActivationCheckpoint):
     early_stop: bool
     """Stop recomputing as soon as backward has the tensors it needs, instead of at the end of the block."""
     determinism_check: bool
-    """Raise an error if a recomputed tensor differs from the tensor of forward in shape, dtype or device."""
+    """Raise an error if a recomputed tensor differs from the original in shape, dtype or device."""
 
     @property
     def repeats_exchange(self) -> bool:
@@ -104,14 +104,14 @@ class Recompute(ActivationCheckpoint):
 
 
 class Full(Recompute):
-    """Only the input of each block is saved. This needs the least memory and costs one more forward."""
+    """Only the input of each block is saved. This needs the least memory, but costs a second forward pass."""
 
 
 class SelectiveLayer(Recompute):
     """Every k-th block is recomputed. The other blocks save all activations."""
 
     every: Count
-    """Interval between recomputed blocks, starting with the first block. 1 recomputes all blocks, 2 every second block."""
+    """k: the first of every k blocks is recomputed. 1 recomputes all blocks, 2 every second block."""
 
     def recomputes(self, block: int) -> bool:
         return block % self.every == 0
@@ -123,11 +123,11 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops, without the overload: `aten.mm`."""
     every: Count = 1
-    """Interval between saved calls in a block, starting with the first call. 1 saves all calls. torchtitan uses 2 for `mm`."""
+    """k: the result of the first of every k calls in a block is saved. 1 saves all results. torchtitan uses 2 for `mm`."""
 
 
 class SelectiveOp(Recompute):
-    """The results of listed operators are saved. In compiled blocks, the compiler's partitioner follows the list."""
+    """The results of listed operators are saved. In compiled blocks, the compiler's partitioner applies this list."""
 
     inside_compile: ClassVar[bool] = True
 
@@ -160,7 +160,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return the policy for one forward and its recomputation. The policy counts calls separately in the two passes."""
+        """Return the policy for one forward pass and its recomputation. The policy counts calls separately in the two."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
@@ -185,7 +185,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Fraction of compiled code's default activation memory that is allowed. 0 recomputes all activations, 1 changes nothing."""
+    """Activation memory allowed, as a fraction of compiled code's default. 0 recomputes all activations, 1 changes nothing."""
 
     def configure(self) -> None:
         import torch._functorch.config

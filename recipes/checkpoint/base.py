@@ -10,20 +10,20 @@ from meshrunner.recipes.option import Affects, Count, Option, whole
 
 
 class Saver(Protocol):
-    """The interface for saving a run's checkpoints. Saving is a collective, so all ranks make the same calls in one order."""
+    """The interface for saving a run's checkpoints. Saving is a collective: all ranks make the same calls in the same order."""
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step. Does not block; raises NotSaved if an earlier save failed."""
 
     def save(self, step: int, consumed: Consumed) -> None:
-        """Save the state after `step`; raises NotSaved."""
+        """Save the state after `step`. Raises NotSaved if this or an earlier save fails."""
 
     def close(self) -> None:
-        """Wait until everything is on disk; raises NotSaved."""
+        """Wait until everything is on disk. Raises NotSaved if a save fails."""
 
 
 class Checkpoint(Option):
-    """Whether a run saves checkpoints. With every option, a run continues from the newest checkpoint in its run directory."""
+    """Base class of the options. With each option, a run continues from the newest checkpoint in its run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
@@ -37,7 +37,7 @@ class Checkpoint(Option):
     """Whether a run saves checkpoints."""
 
     load: str | None
-    """A checkpoint to continue from, or a run directory with checkpoints. Checkpoints in the run's own directory come first."""
+    """Checkpoint or run directory from which the run starts. Ignored if the run's own directory has a usable checkpoint."""
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
         """Return the saver that writes to a run's `checkpoints` directory; None if nothing is saved."""
@@ -58,7 +58,7 @@ class DCP(Checkpoint):
     every: Count
     """Steps between checkpoints. The last step is always saved."""
     keep: Annotated[int | None, whole(None), Affects.FILES]
-    """Number of newest checkpoints to keep; null keeps all checkpoints."""
+    """Number of checkpoints to keep, the newest ones; null keeps all checkpoints."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
         from meshrunner.recipes.checkpoint.save import DCPSaver
@@ -68,9 +68,9 @@ class DCP(Checkpoint):
 
 class DCPAsync(DCP):
     """
-    The files of `dcp`, written in the background. Training waits only for the copy to host memory and for an earlier save.
+    The same files as `dcp`, written in the background. Training waits only for the copy to host memory and for an earlier save.
 
-    Every rank allocates host memory for a copy of its shards once.
+    At its first save, every rank allocates host memory for a copy of its shards. Later saves reuse this memory.
     """
 
     in_background: ClassVar[bool] = True

@@ -3,8 +3,8 @@
     checkpoints/step-00000010/    .metadata, one .distcp file per rank, and checkpoint.json, written last
     checkpoints/.tmp-.../         a checkpoint being written or removed; deleted if a killed run left it behind
 
-A directory gets its final name once its contents are complete and synced. Later damage, or data that a file system lost after
-fsync, is detected by the sizes and checksums in checkpoint.json.
+A directory gets its final name once its contents are complete and synced. The sizes and checksums in checkpoint.json reveal
+later damage, and data that the file system lost despite fsync.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 RECORD = "checkpoint.json"
 METADATA = ".metadata"
 FOLDER = "checkpoints"
-"""Directory of the checkpoints in a run directory."""
+"""Name of the directory, inside a run directory, that contains the checkpoints."""
 FORMAT = 2
-"""Version of the meaning of the tensors. Format 1 had another order of the rows of wq and wk, and no key `format`."""
+"""Version of the checkpoint format. Format 1 ordered the rows of wq and wk differently and had no key `format`."""
 TEMPORARY = ".tmp-"
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -69,13 +69,13 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, defer_build=True))
 class Record:
-    """The contents of checkpoint.json: everything but the tensors, and the checksums of the files."""
+    """The contents of checkpoint.json: facts about the run, and the sizes and checksums of the files."""
 
     step: int
     tokens: int
     """Tokens consumed up to and including this step."""
     sequences: int
-    """Sequences consumed up to and including this step: the index of the next step's first sequence."""
+    """Sequences consumed up to and including this step. This is also the index of the next step's first sequence."""
     global_batch: int
     """Sequences per optimizer step."""
     seed: int
@@ -84,18 +84,18 @@ class Record:
     """Number of parameters of the full model."""
     config: dict[str, Any]
     files: dict[str, tuple[int, int]]
-    """Name of a file in the same directory -> (bytes, CRC-32)."""
+    """Size in bytes and CRC-32 of each file, by its name in the same directory."""
     format: int = FORMAT
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint whose files have the recorded sizes. Reading the tensors may still show damage."""
+    """A checkpoint whose files have the recorded sizes. Their contents may still be damaged."""
 
     path: Path
     record: Record
 
     def damaged_files(self, names: Iterable[str]) -> list[str]:
-        """Return the named files whose checksum differs from the record."""
+        """Return the names of the given files whose checksum differs from the record."""
         return [name for name in names if checksum(self.path / name) != self.record.files[name]]
 
 
@@ -111,7 +111,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the entries of a directory to disk."""
+    """Call fsync on a directory, so that created and renamed files survive a crash."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -120,7 +120,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path) -> StoredCheckpoint:
-    """Return a checkpoint after verifying all file sizes and .metadata. Raises Damaged or OtherFormat."""
+    """Return a checkpoint after verifying the sizes of all files and the checksum of .metadata. Raises Damaged or OtherFormat."""
     stored = StoredCheckpoint(folder, _read_record(folder))
     for name, (size, _) in stored.record.files.items():
         if not (folder / name).is_file():
@@ -149,7 +149,7 @@ def _read_record(folder: Path) -> Record:
 
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
-    """Return step -> directory of all checkpoints, good or damaged, newest first. Return {} if `folder` does not exist."""
+    """Map the step of each checkpoint, good or damaged, to its directory, newest first. Return {} if `folder` does not exist."""
     if not folder.is_dir():
         return {}
     found = {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
@@ -174,9 +174,10 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """
-    Return the good checkpoints in `own`, or in `load` if `own` has none, newest first, and warnings about skipped checkpoints.
+    Return the good checkpoints in `own`, newest first, or in `load` if `own` has none. Also return warnings about bad ones.
 
-    Raises ConfigError if `load` is used and contains no good checkpoint, or if the checkpoints in `own` have another format.
+    Raises ConfigError if `own` contains only unusable checkpoints, one of them in another format, or if `load` is needed but
+    contains no good checkpoint.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -216,7 +217,7 @@ def publish(temporary: Path, final: Path, keep: int | None) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Rename a checkpoint, then remove it. Without the renaming, a partly removed checkpoint would look damaged."""
+    """Rename a checkpoint, then remove it. If it kept its name and removal were interrupted, it would look damaged."""
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     path.rename(temporary)
@@ -224,14 +225,14 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the partly written or removed checkpoints of a killed run."""
+    """Remove checkpoints that a killed run had partly written or partly removed."""
     for path in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
     """
-    Return the newest checkpoint whose checksums all match, equal on all ranks, or None if the run starts from step 1.
+    Return the newest checkpoint whose checksums all match, the same on every rank, or None if the run starts from step 1.
 
     Each rank verifies its share of the files. Raises ConfigError on every rank if `load` contains no good checkpoint.
     """

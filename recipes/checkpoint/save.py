@@ -1,4 +1,4 @@
-"""Atomic saving of checkpoints: blocking or in the background."""
+"""Atomic saving of checkpoints, either while training waits or in the background."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from meshrunner.recipes.storage import checksum
 
 
 class WriteResults(list[WriteResult]):
-    """The write results of one rank, with (bytes, CRC-32) of the rank's files."""
+    """The write results of one rank, with the size in bytes and the CRC-32 of each of its files."""
 
     files: dict[str, tuple[int, int]]
 
 
 class ChecksummedWriter(FileSystemWriter):
-    """A writer that syncs each rank's shards to disk. Rank 0 then calls `complete` with the files of all ranks."""
+    """A writer that syncs each rank's shards to disk. Rank 0 then calls `complete` with the sizes and CRCs of all files."""
 
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
@@ -73,7 +73,7 @@ class ChecksummedWriter(FileSystemWriter):
 
 
 class DCPSaver:
-    """A `Saver`. If `in_background`, training waits only for a copy to host memory. This memory is allocated once."""
+    """The `Saver` of `dcp` and `dcp_async`. If `in_background`, training waits only for a copy to host memory, allocated once."""
 
     def __init__(
         self, folder: Path, training: Training, every: int, keep: int | None, *, in_background: bool = False
@@ -141,7 +141,7 @@ class DCPSaver:
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """Turn a failure, which DCP raises on every rank, into NotSaved, and remove the partial checkpoint."""
+        """If DCP fails, which it reports on every rank, remove the partial checkpoint and raise NotSaved."""
         try:
             yield
         except CheckpointException as error:
@@ -155,7 +155,7 @@ class DCPSaver:
 
 
 def staging_options(model: nn.Module) -> StagingOptions:
-    """Return the options for copying a model's state to host memory. On CUDA, all copies are issued before one wait."""
+    """Return the options for copying a model's state to host memory. On CUDA, all copies are issued before the host waits."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
         # Pinned memory is kept per tensor, and FSDP1 creates new tensors for every state dict.

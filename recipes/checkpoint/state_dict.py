@@ -1,9 +1,9 @@
 """
-The state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout, and the loading of checkpoints.
+Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout, and load checkpoints.
 
-For FSDP1 over tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-`_UnevenShards` corrects this for parameters. The optimizer state of a parameter has the same shape, so each state tensor is
-copied into the parameter and then read or written as if it were the parameter.
+With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
+`_UnevenShards` corrects this for parameters. Optimizer state tensors have the shapes of their parameters. So, to read or write
+a state tensor, the parameter temporarily holds its values and is itself read or written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ State = dict[str, dict[str, Any]]
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the current state, into which a checkpoint can be loaded. A collective."""
+    """Return the current state. A checkpoint can be loaded into these tensors. This call is a collective."""
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -49,7 +49,7 @@ def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Set the state of a model and optimizer to `state`, which has the form that `get_state` returns. A collective."""
+    """Set the state of a model and optimizer to `state`, in the form that `get_state` returns. A collective."""
     if patch_if_needed(model):
         _set_fsdp1_state(model, optimizer, state)
         return
@@ -64,7 +64,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint in place, under any layout. A collective. Raises ConfigError if the checkpoint does not fit the model."""
+    """Load a checkpoint into a model and optimizer of any layout. A collective. Raises ConfigError if it does not fit them."""
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))
@@ -77,7 +77,7 @@ def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.O
 
 
 def patch_if_needed(model: nn.Module) -> bool:
-    """Patch a model that combines FSDP1 with tensor parallelism. Return whether the model combines them."""
+    """If a model combines FSDP1 with tensor parallelism, patch it and return True; otherwise return False."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     for unit in units:
         if type(unit._fsdp_extension) is DTensorExtensions:
@@ -126,13 +126,13 @@ def _set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: 
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Return name -> this rank's shard of each parameter of the optimizer."""
+    """Return this rank's shard of each parameter of the optimizer, by name."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return {clean_name(name): parameter for name, parameter in model.named_parameters() if parameter in own}
 
 
 def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]:
-    """Return the keys of the optimizer state: (scalars, tensors with the parameter's shape)."""
+    """Return the keys of scalars in the optimizer state, and the keys of tensors with the parameter's shape."""
     found = {key: value.dim() for state in optimizer.state.values() for key, value in state.items()}
     return sorted(key for key in found if not found[key]), sorted(key for key in found if found[key])
 

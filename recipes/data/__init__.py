@@ -1,1 +1,1 @@
-"""The `data` group: text -> packed tokens in a cache -> global batches by index -> one slice per data-parallel rank."""
+"""The `data` group: text is packed into cached tokens, and each data-parallel rank reads its slice of every batch."""

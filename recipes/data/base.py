@@ -19,30 +19,30 @@ class DataSpec:
     """The properties that a run requires of its data."""
 
     vocab_size: int
-    """Vocabulary size of the model. Every token id is smaller."""
+    """Vocabulary size of the model. Every token id must be smaller."""
     seq_len: int
     """Input tokens per sequence. Each sequence has seq_len + 1 tokens, because its last token is only a target."""
     seed: int
-    """Seed of the order of sequences, and of random tokens."""
+    """Seed for the order of the sequences, and for random tokens."""
 
 
 class Sequences(Protocol):
-    """An endless list of token sequences. An index gives the same sequence in every process, layout and run."""
+    """An endless list of token sequences. An index refers to the same sequence in every process, layout and run."""
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """Wait for and return `count` sequences, [count, seq_len + 1]. Raises RuntimeError if the sequences' producer is dead."""
+        """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if no process produces them."""
 
     def describe(self) -> dict[str, Any]:
         """
         Return facts for the run record, as JSON values. `different_data` compares two runs by some of these facts.
 
-        It compares `tokenizer_hash`, and if both runs are `complete` also `corpus_hash` of the whole text. Otherwise, it compares
-        `beginning_hash` of the tokens that are available whenever a run with this configuration begins.
+        `different_data` always compares `tokenizer_hash`. It also compares `corpus_hash`, of the whole text, if both records are
+        `complete`, and otherwise `beginning_hash`, of the tokens that must be available before training can begin.
         """
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return the known difference between two records of `Sequences.describe`: `tokenizer`, `text` or ""."""
+    """Compare two records of `Sequences.describe`. Return "tokenizer" or "text" if it is known to differ, otherwise ""."""
     complete = one.get("complete") is True and other.get("complete") is True
     for key, name in (("tokenizer_hash", "tokenizer"), ("corpus_hash" if complete else "beginning_hash", "text")):
         if key in one and key in other and one[key] != other[key]:
@@ -63,18 +63,18 @@ class Data(Option):
 
     @property
     def local_path(self) -> str | None:
-        """File, directory or glob pattern that every node must be able to read; None if the data is not local."""
+        """File, directory or glob pattern that every node must be able to read. None if the option reads no local files."""
         return None
 
     def prepare(self, spec: DataSpec) -> bool:
-        """Return whether a process must run `produce`. Raises ConfigError if the data is unusable or does not fit the model."""
+        """Return whether a process must call `produce`. Raises ConfigError if the data is unusable or does not fit the model."""
         return False
 
     def produce(self, spec: DataSpec) -> None:
-        """Read, tokenise and pack all data. A failure is recorded for `started` and the readers, then raised."""
+        """Read, tokenise and pack all data. If this fails, record the error for `started` and the readers, then raise it."""
 
     def started(self, spec: DataSpec) -> bool:
-        """Return whether training can begin while `produce` continues. Raises ConfigError if `produce` recorded a failure."""
+        """Return whether enough data is available for training to begin. Raises ConfigError if `produce` recorded an error."""
         return True
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, streamed. Only the text that training reaches is downloaded."""
+"""Data sets streamed from the Hugging Face hub. Only the text that training reaches is downloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFace(PackedText):
-    """A split of a hub data set, in order. Text is downloaded once and cached."""
+    """A split of a data set on the hub, in its order. Text is downloaded once, and its tokens are cached."""
 
     name: str
     """Name on the hub, such as `allenai/c4`, or a local directory that `datasets` can load."""
@@ -24,7 +24,7 @@ class HuggingFace(PackedText):
     split: str
     """The split, such as `train`."""
     revision: str | None
-    """A commit or tag of the data set; null: its current state. Cached text is not updated."""
+    """A commit or tag of the data set; null: the newest revision. Tokens that are already cached are not updated."""
     field: str
     """The column with the text."""
 
@@ -62,7 +62,7 @@ class HuggingFace(PackedText):
         return load_dataset(self.name, self.subset, split=self.split, revision=self.revision, streaming=True)
 
     def explain(self, error: Exception) -> ConfigError | None:
-        """Return the error to show for an exception of `datasets`; None if the exception is unexpected."""
+        """Return the ConfigError that explains an exception of `datasets` to the user, or None if the exception is unexpected."""
         from datasets.exceptions import DatasetNotFoundError
 
         why = first_line(error)
@@ -82,7 +82,7 @@ class HuggingFace(PackedText):
 
 
 def why_unreachable() -> str:
-    """Return the reason that the hub or its mirror is unreachable, or "". The hub's client would report it only after retries."""
+    """Return why the hub or its mirror is unreachable, or "" if it is reachable. The hub's client would retry before it fails."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 
@@ -96,6 +96,6 @@ def why_unreachable() -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, at most 300 characters, or the exception's type if there is no message."""
+    """Return the first line of an exception's message, cut to 300 characters, or the exception's type if the message is empty."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]

@@ -20,8 +20,8 @@ class Loader:
     """
     A prefetching loader. Step s, counted from 1, gets sequences (s - 1) * global_batch to s * global_batch - 1 under any layout.
 
-    Data-parallel rank r of `ranks` takes the r-th equal slice and splits the slice into consecutive micro batches. `shift`
-    is added to every index. It is not 0 if earlier steps of a resumed run had another batch size.
+    Data-parallel rank r takes slice r of `ranks` equal slices, and splits it into consecutive micro batches. `shift` is added
+    to every sequence index. It is nonzero if a run is resumed whose earlier steps had another global batch size.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """Return (tokens, targets) of each micro batch, int64 [micro_batch, seq_len], or raise the error of a failed read."""
+        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raise the error if the read failed."""
         if self._closed:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()
@@ -60,7 +60,7 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread. Leave a thread behind that waits for data: a daemon thread does not keep the process alive."""
+        """Stop the thread. If it still waits for data after 1 s, leave it: as a daemon, it does not keep the process alive."""
         self._closed = True
         with suppress(Empty):
             self._ready.get_nowait()  # lets a thread that waits for room in the queue continue
@@ -85,6 +85,6 @@ class Loader:
 
 
 def micro_batches(rows: Tensor, micro_batch: int) -> Batches:
-    """Split sequences, [rows, seq_len + 1], into (tokens, targets) of each micro batch, [micro_batch, seq_len]."""
+    """Split sequences, [rows, seq_len + 1], into micro batches: pairs (tokens, targets), each [micro_batch, seq_len]."""
     parts = rows.view(-1, micro_batch, rows.shape[1])
     return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]

@@ -1,4 +1,4 @@
-"""Local files, JSON lines or Parquet."""
+"""Local JSON Lines or Parquet files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LocalText(PackedText):
     """Suffixes of the files that are read from a directory."""
 
     path: Annotated[str, BeforeValidator(_not_missing)]
-    """A file, a directory (its files of this format, recursively) or a glob pattern. Files are read in name order."""
+    """A file, a directory (searched recursively for files of this format) or a glob pattern. Files are read in path order."""
     field: str
     """The column with the text."""
 
@@ -41,14 +41,14 @@ class LocalText(PackedText):
         """Yield the rows of a file. Raises ConfigError if the file cannot be read."""
 
     def check_files(self, names: list[str]) -> None:
-        """Raise ConfigError if a file proves unusable without the whole file being read."""
+        """Raise ConfigError if a file is unusable. Check only what can be checked without reading whole files."""
 
     @property
     def local_path(self) -> str:
         return self.path
 
     def files(self) -> list[str]:
-        """Return the absolute paths of the files, sorted. Raises ConfigError if there are no files."""
+        """Return the sorted absolute paths of the files. Raises ConfigError if there are no files."""
         path = Path(self.path).expanduser().absolute()
         if path.is_dir():
             every = [str(Path(top) / name) for top, _, names in os.walk(path) for name in names]

@@ -14,19 +14,19 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, sequence_count
 
 HASHED_TOKENS = 1 << 20
-"""Number of tokens at the beginning of the data that identify the data until all data is read."""
+"""Number of tokens, from the beginning of the data, whose hash identifies the data as long as not all data has been read."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
-"""Seconds that readers of an incomplete cache entry wait while no producer holds the entry's lock."""
+"""Seconds after which readers of an incomplete cache entry give up if no producer holds the entry's lock."""
 
 
 class PackedSequences:
     """
     Sequence i of an epoch is `tokens[k * L : k * L + L + 1]`, where L = seq_len and k is the i-th entry of a permutation.
 
-    The permutation is blockwise: sequences b * S to b * S + S - 1, where S = shuffle, are shuffled among themselves, by (seed,
-    epoch, b). A block is available as soon as its tokens are packed, and does not depend on later tokens. If shuffle is None, the
-    only block is available at the end of the data. An epoch ends with the data. Until then, there is only the first epoch.
+    The permutation is blockwise: with S = shuffle, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b).
+    A block is available as soon as its tokens are packed, and does not depend on later tokens. If shuffle is None, all data is
+    one block, available once everything is packed. An epoch is all data, so until then, every sequence belongs to epoch 0.
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
@@ -70,7 +70,7 @@ class PackedSequences:
         }
 
     def _position(self, index: int) -> int:
-        """Return the position k of the sequence with a global index. Wait until the sequence's block is available."""
+        """Wait until a sequence's block is available. Return the sequence's position k. index: counted over all epochs."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             needed = None if size is None else (index // size + 1) * size * length + 1
@@ -86,7 +86,7 @@ class PackedSequences:
         return start + int(self._permutation(epoch, index // size, min(size, n - start))[index - start])
 
     def _wait(self, tokens: int | None) -> None:
-        """Wait for `tokens` tokens (None: for all tokens), then map the file. Raises RuntimeError if no producer is left."""
+        """Wait until `tokens` tokens (None: all) are packed, then map the file. Raises RuntimeError if no producer is left."""
         idle_since: float | None = None
         while True:
             produced = self.entry.is_locked()  # checked before reading: the writer of the last record holds the lock

@@ -20,7 +20,7 @@ from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
 SAMPLE_BYTES = 1_000_000
-"""Bytes of source code that the tokenizer is trained on, in addition to all prose."""
+"""Approximate bytes of source code on which the tokenizer is trained, in addition to all prose."""
 
 
 class Stdlib(PackedText):
@@ -45,7 +45,7 @@ class Stdlib(PackedText):
         return self._texts(every=max(1, sum(size for _, size in files) // SAMPLE_BYTES))
 
     def _texts(self, every: int) -> Iterator[str]:
-        """Yield the prose, sorted by topic, then each `every`-th source file, sorted by path."""
+        """Yield the prose, sorted by topic, then the first of every `every` source files, sorted by path."""
         if self.text != "sources":
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
             yield from (topics[name] for name in sorted(topics))
@@ -60,7 +60,7 @@ def library() -> Path:
 
 
 def library_files() -> list[tuple[str, int]]:
-    """Return (path below `library()`, bytes) of the standard library's source files without tests, sorted."""
+    """Return the path, relative to `library()`, and size in bytes of each source file except tests, sorted by path."""
     files = []
     for folder, below, names in os.walk(library()):
         below[:] = [name for name in below if "." not in name and name not in EXCLUDED_FOLDERS]

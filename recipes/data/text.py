@@ -1,4 +1,4 @@
-"""The base class of text options: documents -> tokenizer -> one packed stream of tokens in the cache."""
+"""The base class of text options, which tokenise documents and pack them into one stream of tokens in the cache."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 SAMPLE_CHARACTERS = 8_000_000
-"""Characters at the beginning of the data that a tokenizer is trained on. Training takes 1-2 s."""
+"""Approximate number of characters, from the beginning of the data, on which a tokenizer is trained. Training takes 1-2 s."""
 BATCH_CHARACTERS = 256_000
-"""Characters tokenised in one batch."""
+"""Approximate number of characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
-"""Seconds between two progress records. A killed producer loses at most this much work."""
+"""Seconds between two progress records, and so about the most work that a killed producer loses."""
 Position = dict[str, Any]
-"""A position in a source of texts, as JSON values; {}: the start."""
+"""A position in a source of documents, as JSON values. {} is the start."""
 
 
 class PackedText(Data):
     """Base class of the options that tokenise text."""
 
     background: ClassVar[bool] = True
-    """Whether a separate process packs the text during training, because packing is slow."""
+    """Whether a separate process packs the text during training. If false, the text is packed before training starts."""
 
     tokenizer: str | None
     """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary size of a trained tokenizer; auto: model.vocab_size, at most 32000. A short text may yield fewer pieces."""
+    """Vocabulary size of a trained tokenizer; auto: model.vocab_size, but at most 32000. A short text may yield a smaller one."""
     shuffle: Annotated[int | None, whole(None)]
     """Sequences per block. Sequences are shuffled within their block; 1: file order; null: one block with all data."""
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
-        """Return JSON values that identify the text and are cheap to compute. Raises ConfigError if the text is missing."""
+        """Return JSON values that identify the text without reading all of it. Raises ConfigError if the text is missing."""
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield (document, position after the document) from `position` on. Raises ConfigError if a document is unreadable."""
+        """Yield each document after `position`, with the position after it. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another"
 
     def sample(self) -> Iterator[str]:
-        """Yield the texts that a tokenizer is trained on."""
+        """Yield the texts on which to train a tokenizer."""
         size = 0
         for text, _ in self.documents({}):
             yield text
@@ -135,7 +135,7 @@ class PackedText(Data):
         check_length(progress, spec.seq_len)
 
     def _model(self, spec: DataSpec) -> tuple[bytes, str]:
-        """Read or train the tokenizer's model. Return the bytes of the model and the model's name in messages."""
+        """Read or train the tokenizer's model. Return its bytes and the name by which messages refer to it."""
         if self.tokenizer is not None:
             return tokenizers.read_model(self.tokenizer), f"data.tokenizer: '{self.tokenizer}'"
         first = next(texts := filter(None, self.sample()), None)
@@ -144,7 +144,7 @@ class PackedText(Data):
         return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec)), "the trained tokenizer"
 
     def _pack(self, entry: CacheEntry, spec: DataSpec) -> PackProgress:
-        """Complete the cache entry. The caller holds the entry's lock."""
+        """Pack all text that the cache entry still lacks. The caller holds the entry's lock."""
         progress = entry.verify(thorough=True)
         try:
             if progress is None or not progress.vocab:
@@ -172,7 +172,7 @@ def pack(
     progress: PackProgress,
     threads: int,
 ) -> PackProgress:
-    """Tokenise and append the remaining documents, with all cores if `threads` is -1."""
+    """Tokenise the remaining documents and append their tokens to the entry. threads: -1 uses all cores."""
     import numpy as np
 
     with entry.tokens.open("r+b") as file:
@@ -205,7 +205,7 @@ def pack(
 
 
 def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], Position]]:
-    """Group non-empty texts into lists of about BATCH_CHARACTERS characters, with the position after each list."""
+    """Group non-empty texts into lists of about BATCH_CHARACTERS characters. Yield each list and the position after it."""
     batch: list[str] = []
     size = 0
     position: Position = {}
@@ -221,7 +221,7 @@ def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[li
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
-    """Return the text in a column of a row, or "" for null. Raises ConfigError, naming `file`, if the column has no text."""
+    """Return the text in a column of a row, or "" if it is null. Raises ConfigError, naming `file`, if there is no text."""
     if column not in row:
         raise missing_column(column, list(row), file)
     text = row[column]

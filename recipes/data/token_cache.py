@@ -5,7 +5,7 @@
     progress.json     valid length of tokens.bin, checksums, position in the source; replaced atomically, after tokens.bin
     .lock             locked (flock) by the one process that writes the entry
 
-Tokens beyond the recorded number are ignored, so a writer may be killed at any time. Entries never expire.
+Tokens beyond the number in progress.json are ignored, so a writer may be killed at any time. Entries never expire.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 
 FORMAT = 1
-"""Version of the packing format. The version is part of every entry's key."""
+"""Version of the packing format. It is part of the `identity` of every entry."""
 ALWAYS_VERIFIED_BYTES = 64 << 20
-"""Size of tokens.bin up to which `verify` always checks the CRC (30 ms). A larger file is checked only if `thorough`."""
+"""Size up to which `verify` always checks the CRC of tokens.bin (in 30 ms). For larger files, it does so only if `thorough`."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class PackProgress:
     tokens: int = 0
     documents: int = 0
     complete: bool = False
-    """Whether all data is packed. Only then is the length of an epoch known."""
+    """Whether all data is packed. The length of an epoch is not known before."""
     error: str = ""
-    """Message for the user if the last producer failed, else ""."""
+    """Error message of the last producer, or "" if it did not fail."""
     vocab: int = 0
     """Vocabulary size of the tokenizer."""
     tokenizer: str = ""
     """SHA-256 of tokenizer.model."""
     corpus: str = ""
-    """Chained hash of the packed documents."""
+    """Hash of the packed documents, chained from document to document."""
     crc: int = 0
     """Running CRC-32 of the packed tokens."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Position to resume the source from; {}: the start."""
+    """Position from which to resume reading the source. {} is the start."""
 
     @property
     def itemsize(self) -> int:
@@ -69,7 +69,7 @@ class CacheEntry:
         self._progress = self.folder / "progress.json"
 
     def read(self) -> PackProgress | None:
-        """Return the progress record; None if it is missing or damaged."""
+        """Return the progress record, or None if it is missing or damaged."""
         try:
             value = json.loads(self._progress.read_bytes())
             return PackProgress(**value) if value.pop("checksum") == _checksum(value) else None
@@ -82,7 +82,7 @@ class CacheEntry:
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
-        """Return the progress record if the files match it, else empty the entry and return None. The caller holds the lock."""
+        """Return the progress record if it matches the files; otherwise empty the entry and return None. Requires the lock."""
         progress = self.read()
         with suppress(FileNotFoundError):
             if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:
@@ -96,7 +96,7 @@ class CacheEntry:
 
     @contextmanager
     def lock(self, *, wait: bool = True, exclusive: bool = True) -> Iterator[bool]:
-        """Hold the writer's lock, or yield False if the lock is taken and `wait` is false. A process that ends frees the lock."""
+        """Take the lock and yield True, or yield False if it is taken and `wait` is false. A process's locks end with it."""
         how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
         with ExitStack() as stack:
             try:

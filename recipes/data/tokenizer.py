@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_AUTO_VOCAB = 32000
 """Upper limit of `vocab_size: auto`. A few MB of text yield no larger vocabulary, and training takes about a second."""
 MAX_LINE = 2000
-"""Most characters per line for training. Longer lines are split, because sentencepiece skips sentences over 4192 bytes."""
+"""Number of characters at which lines are split for training, because sentencepiece skips lines longer than 4192 bytes."""
 
 OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
@@ -35,7 +35,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Train a tokenizer of at most `vocab_size` pieces. Return its model file. The same texts give the same bytes."""
+    """Train a tokenizer with at most `vocab_size` tokens. Return the bytes of its model file. Equal texts give equal bytes."""
     from sentencepiece import SentencePieceTrainer
 
     # Read all texts before training, because sentencepiece would hide an exception raised by `texts`.
@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
 
 
 def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
-    """Load a tokenizer from the bytes of a model file. Messages call the file `where`."""
+    """Load a tokenizer from the bytes of a model file. where: name of the file in error messages."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -72,7 +72,7 @@ def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
 
 
 def read_model(path: str) -> bytes:
-    """Return the bytes of the file in `data.tokenizer`. Raises ConfigError if the file cannot be read."""
+    """Return the bytes of the file that `data.tokenizer` names. Raises ConfigError if the file cannot be read."""
     file = Path(path).expanduser()
     try:
         return file.read_bytes()
