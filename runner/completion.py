@@ -1,4 +1,4 @@
-"""Tab completion: `eval "$(meshrunner -sc install=bash)"`, also for zsh with bashcompinit. Errors are never shown."""
+"""Tab completion for bash, and zsh with bashcompinit: `eval "$(meshrunner -sc install=bash)"`. It never shows errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPECIAL = re.compile(r"([^\w@%+=:,./~-])")
 
 
 def answer(arguments: Sequence[str]) -> int:
-    """Answer `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL`. Return the exit status."""
+    """Handle `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL`. Return the exit status."""
     request = next((word for word in arguments if re.match(r"(un)?install=|query=", word)), "")
     if request in ("install=bash", "install=zsh"):
         print(INSTALL, end="")
@@ -64,7 +64,7 @@ def _typed_words() -> list[str]:
 
 
 def _as_typed(candidate: str, word: str) -> str:
-    """Return a candidate as the shell inserts it: quoted, and without the part that bash treats as earlier words (`key=`)."""
+    """Return a candidate as the shell should insert it: quoted, without the beginning that bash splits off (`key=`)."""
     part = os.environ.get("COMP_WORD")
     if part is None:
         return candidate
@@ -75,7 +75,7 @@ def _as_typed(candidate: str, word: str) -> str:
 
 
 def candidates(before: Sequence[str], word: str) -> list[str]:
-    """Return the completions of `word`. `before`: the words between the program's name and `word`."""
+    """Return the completions of `word`. `before` holds the words between the program's name and `word`."""
     if not before:
         return [known for known in (*COMMANDS, "--help") if known.startswith(word) and (word or known != "--help")]
     verb, *rest = before
@@ -118,7 +118,7 @@ def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _paths(word: str, *, only_directories: bool = False) -> list[str]:
-    """Return the paths that begin with a word. Directories end in a slash. If only directories, runs and sweeps come first."""
+    """Return the paths that begin with a word. Directories end in a slash. `only_directories` lists runs and sweeps first."""
     parent, slash, start = word.rpartition("/")
     paths: list[Path] = []
     with suppress(OSError):
@@ -131,7 +131,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return verbs, groups and sections, and keys if the word is not empty. After `GROUP=`, return the group's options."""
+    """Return groups, sections, verbs and, if `word` is not empty, keys. After `GROUP=`, return only that group's options."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key
@@ -145,7 +145,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
-    """Return Hydra's groups, options and keys, also after the comma of a sweep. Return paths if Hydra knows no value."""
+    """Complete an override as Hydra does, also after a comma in a sweep's values. If Hydra knows no value, return paths."""
     from meshrunner.runner.config.compose import Composer
     from meshrunner.runner.config.hydra.overrides import parse
 

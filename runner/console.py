@@ -1,7 +1,7 @@
 """
-Prints text, warnings, tables and the names of slow work. Tables are as wide as the terminal, and uncut when piped.
+Print text, warnings, tables and the names of slow work. Tables fit the terminal's width; piped tables are not cut.
 
-Text is never interpreted as markup, and its control characters are escaped, because text may come from files or the environment.
+Text may come from files or the environment: it is never interpreted as markup, and its control characters are escaped.
 This module imports little, to keep `meshrunner --help` fast.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDEST, NARROWEST = 120, 40
-"""Maximum and minimum columns of running text. Without a terminal, the maximum is used."""
+"""Maximum and minimum width of running text, in characters. Without a terminal, the maximum is used."""
 WIDEST_TERM = 36
-"""Maximum columns of the terms in a two-column list."""
+"""Maximum width of the first column, which holds the terms, in a two-column list."""
 PIPED_WIDTH = 400
-"""Columns of a table without a terminal, enough that no cell is folded or cut."""
+"""Width of a table without a terminal, in characters: large enough that no cell is folded or cut."""
 SILENT_S = 2.0
-"""Seconds of work before the name of the work is printed. On a terminal, `naming` shows the name at once."""
+"""Seconds that work must last before its name is printed. On a terminal, `naming` shows the name at once."""
 WIPE = "\r\x1b[2K"
 _to_wipe = False
 """Whether the terminal currently shows a `naming` line."""
@@ -67,7 +67,7 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Show the name of the work inside the context on stderr. On a terminal the name appears at once and is erased at the end."""
+    """Show the name of the work done inside the context, on stderr. On a terminal, show it at once and erase it at the end."""
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
@@ -83,16 +83,16 @@ def naming(what: str) -> Iterator[None]:
 
 
 class Slow:
-    """A context manager that prints the name of work that lasts longer than SILENT_S."""
+    """A context manager that prints the name of any work that lasts longer than SILENT_S seconds."""
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
-        """Start without work. `whose` is the prefix of every line."""
+        """Start without work. `whose` is printed before each name."""
         self.whose, self._to_stderr = whose, to_stderr
         self._what = ""
         self._timer: Timer | None = None
 
     def doing(self, what: str) -> None:
-        """Set the name of the work that begins now; an empty text ends the work."""
+        """Set the name of the work that begins now. An empty string means that the work has ended and none begins."""
         if what == self._what:
             return
         self._what = what
@@ -113,7 +113,7 @@ class Slow:
 
 
 def console() -> Console:
-    """Return a console on stdout that prints strings literally, without markup, emoji codes or coloured numbers."""
+    """Return a console on stdout that prints strings literally. It ignores markup and emoji codes, and colours no numbers."""
     from rich.console import Console
     from rich.text import Text
 
@@ -126,7 +126,7 @@ def console() -> Console:
 
 
 def table_of(rows: Iterable[Iterable[str]], titles: Sequence[str] = (), *, numbers: bool = False) -> Table:
-    """Return a table of rows without rules. If `numbers`, all columns but the first are right-aligned."""
+    """Return a table without ruled lines. If `numbers`, right-align all columns but the first."""
     from rich.table import Table
 
     table = Table(box=None, show_header=bool(titles), pad_edge=False)
@@ -138,7 +138,7 @@ def table_of(rows: Iterable[Iterable[str]], titles: Sequence[str] = (), *, numbe
 
 
 def on_terminal() -> bool:
-    """Return whether stdout is a terminal by rich's rules. rich imports slowly, so import it only if the answer may be yes."""
+    """Return whether rich considers stdout a terminal. Importing rich is slow, so import it only if the answer may be yes."""
     forced = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
     return bool(sys.stdout.isatty() or forced) and console().is_terminal
 
@@ -149,7 +149,7 @@ def warn(text: str) -> None:
 
 
 def shown(path: Path) -> Path:
-    """Return a path relative to the current directory, or unchanged if the path is not below this directory."""
+    """Return the path relative to the current directory if it lies inside it; otherwise return it unchanged."""
     with suppress(FileNotFoundError, ValueError):  # the current directory was removed, or the path is not below it
         return path.relative_to(path.cwd())
     return path
@@ -163,7 +163,7 @@ def duration(seconds: float) -> str:
 
 
 def columns() -> int:
-    """Return the number of columns for running text. If stdout is not a terminal, use the width of stderr."""
+    """Return the width for running text, in characters. If stdout is not a terminal, use the width of stderr."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))

@@ -1,4 +1,4 @@
-"""Load runs as pandas DataFrames, for notebooks: the implementation of `meshrunner.load`."""
+"""Load runs as pandas DataFrames, for use in notebooks. This module implements `meshrunner.load`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Loaded:
     events: DataFrame
     """One row per run and step: `run` (its directory), `state`, the varying keys, `seed`, then the keys of events.jsonl."""
     keys: list[str] = field(default_factory=list)
-    """The varying keys, in the first columns of `rows`. A list in these columns becomes text: `[0.9, 0.95]`."""
+    """The varying keys. They are the first columns of `rows`, in which a list becomes text: `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)
-    """Sentences about the fastest row, the least memory, the gain from changing the baseline's key, and whether losses agree."""
+    """Sentences on the fastest row, the least memory, the gain over the baseline, and whether losses agree."""
 
     def __repr__(self) -> str:
         return "\n".join([*self.findings, str(self.rows)])
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -> Loaded:
-    """Read and compare runs, to implement `meshrunner.load`."""
+    """Read and compare runs for `meshrunner.load`."""
     if not folders:
         raise ConfigError("load: pass at least one run or sweep directory")
     try:
@@ -56,6 +56,6 @@ def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -
 
 
 def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the varying keys. Lists and mappings become text because pandas cannot group by them."""
+    """Return the values of the varying keys, with lists and mappings as text, because pandas cannot group by them."""
     found = {key: values.get(key) for key in keys}
     return {key: text(value) if isinstance(value, list | dict) else value for key, value in found.items()}

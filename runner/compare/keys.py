@@ -12,14 +12,14 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.rundir import key_of
 
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
-"""Effects of the keys that tell runs apart. Runs that differ in no such key are repeats of each other."""
+"""Two runs that differ in no key with one of these effects are repeats of each other."""
 
 FOLLOWS = {"optimizer.lr": "model"}
-"""Key whose default depends on another group's option -> that group. The key is treated as a key of that group."""
+"""Maps a key to the group whose option determines the key's default. `Keys` treats the key as part of that group."""
 
 
 def _text_hash(run: Run) -> str | None:
-    """Return a short hash of a run's tokenizer and of the beginning of its text; None for data without text."""
+    """Return a short hash of a run's tokenizer and the beginning of its text, or None if its data is not text."""
     data = run.summary.data or {}
     if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
@@ -37,7 +37,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
-"""Title -> function that returns a fact of a run. The facts affect measurements but are not in the configuration."""
+"""Maps a title to a function that returns a fact about a run. Facts affect measurements but are not configured."""
 
 
 def text(value: Any) -> str:
@@ -51,7 +51,7 @@ def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return a row's name for use in a sentence, `fsdp2 full micro_batch=4`. Numbers and flags are preceded by their key."""
+    """Return a row's name for use in a sentence, such as `fsdp2 full micro_batch=4`. Only strings appear without their key."""
     given = [(key, values[key]) for key in keys if key in values]
     return " ".join(text(v) if isinstance(v, str) else f"{key.rpartition('.')[2]}={text(v)}" for key, v in given)
 
@@ -60,8 +60,8 @@ class Keys:
     """
     The settings that vary between runs: groups whose options differ, single keys, and facts (device, versions).
 
-    A key inside a varying group is added only if the key varies between runs with the same option, or if the user set the key.
-    A varying fact is added if runs with equal configurations differ in this fact, and is mentioned in `remarks` otherwise.
+    A key inside a varying group is listed only if it varies between runs with the same option, or if the user set it.
+    A varying fact is listed if it differs between runs with equal configurations; otherwise `remarks` mentions it.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -117,19 +117,19 @@ class Keys:
 
 
 def _option(run: Run, group: str) -> str | None:
-    """Return the name of a run's option in a group, or the option's kind if no name is recorded."""
+    """Return the name of the option that a run chose in a group, or the option's kind if no name is recorded."""
     section = run.config.get(group)
     kind = section.get("kind") if isinstance(section, dict) else None
     return run.choices.get(group, kind if isinstance(kind, str) else None)
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys that differ between configurations or are missing in some, in order of appearance."""
+    """Return, in order of appearance, the keys whose values differ between configurations or that some configurations lack."""
     names = dict.fromkeys(key for config in configs for key in config)
     return [name for name in names if _differ((None, config.get(name, ...)) for config in configs)]
 
 
 def _differ(pairs: Iterable[tuple[str | None, Any]]) -> bool:
-    """Return whether any group has different values, given pairs of group and value."""
+    """Return whether any group occurs with more than one value in these (group, value) pairs."""
     found = {(group, text(value)) for group, value in pairs}
     return len(found) > len({group for group, _ in found})

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from statistics import fmean, variance
 
 REPEATS = 3
-"""Fewest runs of a row, and of its baseline, for a test."""
+"""Minimum number of runs that a row and its baseline must each have to be tested."""
 ALPHA = 0.01
-"""Probability that noise is reported as a difference between one row and its baseline. With three runs of both, a test finds
-differences of at least about four times the standard deviation of a run."""
+"""Probability that a test mistakes noise for a difference between a row and its baseline. With three runs of each, a test
+detects differences of at least about four times the standard deviation between runs."""
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     Return the two-sided p-value of Welch's t-test; None if `a` or `b` has fewer than REPEATS values.
 
-    Each value is one run's median speed, because the steps of one run are not independent. The variances of `a` and `b` may
-    differ, because layouts jitter differently. A permutation test of 3 against 3 runs has a p-value of at least 0.1, too much
-    for ALPHA. The p-value is not corrected for the number of rows.
+    Each value is one run's median speed, because the steps of one run are not independent. The test lets `a` and `b` have
+    different variances, because layouts jitter differently. A permutation test of 3 against 3 runs would never detect a
+    difference: its p-value is at least 0.1, above ALPHA. The p-value is not corrected for the number of rows.
     """
     if min(len(a), len(b)) < REPEATS:
         return None

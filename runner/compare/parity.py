@@ -17,9 +17,9 @@ from meshrunner.runner.figures import figure_of, number
 
 LOSS, NORM = "train/loss", "train/grad_norm"
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
-"""Precision -> largest relative difference of a curve at which runs agree. Layouts differ because they sum in different orders.
-The rounding step of bf16 is 2^-8 = 3.9e-3, and a gradient norm amplifies drift. The limits of bf16 also apply to TF32, and
-if one run is in fp32 and the other in bf16."""
+"""Largest relative difference at which two runs agree, for each precision and curve. Layouts sum in different orders and
+therefore differ slightly. The rounding step of bf16 is 2^-8 = 3.9e-3, and a gradient norm amplifies drift. The limits of bf16
+also apply to TF32, and to a run in fp32 compared with a run in bf16."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Parity:
     kind: str
     """`identical`, `agrees`, `within seeds`, `differs` or `different data`; empty if the curves cannot be compared."""
     difference: float | None = None
-    """Largest relative difference. `differs`: of the curve that differs first. `within seeds`: of the mean losses. Otherwise:
-    of the losses. None if the curves cannot be compared or contain a value that is not a number."""
+    """Largest relative difference over all steps, of `curve` if `kind` is `differs`, of the mean losses if `kind` is
+    `within seeds`, and otherwise of the losses. None if it is infinite or the curves cannot be compared."""
     curve: str = ""
-    """Title of the curve that differs first (`differs`)."""
+    """Title of the curve that exceeds its tolerance first; empty unless `kind` is `differs`."""
     step: int | None = None
-    """First step whose difference exceeds the tolerance (`differs`)."""
+    """First step at which `curve` exceeds its tolerance; None unless `kind` is `differs`."""
     why: str = ""
-    """Reason for an empty `kind` or for `different data`."""
+    """Reason why `kind` is empty or `different data`; otherwise empty."""
 
     def __str__(self) -> str:
         size = "not finite" if self.difference is None else short(f"{self.difference:.1e}")
@@ -55,8 +55,8 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
     `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
-    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds, and in every step the
-    mean losses differ by at most the standard deviation of the baseline's seeds.
+    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds, and at every step
+    their mean losses differ by at most the standard deviation of the baseline's loss between seeds.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]
@@ -88,7 +88,7 @@ def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
 
 
 def _incomparable(a: Run, b: Run) -> str:
-    """Return the reason why the curves of two runs cannot be compared; "" if the curves can be compared."""
+    """Return the reason why the curves of two runs cannot be compared, or "" if they can be."""
     for section in ("model", "data", "seq_len"):
         if a.config.get(section) != b.config.get(section):
             return f"different {section}"
@@ -133,14 +133,14 @@ def _compare(a: Run, b: Run) -> Parity:
 
 
 def relative(a: float | None, b: float | None) -> float:
-    """Return |a - b| / |b|; infinity if only one of `a` and `b` is a number, 0 if both are None."""
+    """Return |a - b| / |b|, infinity if exactly one of `a` and `b` is None, or 0 if both are None."""
     if a is None or b is None:
         return 0.0 if a is b else math.inf
     return 0.0 if a == b else abs(a - b) / abs(b) if b else math.inf
 
 
 def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Parity | None:
-    """Return `within seeds` if the mean losses meet its condition, else None. Both arguments list the runs of each seed."""
+    """Return the verdict `within seeds` if the runs meet its condition, else None. Both arguments list runs by seed."""
     sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):

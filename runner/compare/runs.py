@@ -36,11 +36,11 @@ from meshrunner.runner.rundir import (
 from meshrunner.runner.rundir.files import CONFIG, OVERRIDES, RECORD_BYTES, is_run
 
 LONGEST_REASON = 2000
-"""Maximum characters of a reason. Longer reasons are cut."""
+"""Maximum length of a reason, in characters. Longer reasons are truncated."""
 MEASURED = "perf/wps_median"
-"""A key of summary.json that is present if the run has written its figures."""
+"""Key of summary.json whose presence shows that the run has written its figures."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
-"""The lines with `steps` and `measure_after` in config.yaml. Every version has written them in this form."""
+"""Pattern of the lines in config.yaml that set `steps` and `measure_after`. All versions write these lines in this form."""
 
 R = TypeVar("R", bound=JsonFile)
 
@@ -51,16 +51,16 @@ class Run:
 
     path: Path
     state: str
-    """State in status.json, or `damaged`, `missing` or `stale`. A stale run is recorded as running, but its process is gone."""
+    """The state in status.json, or `damaged`, `missing` or `stale` (recorded as running, but its process is gone)."""
     reason: str = ""
     records: Mapping[type[JsonFile], JsonFile] = field(default_factory=dict, repr=False)
-    """Class -> content of a JSON file of the run."""
+    """The run's JSON files, by record class."""
     config: dict[str, Any] = field(default_factory=dict)
     """The configuration; {} if config.yaml cannot be read."""
     choices: dict[str, str] = field(default_factory=dict)
-    """Group -> name of the chosen option."""
+    """Name of the chosen option of each group."""
     task: tuple[str, ...] = ()
-    """The overrides that the user typed."""
+    """Overrides that the user typed."""
 
     def record(self, kind: type[R]) -> R:
         """Return the record of class `kind`; return an empty record if its file is missing or damaged."""
@@ -69,7 +69,7 @@ class Run:
 
     @cached_property
     def events(self) -> list[StepRow]:
-        """One row per step; [] if no step is recorded or the run is damaged."""
+        """Recorded steps, one row each; [] if no step is recorded or the run is damaged."""
         try:
             return [] if self.state == "damaged" else read_events(self.path)
         except OSError:
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def measure_after(self) -> int:
-        """The number of first steps that do not count for throughput."""
+        """Number of steps at the beginning that throughput leaves out."""
         after = self.config.get("measure_after")
         return after if isinstance(after, int) else 0
 
@@ -87,7 +87,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary:
-        """The content of summary.json. If the run has not written its figures yet, they are computed from events.jsonl."""
+        """Content of summary.json. Figures that the run has not written yet are computed from events.jsonl."""
         found = self.record(Summary)
         if plan := predicted(self.record(PlanRecord)):
             found = plan | found
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """The kind of `precision`. `auto` is replaced by the kind that was chosen when the run started."""
+        """Kind of the option `precision`. `auto` is replaced by the kind that was chosen when the run started."""
         section = self.config.get("precision")
         kind = section.get("kind") if isinstance(section, dict) else None
         return str(self.environment.precision or kind if kind == "auto" else kind)
@@ -115,9 +115,9 @@ class Run:
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
     """
-    Return the runs in run and sweep directories, in the given order without duplicates. A sweep's runs are sorted by name.
+    Return the runs in run and sweep directories, in the order given and without duplicates. Sort a sweep's runs by name.
 
-    `read` is `read_run` (default) or `glance`. Raise ConfigError if a directory does not exist, or contains no run.
+    `read` reads one run: `read_run` (default) or `glance`. Raise ConfigError if a directory is missing or contains no run.
     """
     found: dict[str, Path] = {}
     for folder in folders:
@@ -160,7 +160,7 @@ def read_run(path: Path) -> Run:
 
 
 def glance(path: Path) -> Run:
-    """Read a run as `read_run` does, but do not parse its YAML, which is slow: extract only `steps` and `measure_after`."""
+    """Read a run faster than `read_run`: do not parse config.yaml, but search it for `steps` and `measure_after`."""
     run = _read_records(path)
     if run.state in ("damaged", "missing"):
         return run
@@ -174,7 +174,7 @@ def glance(path: Path) -> Run:
 
 
 def _read_records(path: Path) -> Run:
-    """Read the state and the JSON files of a run. The state is `damaged` if one of these files is damaged."""
+    """Read the state and the JSON files of a run. If any of the files is damaged, the state is `damaged`."""
     if not path.is_dir():
         return Run(path, "missing", "sweep.json lists it, but there is no such directory")
     if not is_run(path):

@@ -27,20 +27,20 @@ ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 LISTED = 12
-"""Largest number of names that a message lists."""
+"""Maximum number of names that a message lists."""
 
 
 class Field(NamedTuple):
     """A property by which rows are chosen and sorted: a setting, the state, or a figure."""
 
     values: Sequence[Sequence[Any]]
-    """The values of each row. A row that merges several runs may have several values."""
+    """Values of each row. A row that merges several runs may have several values."""
     open: bool = False
-    """Whether a condition may name a value that no row has."""
+    """Whether a condition may compare with a value that no row has. For other fields, such a condition is an error."""
     better: str = ""
-    """Whether `high` or `low` values of a figure are better and come first; "" for other fields."""
+    """For a figure, `high` or `low`: the values that are better and sorted first. Empty for other fields."""
     constant: bool = False
-    """Whether the field is a setting that is no varying key. If a short name is ambiguous, other fields take precedence."""
+    """Whether the field is a setting outside the varying keys. If a short name is ambiguous, other fields take precedence."""
 
 
 class Filter(NamedTuple):
@@ -50,16 +50,16 @@ class Filter(NamedTuple):
     key: str
     operator: str
     given: Sequence[Any]
-    """The values to compare with: one number for `<`, `<=`, `>` and `>=`, one or more alternatives for `=` and `!=`."""
+    """Values to compare with: one number for `<`, `<=`, `>` and `>=`, or one or more alternatives for `=` and `!=`."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether any of the values meets the condition; for `!=`, whether all values meet the condition."""
+        """Return whether at least one value meets the condition, or, for `!=`, whether all values do."""
         if order := ORDERS.get(self.operator):
             return any(order(found, self.given[0]) for value in values if (found := number(value)) is not None)
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if the condition names a value that is not in `values`, or orders `values` without a number."""
+        """Raise ConfigError if `=` or `!=` names a value missing from `values`, or if no value is a number for `<` or `>`."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -74,7 +74,7 @@ class Filter(NamedTuple):
 
 
 def _is(value: Any, given: Any) -> bool:
-    """Return whether a value equals a typed value. 1e-3 equals 0.001, and `null` equals both null and an option named null."""
+    """Return whether `value` equals the user's `given`. 1e-3 equals 0.001; `null` equals null and the name "null"."""
     return same_value(value, given) or (isinstance(value, str) and value == text(given))
 
 
@@ -95,9 +95,9 @@ def parsed(typed: str) -> Filter:
 
 def named(name: str, fields: Mapping[str, Field], option: str) -> str:
     """
-    Return the full name of a field, given its full name or the last part; raise ConfigError if `name` is unknown or ambiguous.
+    Return the full name of a field, given its full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
 
-    If the last part is ambiguous, varying keys take precedence over constants, and measured figures over predicted figures.
+    If several fields share the last part, varying keys take precedence over constants, and measured figures over predictions.
     """
     if name in fields:
         return name
@@ -119,12 +119,12 @@ def named(name: str, fields: Mapping[str, Field], option: str) -> str:
 
 
 def last_part(name: str) -> str:
-    """Return the last part of a name: `lr` of `optimizer.lr`, `wps` of `perf/wps`."""
+    """Return the last part of a name: `lr` for `optimizer.lr`, `wps` for `perf/wps`."""
     return re.split(r"[./]", name)[-1]
 
 
 def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> list[int]:
-    """Return the indices of the rows that meet all conditions; raise ConfigError if a condition is wrong."""
+    """Return the indices of the rows that meet all conditions; raise ConfigError if a condition is invalid."""
     found = list(range(rows))
     for wanted in map(parsed, where):
         field = fields[named(wanted.key, fields, "--where")]
@@ -136,9 +136,9 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
     """
-    Return the indices of rows, sorted by a field: best first for a figure, else smallest first. A minus reverses the order.
+    Return the indices of rows, sorted by the field named `by`: a figure's best value first, or another field's smallest.
 
-    The minus precedes the field's name in `by`. Numbers come before text, and rows without a value are always last.
+    A minus before the name reverses the order. Numbers sort before text. Rows without a value always come last.
     """
     field = fields[named(by.removeprefix("-"), fields, "--sort")]
 
@@ -155,7 +155,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Return the first `top` rows that meet all conditions, sorted by `sort` or else by speed; raise ConfigError if none does."""
+    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed; raise ConfigError if none does."""
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")

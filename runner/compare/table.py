@@ -1,4 +1,4 @@
-"""Print a comparison: tables as wide as the terminal, or Markdown if the output is piped."""
+"""Print a comparison: as tables that fit the terminal, or as Markdown if the output is piped."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
     """
-    Split a table into tables no wider than the terminal. If there are several tables, all begin with the rows' numbers.
+    Split a table into tables of at most `width` characters. If there are several, each begins with a column of row numbers.
 
-    The first `keys` columns name a row and are repeated in every table. If these columns take most of the width, the column
-    `label` with short names of the rows is repeated instead.
+    The first `keys` columns name a row and are repeated in every table. If they would fill most of the width, the column
+    `label`, which holds short names of the rows, is repeated instead.
     """
 
     def needed(columns: Sequence[Column]) -> int:

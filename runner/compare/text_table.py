@@ -1,4 +1,4 @@
-"""Format tables of text: as Markdown, and within the width of a terminal."""
+"""Format text tables as Markdown, and fit them into the width of a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from meshrunner.runner.console import one_line
 
 BETWEEN = 3
-"""Characters between two columns of a table on a terminal."""
+"""Number of characters between two columns of a table on a terminal."""
 
 
 class Column(NamedTuple):
@@ -28,12 +28,12 @@ def lines_of(table: Sequence[Column]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Escape bars, and backslashes before bars, so that the text does not end its Markdown cell."""
+    """Escape `|`, and any backslash before it, so that the text stays inside its Markdown cell."""
     return re.sub(r"(\\*)\|", r"\1\1\\|", one_line(text))
 
 
 def fitted(text: str, width: int) -> str:
-    """Shorten text to `width` characters by cutting out its middle, because names of runs differ at both ends."""
+    """Shorten text to `width` characters by cutting out its middle. Names of runs differ at their beginnings and ends."""
     if len(text) <= width:
         return text
     end = width // 3
@@ -41,5 +41,5 @@ def fitted(text: str, width: int) -> str:
 
 
 def narrowest(column: Column) -> int:
-    """Return the smallest width of a column, in characters. The title may be folded between words, but cells may not."""
+    """Return the smallest width of a column, in characters. The title may wrap between words; cells may not."""
     return max(map(len, [*column.title.split(), *column.cells]))

@@ -1,8 +1,8 @@
 """
 Compose the command line and `conf/` into one configuration with Hydra.
 
-This module calls Hydra's `Hydra` class. `@hydra.main` would create the run directory before the configuration is checked, and
-swallow errors. Hydra's public compose API has no sweepers, no `--cfg` and no tab completion.
+This module calls Hydra's `Hydra` class directly. `@hydra.main` would swallow errors, and would create the run directory before
+the configuration is checked. Hydra's public compose API supports neither sweepers nor `--cfg` nor tab completion.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ PRIMARY_CONFIG = "run"
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, its run directory, and the overrides that it was composed from."""
+    """A configuration, its run directory, and the overrides from which it was composed."""
 
     config: dict[str, Any]
     """The resolved configuration, without Hydra's section."""
     run_dir: Path
     overrides: dict[str, Any]
-    """The overrides that the user typed (`task`) and the chosen option of each group (`choices`)."""
+    """Overrides that the user typed (`task`), and the chosen option of each group (`choices`)."""
     launcher: dict[str, Any] = field(default_factory=dict)
     """The resolved `hydra.launcher`."""
 
 
 class Composer:
-    """Hydra, set up for one command line. Raises ConfigError, or Hydra's own exceptions, for wrong overrides."""
+    """Hydra, set up for one command line. For invalid overrides, its methods raise ConfigError or Hydra's own exceptions."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         select_behaviour()
@@ -84,7 +84,7 @@ class Composer:
         self.hydra = Hydra.create_main_hydra2("meshrunner", path)
 
     def answer_query(self) -> bool:
-        """Answer --help, --cfg or --info as Hydra does; return False if none of these flags was given."""
+        """Print Hydra's answer to --help, --cfg or --info; return False if none of these flags was given."""
         args, hydra = self.args, self.hydra
         with faults_of_hydra():
             if args.help or args.hydra_help:
@@ -103,7 +103,7 @@ class Composer:
         return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the configuration that --help explains and Hydra's section; None without --help or for a user's help text."""
+        """Return the configuration and Hydra's section, or None if --help was not given or the user replaced its text."""
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
@@ -114,12 +114,12 @@ class Composer:
             return (plain(_task(config)), hydra) if hydra["help"] == OmegaConf.to_container(shipped) else None
 
     def completions(self, word: str) -> list[str]:
-        """Return the completions of a word that follows the overrides of this command line."""
+        """Return Hydra's completions of a word that follows this command line's overrides."""
         line = " ".join([*["--multirun"] * self.args.multirun, *self.given["overrides"], word])
         return complete(self.hydra, self.given["config_name"], line)
 
     def single_run(self) -> Composed | None:
-        """Compose a single run; return None if `-m` or `hydra.mode: MULTIRUN` in a file makes it a sweep."""
+        """Compose a single run; return None if the flag `-m`, or a file with `hydra.mode: MULTIRUN`, requests a sweep."""
         if self.args.multirun:
             return None
         config = self._compose(RunMode.RUN)
@@ -132,7 +132,7 @@ class Composer:
         return composed
 
     def compose_sweep(self) -> DictConfig:
-        """Compose the configuration that all combinations of a sweep share, including Hydra's section."""
+        """Compose the configuration shared by all combinations of a sweep, including Hydra's section."""
         config = self._compose(RunMode.MULTIRUN)
         refuse(config, sweep=True)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
@@ -148,7 +148,7 @@ class Composer:
         return config
 
     def sweep(self, config: DictConfig, ended: Callable[[Any], object]) -> None:
-        """Run the sweeper, which passes batches of jobs to the launcher. The launcher calls `ended` after each batch."""
+        """Run the sweeper. It passes jobs to the launcher in batches, and the launcher calls `ended` after each batch."""
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
         callbacks = Callbacks(config)
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
@@ -160,7 +160,7 @@ class Composer:
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
     def grid(self, config: DictConfig) -> list[list[str]]:
-        """Return the overrides of every combination of a sweep; raise ConfigError if the combinations depend on results."""
+        """Return the overrides of each combination of a sweep; raise ConfigError if the sweeper is not Hydra's basic sweeper."""
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError("hydra/sweeper: its combinations are not known before it runs; use hydra/sweeper=basic")
         parser = OverridesParser.create(config_loader=self.hydra.config_loader)
@@ -168,7 +168,7 @@ class Composer:
         return [list(overrides) for overrides in combinations]
 
     def _compose(self, mode: RunMode) -> DictConfig:
-        """Compose the configuration with Hydra's section; raise ConfigError for a launcher other than meshrunner's."""
+        """Compose the configuration, including Hydra's section; raise ConfigError if the launcher is not meshrunner's."""
         with faults_of_hydra():
             try:
                 config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
@@ -187,7 +187,7 @@ class Composer:
 
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
-    """Resolve a composed configuration without Hydra's section. run_dir: None means `hydra.run.dir`."""
+    """Resolve a composed configuration and remove Hydra's section. If `run_dir` is None, use `hydra.run.dir`."""
     task = _task(config)
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("these keys need a value (they are ??? in YAML): " + ", ".join(missing))
@@ -205,25 +205,25 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
 
 
 def _task(config: DictConfig) -> DictConfig:
-    """Return a composed configuration without Hydra's section. Interpolations may still refer to that section."""
+    """Return a composed configuration without Hydra's section. Interpolations in it may still refer to Hydra's section."""
     setup_globals()
     HydraConfig.instance().set_config(config)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def _of_grid(config: DictConfig) -> list[str]:
-    """Return the overrides of a sweep, including the grid in hydra.sweeper.params."""
+    """Return the overrides of a sweep: those in hydra.sweeper.params, then those typed by the user."""
     params = plain(config.hydra.sweeper).get("params") or {}
     return [*(f"{key}={values}" for key, values in params.items()), *typed(config.hydra.overrides.task)]
 
 
 def typed(overrides: ListConfig) -> list[str]:
-    """Return the recorded overrides unresolved. In `seed=1,2 micro_batch=${seed}`, ${seed} differs between jobs."""
+    """Return the recorded overrides without resolving them: in `seed=1,2 micro_batch=${seed}`, ${seed} differs between jobs."""
     found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve ${seed} once for all jobs
     return [str(override) for override in found]
 
 
 def plain(config: DictConfig | ListConfig) -> dict[str, Any]:
-    """Return a resolved configuration as dicts and lists."""
+    """Resolve a configuration and return it as plain dicts and lists."""
     found: Any = OmegaConf.to_container(config, resolve=True)
     return {str(key): value for key, value in found.items()}

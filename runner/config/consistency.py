@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """Raise Incompatible that lists every conflict between settings, or between settings and `workers` on each node."""
+    """Raise an Incompatible that lists all conflicts, if settings conflict with each other or with `workers` per node."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
@@ -41,8 +41,8 @@ def remarks(experiment: Experiment) -> list[str]:
     """
     Return a warning for each setting that works but may not be intended.
 
-    Raise ConfigError for unknown names of parameters or modules, and for invalid FSDP units.
-    Import torch and build the model on the meta device only if a setting depends on parameter or module names.
+    Raise ConfigError if a setting names an unknown parameter or module, or if FSDP units are invalid. Import torch and build
+    the model on the meta device only if a setting depends on names of parameters or modules.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
     layout, wrap = experiment.parallelism, experiment.wrap
@@ -61,7 +61,7 @@ def remarks(experiment: Experiment) -> list[str]:
 
 
 def _remarks(experiment: Experiment) -> list[str]:
-    """Return a warning for each figure that this run will not have and each setting that costs speed or precision."""
+    """Return warnings about figures that this run cannot measure, and about settings that cost speed or precision."""
     found = []
     objective, precision = experiment.objective, experiment.precision
     if experiment.measure_after >= experiment.steps:
@@ -88,7 +88,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError if backward would gather a unit in a recomputed block at another time than forward: torch 2.13 fails."""
+    """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint

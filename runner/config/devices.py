@@ -1,4 +1,4 @@
-"""Find the devices of this node and the devices to predict a run for. torch is imported only if a GPU driver exists."""
+"""Find this node's devices, and the devices that a prediction assumes. Import torch only if a GPU driver exists."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from meshrunner.runner.config.hardware import CPU, GPU, AutoHardware, Hardware
 from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-"""Device files of the NVIDIA and the AMD driver."""
+"""Device files of the NVIDIA driver and the AMD driver."""
 CORES = "MESHRUNNER_CORES"
-"""Environment variable that holds the number of cores of a run if several runs share the node."""
+"""Environment variable that limits the number of cores each run may use when several runs share the node."""
 CPU_WORKERS = 2
-"""Default number of workers on a node without GPUs. Communication needs two."""
+"""Default number of workers on a node without GPUs. Two is the minimum for communication."""
 
 
 class ExpectedDevices(NamedTuple):
-    """The devices that a run is predicted for, described by the `hardware` option or else found on this machine."""
+    """The devices that a prediction assumes: those that the `hardware` option describes, or else this machine's."""
 
     type: str
     """`cuda` or `cpu`."""
     hardware: GPU | CPU | None
-    """Rates to predict the speed from; None if they are unknown."""
+    """Option with the rates from which the speed is predicted; None if the rates are unknown."""
     name: str
     memory_gib: float
-    """Memory of one device in GiB; on a CPU, one worker's share or launch.host_memory_gib."""
+    """Memory of one device in GiB; on CPUs, launch.host_memory_gib or else one worker's share of the machine's memory."""
     workers: int
     """Number of workers on each node."""
 
@@ -53,14 +53,14 @@ def gpu_count() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Return the number of each GPU that torch can use, or its UUID if CUDA_VISIBLE_DEVICES lists UUIDs."""
+    """Return the index of each GPU that torch can use, or its UUID if CUDA_VISIBLE_DEVICES lists UUIDs."""
     count = gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(count)] if named is None else [each.strip() for each in named.split(",")][:count]
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use. Runs that share a node divide the node's cores."""
+    """Return the number of CPU cores that this process may use: its share if several runs share the node."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 
@@ -89,7 +89,7 @@ def expected_device_type(hardware: Hardware) -> str:
 
 
 def expected_devices(experiment: Experiment) -> ExpectedDevices:
-    """Return the devices to predict an experiment for. The devices may belong to another machine."""
+    """Return the devices for which to predict an experiment. They may belong to another machine."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if given != "auto":
         workers = given
@@ -115,7 +115,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """Return a configuration's experiment and expected devices; raise ConfigError if the devices cannot run the experiment."""
+    """Build an experiment and find its expected devices; raise ConfigError if they cannot run it."""
     experiment = check(config)
     experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)
@@ -124,7 +124,7 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:
-    """Return this node's devices for an experiment, with `auto` resolved; raise ConfigError if they cannot run the experiment."""
+    """Return this node's devices for an experiment, with `auto` resolved; raise ConfigError if they cannot run it."""
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:

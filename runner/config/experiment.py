@@ -31,7 +31,7 @@ from meshrunner.runner.trackers.base import Tracker
 YEAR_MINUTES = 366 * 24 * 60
 Minutes = Annotated[float, Field(gt=0, le=YEAR_MINUTES), Affects.NOTHING]
 READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
-"""Device type -> the value of `log_every: auto`."""
+"""Value of `log_every: auto` for each device type."""
 
 
 def _known_figure(key: str) -> str:
@@ -50,7 +50,7 @@ class Launch(Section):
     workers: Annotated[int | Auto, whole("auto", at_most=1024)]
     """Processes on each node, one per device; auto: the number of GPUs, or 2 on a node without GPUs."""
     threads: Annotated[int | Auto, whole("auto", at_most=4096)]
-    """CPU threads of each worker; auto: OMP_NUM_THREADS of launch.env, else the run's cores divided by workers."""
+    """CPU threads of each worker; auto: OMP_NUM_THREADS in launch.env, or else the run's CPU cores divided by launch.workers."""
     env: Annotated[
         dict[str, Annotated[str, BeforeValidator(as_text, json_schema_input_type=str | int | float | bool)]],
         AfterValidator(effective),
@@ -61,7 +61,7 @@ class Launch(Section):
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """GiB of host memory that a worker may add after the recipe starts; null: no limit. Beyond it, the run ends as `oom`."""
+    """Host memory in GiB that a worker may add after the recipe starts; null: no limit. A run that exceeds it ends as `oom`."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
@@ -92,15 +92,15 @@ class Sweep(Section):
     exclude: list[str]
     """Combinations to leave out. Each entry lists conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
-    """Setting of the row that all other rows of the table are compared with: `parallelism=fsdp1`."""
+    """Setting that identifies the baseline, such as `parallelism=fsdp1`. The table compares all other rows with it."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Number of interleaved runs per combination. The differences between these runs estimate the noise."""
+    """Number of runs per combination, interleaved with other combinations' runs. Their differences estimate the noise."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination, counting up from `seed`. Differences between the seeds estimate the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
     """Maximum retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """States of ended runs. A resumed sweep discards the results of runs in these states and executes the runs again."""
+    """Final states to rerun. When a sweep resumes, it discards the results of runs in these states and executes them again."""
     devices: AutoCount
     """Number of this node's devices that concurrent runs share; auto: all visible GPUs, or one run at a time on CPUs."""
     fail_fast: bool
@@ -110,7 +110,7 @@ class Sweep(Section):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads `off` as False
         Affects.SWEEP | Affects.DISPLAY,
     ] = "warn"
-    """Warn about runs predicted not to fit, or skip these runs, before any run begins. On CPUs, `warn` predicts nothing."""
+    """Before any run begins, warn about runs predicted not to fit in memory, or skip them. On CPUs, `warn` predicts nothing."""
 
 
 class Experiment(Recipe):
@@ -129,16 +129,16 @@ class Experiment(Recipe):
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
     """Progress output; auto: a live line or table on a terminal, else a line per step, or per run of a sweep."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
-    """Steps between reading metrics from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
+    """Number of steps after which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
-    """Number of first steps, with compilation and autotuning, to leave out of throughput and peak memory."""
+    """Number of steps to leave out of throughput and peak memory at the start, where compilation and autotuning take place."""
     objective: Annotated[
         str,
         AfterValidator(_known_figure),
         Field(json_schema_extra=lambda schema: schema.update(enum=[*summary_keys()])),
         Affects.SWEEP,
     ]
-    """The key of summary.json that a sweeper optimises."""
+    """Key of summary.json that a sweeper optimises."""
 
     @property
     def profiled(self) -> ProfiledRun:
@@ -146,12 +146,12 @@ class Experiment(Recipe):
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
 
     def steps_between_read_outs(self, device_type: str) -> int:
-        """Return `log_every` with auto resolved. Reading metrics at every step would leave a GPU idle, but not a CPU."""
+        """Return `log_every` with `auto` resolved. Reading metrics at every step would leave a GPU idle, but not a CPU."""
         return READ_OUT_EVERY[device_type] if self.log_every == "auto" else self.log_every
 
 
 def check(config: dict[str, Any]) -> Experiment:
-    """Check each key separately. Raise ConfigError that lists all wrong keys, or NotImported if a class cannot be imported."""
+    """Build an Experiment, checking each key on its own. Raise ConfigError for wrong keys, NotImported for a missing class."""
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:
@@ -162,7 +162,7 @@ def check(config: dict[str, Any]) -> Experiment:
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
-    """Return the keys that exist at a configuration path, to suggest the nearest name."""
+    """Return the keys that exist at a configuration path. A message suggests the one nearest to an unknown key."""
     here: Any = Experiment
     for part in loc:
         field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None

@@ -24,7 +24,7 @@ class PeakFlops(Section):
 
 
 class Efficiency(Section):
-    """Fractions of a data sheet's rates that programs reach, and fixed overheads. `plan` predicts speeds with these constants."""
+    """Fractions of the data sheet's rates that programs reach, and fixed times. `plan` predicts speeds from these constants."""
 
     matmul: float = Field(gt=0, le=1)
     """Fraction of the peak rate that matmuls reach."""

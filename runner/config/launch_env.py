@@ -1,4 +1,4 @@
-"""Environment variables of the workers: validation of `launch.env`, and settings of torch's caching allocator."""
+"""Validate `launch.env`, the workers' environment variables, and find the settings of torch's caching allocator."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WITHOUT_EFFECT = {
     "MKL_NUM_THREADS": "launch.threads decides",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "precision.matmul decides",
 }
-"""Variable whose value the workers would not see, or would see too late -> the reason."""
+"""Variables to refuse in `launch.env`, with reasons. Workers would not see their values, or would see them too late."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
-"""Prefixes of variables that the launching process reads for the cache, trackers and data preparation."""
+"""Prefixes of variables that the launching process itself reads, such as the settings of caches and trackers."""
 THREADS = "OMP_NUM_THREADS"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Variables that configure torch's caching allocator: the current name, then older names."""
+"""Names of the variable that configures torch's caching allocator: the current name, then older ones."""
 ALLOCATOR_DEFAULT = "expandable_segments:True"
-"""Default allocator setting. With fixed-size segments, the allocator reserves memory that no tensor fits into."""
+"""Default allocator setting. Segments of fixed size would leave reserved memory that no tensor fits into."""
 
 
 def as_text(value: Any) -> Any:
@@ -35,7 +35,7 @@ def as_text(value: Any) -> Any:
 
 
 def effective(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables unchanged; raise PydanticCustomError for secrets and for variables that would have no effect."""
+    """Return `variables` unchanged; raise PydanticCustomError if any is secret, invalid, or would have no effect."""
     if secret := sorted(filter(is_secret, variables)):
         raise PydanticCustomError(
             "secret", "the value of {names} is secret, as the name says: " + WHERE, {"names": ", ".join(secret)}
@@ -54,7 +54,7 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
 
 
 def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the ALLOCATOR variables of GPU workers from `launch.env` (own), else from the environment, else the default."""
+    """Return a GPU worker's ALLOCATOR variables: those in `own` (`launch.env`), or else the exported ones, or the default."""
     for variables in (own, os.environ):
         if found := {name: variables[name] for name in ALLOCATOR if name in variables}:
             return found

@@ -1,4 +1,4 @@
-"""Find executable runs and the checkpoints they resume from, and compare the configuration with the checkpoint's."""
+"""Find runs that can be executed, find checkpoints to resume from, and refuse settings that changed since a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_sta
 from meshrunner.runner.rundir.files import is_run
 
 STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
-"""Effects of keys that must not change when a run resumes. Other keys may change; the checkpoint's global batch is kept."""
+"""Effects of the keys that must not change when a run resumes. A `global_batch` of null means the checkpoint's."""
 
 
 class Usable(NamedTuple):
-    """The executable runs of a sweep."""
+    """The runs of a sweep that can be executed."""
 
     run_dirs: list[Path]
     first: Experiment
-    """Experiment of the first executable run. It holds the settings of the sweep."""
+    """Experiment of the first of these runs. It also holds the settings of the sweep."""
     damaged: int
-    """Number of runs that cannot be executed."""
+    """Number of problems found: damaged runs, and damage of the sweep itself. Missing directories are not counted."""
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
-    """Return the executable runs of a sweep and warn about all other runs; raise ConfigError if no run is executable."""
+    """Return the runs of a sweep that can be executed, and warn about all others; raise ConfigError if none can be."""
     problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []
     first: Experiment | None = None
@@ -71,9 +71,9 @@ def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
     """
-    Return the experiment resumed from a checkpoint, and the checkpoint. If none exists, return the unchanged experiment and None.
+    Return the experiment as resumed from a checkpoint, and the checkpoint. Without a checkpoint, return `experiment` and None.
 
-    Raise Incompatible as `fit`, and ConfigError if no steps are left or, unless `force`, if keys that affect the result changed.
+    Raise Incompatible as `fit` does, and ConfigError if no steps are left or keys that affect the result changed without `force`.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
@@ -102,7 +102,7 @@ def fit_continuing(
 
 
 def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> None:
-    """Raise ConfigError that names every changed key that affects the result."""
+    """If keys that affect the result have changed since the checkpoint, raise a ConfigError that names them all."""
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
         before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
@@ -120,7 +120,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
 
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
-    """Return whether `steps` of a completed run has been raised; raise ConfigError if it has and no checkpoint is usable."""
+    """Return whether a completed run has steps left to train; raise ConfigError if it has, but no usable checkpoint."""
     if experiment.steps <= trained:
         return False
     good, warnings = good_checkpoints(run_dir / FOLDER)

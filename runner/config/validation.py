@@ -1,4 +1,4 @@
-"""Turn pydantic's errors into text for the user: the key, the expected value, and the nearest existing name."""
+"""Turn pydantic's errors into messages that name the key, the expected value, and the nearest existing name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Known = Callable[[tuple[int | str, ...]], Iterable[str]]
 
 
 def invalid(error: ValidationError, known: Known, prefix: str = "", keys: Collection[str] = ()) -> ConfigError:
-    """Return one ConfigError that lists every problem. prefix: text before each key; keys: full names of all keys."""
+    """Return one ConfigError that lists all problems. `prefix` precedes each key; `keys` holds the full names of all keys."""
     lines = sorted(set(_lines(error.errors(include_url=False), known, prefix, keys)))
     return ConfigError(listed("The configuration is wrong:", lines))
 
@@ -26,7 +26,7 @@ def listed(title: str, lines: Iterable[str]) -> str:
 
 
 def did_you_mean_key(name: str, siblings: Iterable[str], keys: Iterable[str]) -> str:
-    """Return a hint as did_you_mean does, but prefer keys elsewhere that end with `name`: ` Did you mean optimizer.lr?`"""
+    """Return a hint, ` Did you mean optimizer.lr?`, that suggests keys ending with `name`, or else a similar sibling."""
     same = [key for key in keys if key == name or key.endswith(f".{name}")]
     return f" Did you mean {' or '.join(same)}?" if same else did_you_mean(name, siblings)
 

@@ -1,1 +1,1 @@
-"""Executes one run directory on this node: data, workers, failures, progress."""
+"""Execute one run directory on this node: prepare data, launch workers, handle failures and show progress."""

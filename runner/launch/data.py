@@ -1,4 +1,4 @@
-"""Prepares the data of a run before its workers start. Unusable data stops the run. A process reads large data ahead."""
+"""Prepare the data of a run before its workers start. A background process reads large data ahead of the workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY
 
 POLL_S = 0.05
 PRODUCER_GRACE_S = 2.0
-"""Seconds to wait for the end of a producer that recorded an error."""
+"""Seconds to wait for a producer to exit after it has recorded an error."""
 
 
 @contextmanager
@@ -29,10 +29,10 @@ def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
     """
-    Prepare the data that workers open inside the context, while a background process, the producer, reads the rest of the data.
+    Prepare data for workers that start inside the context. A background process, the producer, meanwhile reads the rest.
 
-    If two runs use the same data, the second producer waits until the first ends; both runs' workers read the finished part. Call
-    `doing` with the current work a few times a second. Raise ConfigError if the data is missing, unusable or does not fit.
+    If two runs use the same data, the second producer waits until the first ends. Workers of both runs read the finished part.
+    Call `doing` with the current work a few times a second. Raise ConfigError if the data is missing, unusable or does not fit.
     """
     data = experiment.data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
@@ -54,7 +54,7 @@ def prepare_data(
 
 
 def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
-    """Raise ConfigError if the data of a run to resume differs from the data it was trained on so far."""
+    """Raise ConfigError if a run's data differs from the data that the run was trained on so far."""
     before = Summary.read(run_dir / SUMMARY).data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
     now = experiment.data.open(spec).describe()

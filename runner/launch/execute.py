@@ -1,4 +1,4 @@
-"""Executes a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM jobs use this module."""
+"""Execute a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM jobs call `execute`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _executions = count()
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory and record its outcome. Return the outcome and the summary; only the first node has a summary.
+    Execute a run directory and record its outcome. Return the outcome, and on the first node also the summary.
 
-    Raise ConfigError or AlreadyRunning before anything starts. `force` continues the run even if changes affect its result.
+    Raise ConfigError or AlreadyRunning before anything starts. `force` resumes even after changes that affect the result.
     """
     config = read_config(run_dir)
     try:
@@ -97,7 +97,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
 
 
 def _resumes(run_dir: Path, experiment: Experiment) -> str:
-    """Return a clause that names the step at which `meshrunner resume` continues the run."""
+    """Return a clause that says at which step `meshrunner resume` will continue the run."""
     with suppress(ConfigError):  # `checkpoint.load` names no checkpoint
         found, _ = candidates(experiment.checkpoint.load, run_dir / FOLDER)
         if found:
@@ -126,7 +126,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """Return the outcome of this node, and the exception to raise once it is recorded."""
+    """Call `run`. Return this node's outcome and, if `run` failed, the exception to raise after the outcome is recorded."""
     try:
         return run(), None
     except Interrupted as error:
@@ -139,8 +139,8 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
     """
     Write environment.json, prepare the data, launch the workers and return the outcome.
 
-    `continued` is the experiment after its checkpoint is loaded. If `same_data` is set, raise ConfigError if the
-    data differs from the data that the run was trained on so far.
+    `continued` is the experiment as resumed from a checkpoint. If `same_data`, raise ConfigError if the data differs from
+    the data that the run was trained on so far.
     """
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
@@ -152,7 +152,7 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:
-    """Write the final state and the summary, and return the summary. If the disk is full, only warn."""
+    """Write the final state and the summary; return the summary. If they cannot be written, only warn."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())

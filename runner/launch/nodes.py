@@ -1,4 +1,4 @@
-"""The nodes of a run: this node's rank, and the records that nodes exchange through the run directory."""
+"""Find this node's rank among a run's nodes, and exchange records with the other nodes through the run directory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from meshrunner.runner.rundir.files import node_file
 
 NODE_HEARTBEAT_S = 3.0
 NODE_LOST_S = 30.0
-"""Seconds without a heartbeat after which a node is considered lost."""
+"""Number of seconds without a heartbeat after which a node is considered lost."""
 REPORT_S = 5.0
-"""Seconds to wait for the other nodes' outcomes after a failure."""
+"""Seconds to wait for the outcomes of the other nodes after a failure on this node."""
 POLL_S = 0.2
 
 
 def this_node(nodes: int) -> Node:
-    """Return the node that this process runs on, of `launch.nodes` nodes. On several nodes, SLURM variables give its rank."""
+    """Return the node that this process runs on. If `nodes` is above 1, SLURM's environment variables give the node's rank."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, each task is a separate run
@@ -56,7 +56,7 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible if a run needs several nodes, for commands that start workers on this machine only."""
+    """Raise Incompatible if a run needs several nodes. Commands that start workers only on this machine call this check."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
@@ -65,16 +65,16 @@ def only_this_node(nodes: int) -> None:
 
 
 def workers_here(experiment: Experiment) -> int:
-    """Return the number of workers of a run on this machine. Raise Incompatible if the run needs several nodes."""
+    """Return the number of workers that a run starts on this machine. Raise Incompatible if the run needs several nodes."""
     only_this_node(experiment.launch.nodes)
     return node_devices(experiment).workers
 
 
 class Peers:
     """
-    The other nodes of a run. A context manager: inside the context, this node sends heartbeats.
+    The other nodes of a run. This class is a context manager: inside the context, this node sends heartbeats.
 
-    `logs/node<N>.json` holds a node's heartbeat and the outcome of its workers. A run on a single node writes no such file.
+    Each node writes its heartbeat and its workers' outcome to `logs/node<N>.json`. Single-node runs write no such file.
     """
 
     def __init__(self, run_dir: Path, node: Node) -> None:
@@ -98,19 +98,19 @@ class Peers:
             self.publish(gone=True)
 
     def publish(self, **changes: Any) -> None:
-        """Change the record of this node that the other nodes read."""
+        """Update this node's record, which the other nodes read."""
         if self.others:
             with self.lock, suppress(OSError):  # on a full disk the other nodes consider this node lost and end the run
                 self.record |= changes
                 self.record.write(node_file(self.run_dir, self.node.rank))
 
     def failed_elsewhere(self) -> bool:
-        """Return whether another node is lost or its workers have failed."""
+        """Return whether any other node is lost or has workers that failed."""
         self._read_peers()
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish this node's outcome and wait for other nodes' outcomes. Return the run's outcome, from the earliest cause."""
+        """Publish this node's outcome. If it is not a success, wait for other nodes' outcomes and return the earliest cause's."""
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
@@ -132,7 +132,7 @@ class Peers:
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node has finished or is lost: once one task has ended, srun kills the remaining tasks."""
+        """Wait until the first node has finished or is lost: srun would kill its task if this node's task ended earlier."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # the first node may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:
@@ -158,7 +158,7 @@ class Peers:
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
-        """Return the ranks of lost nodes. `include_ended` adds the nodes lost after they published an outcome."""
+        """Return the ranks of lost nodes. If `include_ended`, include nodes that were lost after they published an outcome."""
         now = time.monotonic()
         return [
             rank

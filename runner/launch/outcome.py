@@ -1,4 +1,4 @@
-"""The outcome of a run. After a failure, exit codes, error files and logs tell which rank failed first."""
+"""Determine the outcome of a run: after a failure, find the rank that failed first from exit codes, error files and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLLATERAL = re.compile(
     r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
-"""Pattern of the messages of a rank that lost its connection to another rank."""
+"""Pattern of error messages from a rank that lost its connection to another rank."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/vmstat")
@@ -32,17 +32,17 @@ class Outcome:
     """Final state of the run, from `rundir.states.FINAL`."""
     reason: str
     rank: int | None = None
-    """The rank that failed first."""
+    """Rank that failed first; None if no rank failed."""
     exit_code: int | None = None
-    """Exit code of the rank that failed first. A negative exit code is the negated number of the signal that killed the rank."""
+    """Exit code of the rank that failed first. If a signal killed the rank, this is the negated signal number."""
     collateral: bool = False
-    """Whether another rank's failure may have caused this failure."""
+    """Whether the failure of `rank` may have been caused by the failure of another rank."""
     interrupted: bool = False
     """Whether the user interrupted the run. A sweep then stops, even if the run completed."""
 
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
-    """Return the outcome of a hang. `steps`: last completed step of each worker of this node; `first`: rank of worker 0."""
+    """Return the outcome of a hang. `steps` holds the last completed step of each worker on this node, from rank `first` on."""
     # Ranks that wait in a collective are not the cause: the stack of the hanging rank shows no torch.distributed call.
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
@@ -55,9 +55,9 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
     """
-    Return the outcome of a failure, including the rank that failed first. `codes`: rank -> nonzero exit code.
+    Return the outcome of a failure, including the rank that failed first. `codes` maps failed ranks to exit codes.
 
-    A signal takes precedence over an error, a cause over a collateral failure, and an earlier error over a later error.
+    Signals other than SIGABRT take precedence over errors, causes over collateral failures, and earlier errors over later ones.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -89,7 +89,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """Return the C++ exception that aborted a rank, often from NCCL's watchdog, or an empty record if no exception is logged."""
+    """Return the C++ exception that aborted a rank, often from NCCL's watchdog, or an empty record if the log has none."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -108,7 +108,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return the number of processes that the kernel killed for lack of memory, in this cgroup or else on the machine."""
+    """Return how many processes the kernel killed for lack of memory, in this cgroup or, if not counted there, on the machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
@@ -117,7 +117,7 @@ def oom_kills() -> int:
 
 
 def _cgroup_files() -> Iterator[Path]:
-    """Yield the files that may count kills, nearest cgroup first. A container may see its own cgroup as the root."""
+    """Yield files that may count kills, from this cgroup up to the root. A container may see its own cgroup as the root."""
     with suppress(OSError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

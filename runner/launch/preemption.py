@@ -26,21 +26,21 @@ from meshrunner.runner.slurm.client import show_job
 
 CHECK_EVERY_S = 0.5
 NEAR_LIMIT_S = 240.0
-"""Seconds before the job's time limit in which a stop request is attributed to the time limit."""
+"""If a stop request arrives this many seconds or less before the job's time limit, the limit is considered the cause."""
 
 
 class Preemption:
-    """Detects stop requests. A context manager: inside the context, a SLURM job handles the signals STOP_REQUESTS."""
+    """A context manager that detects stop requests. In a SLURM job, it handles the signals STOP_REQUESTS inside the context."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
-        """Prepare for a run. `saves`: whether the run saves checkpoints. `stopping`: the message at the first Ctrl-C."""
+        """Prepare for a run. `saves` is whether it saves checkpoints; `stopping` is the message printed at the first Ctrl-C."""
         self.request = run_dir / STOP_REQUEST
         self.saves = saves
         self.stopping = stopping
         self.in_job = in_slurm_job()
         self.job_start = job_start_id()
         self.shared = SharedIntegers(1) if saves or self.in_job else None
-        """The flag that requests the workers to stop; None if nothing can request a stop."""
+        """Flag that asks the workers to stop; None if nothing can request a stop."""
         self.reason = ""
         self.interrupted = False
         """Whether the user requested the stop."""
@@ -68,7 +68,7 @@ class Preemption:
         self._signal = number
 
     def interrupt(self) -> bool:
-        """Ask the workers to save a checkpoint and end. Return False if the run saves none. Safe in a signal handler."""
+        """Ask the workers to save a checkpoint and end, or return False if the run saves none. Safe in a signal handler."""
         if self.shared is None or not self.saves:
             return False
         self.interrupted = True
@@ -76,7 +76,7 @@ class Preemption:
         return True
 
     def poll(self) -> None:
-        """Pass a stop request on to the workers, and tell the user. Raise Interrupted if the SLURM job was cancelled."""
+        """Pass any stop request on to the workers, and tell the user. Raise Interrupted if the SLURM job was cancelled."""
         if self.interrupted and not self._told:
             self._told = True
             warn(f"{self.stopping}; press Ctrl-C again to stop at once")

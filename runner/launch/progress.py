@@ -1,4 +1,4 @@
-"""The progress of a run: a live line on a terminal, plain lines in a pipe, and the cells of a sweep's live table."""
+"""Show the progress of a run: a live line on a terminal, plain lines in a pipe, or cells of a sweep's live table."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", "last WPS", "memory", "left")
-"""Columns of a run that may be running. The speed is the speed of the last step."""
+"""Columns of the progress table for runs that may be running. The speed is that of the last step."""
 YIELDING = ("last WPS", "median WPS", "memory")
-"""Columns that a narrow terminal omits, beginning with the last column of this tuple."""
+"""Columns that are omitted on a narrow terminal: first `memory`, then the columns before it."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Characters of a run's name that take precedence over the columns YIELDING, and characters that are always shown."""
+"""Number of characters of a run's name for which columns in YIELDING are omitted, and number that is always shown."""
 LEAVING = ("norm", "mfu", "memory", "loss")
-"""Parts of a run's live line that a narrow terminal omits, in this order."""
+"""Parts of a run's live line that are omitted on a narrow terminal, in this order."""
 SPINNER = 2
-"""Width of the spinner before a line, in characters."""
+"""Width of the spinner at the beginning of a line, in characters."""
 RECENT = 20
 """Number of recent steps from which the remaining time is estimated."""
 LINE_EVERY_S = 1.0
@@ -38,20 +38,20 @@ LINE_EVERY_S = 1.0
 
 
 class Display(Protocol):
-    """Shows the progress of a run during its execution."""
+    """The interface of objects that show the progress of a run while it is executed."""
 
     def whose(self, run_dir: Path) -> str:
-        """Return the prefix of remarks about the run, or an empty text if only one run is executed."""
+        """Return the prefix of remarks about the run, or an empty string if only one run is executed."""
 
     def refresh(self, phase: str) -> None:
-        """Show the progress and the phase, empty during steps. Called a few times a second and before slow work."""
+        """Show the progress and the phase (empty during steps). Callers call this a few times a second and before slow work."""
 
 
 class ProgressLine:
-    """The Display of a single run, as a context manager. It shows the newest row and the current phase."""
+    """The Display of a single run: a context manager that shows the newest row of events.jsonl and the current phase."""
 
     def __init__(self, steps: int, run_dir: Path) -> None:
-        """Skip the rows of earlier attempts."""
+        """Prepare to show only rows that this attempt will add."""
         from rich.live import Live
 
         self.steps = steps
@@ -88,7 +88,7 @@ class ProgressLine:
         self.show(self.tail.read(), phase)
 
     def show(self, rows: list[StepRow], phase: str = "") -> None:
-        """Show the phase and the rows that are new since the last call."""
+        """Show the phase and `rows`, the rows added since the last call."""
         if rows:
             self.rows = [*self.rows, *rows][-RECENT:]
             self.parts = self._parts()
@@ -104,7 +104,7 @@ class ProgressLine:
             self.waiting = "  ".join(self.parts.values())
 
     def _update(self, live: Live, phase: str) -> None:
-        """Show the parts that fit on one line of the terminal. Always show the step, the speed, the time left and the phase."""
+        """Show as many parts as fit on one line. Always show the step, the speed, the time left and the phase."""
         from rich.spinner import Spinner
         from rich.text import Text
 
@@ -137,14 +137,14 @@ class ProgressLine:
 
 
 def memory_text(row: Mapping[str, float | None]) -> str:
-    """Format the peak memory of a row: reserved memory on a GPU, resident memory on a CPU."""
+    """Format a step's peak memory: reserved memory on a GPU, or resident memory on a CPU."""
     reserved = figure_of("memory/peak_reserved_gib").cell([row])
     resident = figure_of("memory/peak_rss_gib").cell([row])
     return reserved or (f"{resident} host" if resident else UNKNOWN)
 
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """Return a table with a line per run. Shorten the columns YIELDING if space is short; then omit them; then truncate names."""
+    """Return a table with a line per run. To fit `width`, shorten the columns in YIELDING, then omit them, then shorten names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -175,7 +175,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return the cells of the columns PROGRESS after `state`, from the newest rows. `steps`: an int if it is known."""
+    """Return the cells of all PROGRESS columns but `state`, from the newest rows. `steps` is an int if it is known."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

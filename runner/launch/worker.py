@@ -1,4 +1,4 @@
-"""A worker: the process of one rank, forked from the forkserver. A worker prepares its device and calls the recipe."""
+"""Run a worker, the process of one rank. The forkserver forks it; it prepares its device and calls the recipe."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _kept_alive: list[Any] = []
-"""Objects that live until the process exits: DDP may hang if it is destroyed before its process group."""
+"""Objects to keep until the process exits: DDP may hang if it is destroyed before its process group."""
 STOPPED_EARLY = 75
-"""Exit code of a worker that was requested to stop before the last step."""
+"""Exit code of a worker that stopped before the last step because it was asked to."""
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
-    """Run a worker process. The experiment is pickled because the user's classes can be imported only after `path` is set."""
+    """Run a worker process. `experiment` is pickled: the user's classes in it can be imported only after `path` is set."""
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:
@@ -49,7 +49,7 @@ def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: d
 
 
 def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
-    """Train as the rank of `context`. Return the exit code."""
+    """Train as the rank that `context` gives. Return the exit code."""
     import torch
     import torch.distributed as dist
 
@@ -102,7 +102,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
 
 
 def _keep_freed_memory() -> None:
-    """Make the C library keep the memory of freed tensors, like the caching allocator of a GPU."""
+    """Make the C library keep the memory of freed tensors for reuse, as the caching allocator does on a GPU."""
     # glibc would return large blocks to the kernel. Zeroing their pages for the next step took 4% of the step time.
     with suppress(AttributeError):  # a C library without mallopt
         mallopt = ctypes.CDLL(None).mallopt
@@ -111,7 +111,7 @@ def _keep_freed_memory() -> None:
 
 
 def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
-    """Join the other ranks. Rank 0 opens the store and shares its port with its node. A port of 0 chooses a free port."""
+    """Join the process group. Rank 0 opens the store and shares the port with its node; port 0 means any free port."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -138,7 +138,7 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 
 
 def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
-    """Add to environment.json the CPUs that each worker may run on, in the order of ranks."""
+    """Record in environment.json, in rank order, the CPUs that each worker may run on."""
     import torch.distributed as dist
 
     everyone = [""] * context.world_size
@@ -149,7 +149,7 @@ def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
 
 
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:
-    """Write an error to the log of the rank, and to a file for the launcher."""
+    """Write an error to the rank's log, and to a file that the launcher reads."""
     from meshrunner.runner.measure.out_of_memory import explained
     from meshrunner.runner.own_code import fault
 

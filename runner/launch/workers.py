@@ -38,9 +38,9 @@ from meshrunner.runner.rundir import started_at, update_status
 from meshrunner.runner.rundir.files import rank_error
 
 FAILURE_GRACE_S = 2.0
-"""Seconds after the first failure in which other ranks can report their failures."""
+"""Seconds that other ranks have to report their own failures after the first failure."""
 KILL_AFTER_S = 5.0
-"""Seconds from END_SIGNAL to SIGKILL."""
+"""Seconds between END_SIGNAL and SIGKILL."""
 POLL_S = 0.1
 
 
@@ -50,7 +50,7 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """The configured experiment. The workers find the checkpoint to continue from."""
+    """The experiment as configured. Workers find the checkpoint to resume from themselves."""
     devices: NodeDevices
     number: int
     """Number of this execution of the run directory, counted from 1."""
@@ -65,7 +65,7 @@ class Attempt:
 
 def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     """
-    Start this node's workers, wait until the workers end or another node fails, and return the outcome known to this node.
+    Start this node's workers, wait until they end or another node fails, and return the outcome as this node knows it.
 
     Call `poll` a few times a second with the phase of this node's first worker (`recipes.meter.Phase`). If the user
     interrupts, end the workers and raise Interrupted.
@@ -139,7 +139,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
 def _watch(
     attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
 ) -> float | None:
-    """Wait for the end of the run on this node. Return the time limit in minutes if no step completed within it, else None."""
+    """Wait for the run to end on this node. If a step exceeds its time limit, return the limit in minutes; otherwise None."""
     settings, preemption = attempt.experiment.launch, attempt.preemption
     seen, since, saved_bytes = list(steps), time.monotonic(), 0
     failed_at: float | None = None
@@ -168,7 +168,7 @@ def _watch(
 
 
 def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
-    """Return the number of bytes written so far to the checkpoint that is being saved."""
+    """Return how many bytes of the checkpoint that is being saved have been written so far."""
     size = 0
     with suppress(FileNotFoundError):  # the checkpoint was completed during the loop
         for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
@@ -177,7 +177,7 @@ def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """End the running processes and wait for their end. Signal their process ids, because the forkserver may be gone."""
+    """Stop the running processes and wait until they end. Signal them by process id, because the forkserver may be gone."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):

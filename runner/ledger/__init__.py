@@ -1,1 +1,1 @@
-"""Tracks bytes of memory by category and phase."""
+"""Track the bytes of memory held, by category and phase."""

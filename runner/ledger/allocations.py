@@ -1,4 +1,4 @@
-"""Defines the history of allocations by category and phase, and computes peaks of memory."""
+"""Keep a history of memory allocations by category and phase, and compute memory peaks from it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ CATEGORIES = (
 )
 """Categories of memory, in the order of tables and charts. `MemoryLedger` defines and assigns the categories."""
 PERSISTENT = ("parameters", "gradients", "optimizer")
-"""Categories of memory that outlives a step. If such memory is older than the ledger, it counts from moment 0."""
+"""Categories of memory that outlives a step. Such memory counts from moment 0 if it existed before the ledger."""
 UNKNOWN = ("activations", "temporary")
-"""Categories derived only from the phase of allocation. A later use of the memory may reveal a more precise category."""
+"""Provisional categories, derived only from the phase of allocation. Later use of the memory may reveal a more precise one."""
 
 START = "start"
-"""Part before the first step, in which the model is built, sharded and initialised."""
+"""Name of the part before the first step, in which the model is built, sharded and initialised."""
 END = "end of backward"
-"""Part of backward below the first block: the embedding's gradient, and work of layouts once all gradients exist."""
+"""Name of the part that follows backward of block 0: the embedding's gradient, and layouts' work once all gradients exist."""
 PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
-"""Parts of a step in order. `update` is all work after backward except the optimizer, such as the gradient norm and clipping."""
+"""Names of the parts, in order. `update` is all work after backward but the optimizer's, such as the norm and clipping."""
 
 
 class Phase(NamedTuple):
-    """Part of a step. Forward and backward have a phase for each block."""
+    """A part of a step. Forward and backward are divided into a phase for each block."""
 
     step: int
     """Number of the step, counted from 0. It is -1 before the first step."""
     part: str
     """One of PARTS."""
     block: int | None = None
-    """Index of the block in the network. None before the first block and after the last block."""
+    """Index of the block in the network; None in phases outside the blocks."""
 
     def __str__(self) -> str:
         return self.part if self.block is None else f"{self.part} of block {self.block}"
@@ -47,23 +47,23 @@ class Phase(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Allocation:
-    """Memory of a storage. If the storage is resized, the allocation ends and another begins."""
+    """The memory of a tensor storage. Resizing the storage ends its allocation and begins another."""
 
     nbytes: int
     category: str
-    """One of CATEGORIES. The ledger may refine the category later. The refined category applies to the whole lifetime."""
+    """One of CATEGORIES. If the ledger refines the category later, the new category applies to the whole lifetime."""
     phase: Phase
     """Phase in which the memory was allocated."""
     allocated_at: int
-    """Moment of the allocation, or of the first use if the memory is older than the ledger. See `begins_at`."""
+    """Moment of the allocation, or of the first use if the memory existed before the ledger. See `begins_at`."""
     stream: int = 0
     """Number of the device stream on which the memory was allocated."""
     preexisting: bool = False
-    """Whether the memory is older than the ledger."""
+    """Whether the memory existed before the ledger."""
     freed_at: int | None = None
-    """Moment of the release. None while the memory is held."""
+    """Moment at which the memory was freed; None while it is held."""
     operator: str = ""
-    """Schema name of the operator that returned the memory, such as `aten::mm`. Empty if no operator returned the memory."""
+    """Schema name of the operator that returned the memory, such as `aten::mm`; empty if no operator did."""
     is_block_output: bool = False
     """Whether the memory holds an output of a block of the network."""
 
@@ -73,17 +73,17 @@ class Allocation:
         return 0 if self.preexisting and self.category in PERSISTENT else self.allocated_at
 
     def is_held(self, moment: int) -> bool:
-        """Whether the memory is held right after a moment."""
+        """Return whether the memory is held right after `moment`."""
         return self.begins_at <= moment and (self.freed_at is None or self.freed_at > moment)
 
 
 class PeakMemory(NamedTuple):
-    """Bytes of memory at the moment of the highest total."""
+    """The bytes held at the moment at which the total is highest, in total and by category."""
 
     total: int
     by_category: dict[str, int]
     phase: Phase | None
-    """Phase of the peak. None if nothing was allocated."""
+    """Phase in which the peak occurred; None if nothing was allocated."""
 
 
 class AllocationHistory:
@@ -97,11 +97,11 @@ class AllocationHistory:
 
     @property
     def peak(self) -> PeakMemory:
-        """Peak over all phases so far."""
+        """Peak memory over all phases so far."""
         return self.peak_of(lambda _: True)
 
     def peak_of(self, counts: Callable[[Phase], bool]) -> PeakMemory:
-        """Return the peak within the phases for which `counts(phase)` is true."""
+        """Return the peak memory among the phases for which `counts(phase)` is true."""
         most, when = 0, None
         for allocation, total in self._totals():
             if total > most and counts(allocation.phase):
@@ -111,14 +111,14 @@ class AllocationHistory:
         return PeakMemory(most, self.by_category(when.begins_at), when.phase)
 
     def peaks(self) -> dict[Phase, int]:
-        """Return phase -> highest total bytes, for every phase with an allocation."""
+        """Return the highest total in bytes for each phase with an allocation."""
         found: dict[Phase, int] = {}
         for allocation, total in self._totals():
             found[allocation.phase] = max(total, found.get(allocation.phase, 0))
         return found
 
     def by_category(self, moment: int) -> dict[str, int]:
-        """Return category -> bytes held at a moment."""
+        """Return the bytes held in each category right after `moment`."""
         found = dict.fromkeys(CATEGORIES, 0)
         for allocation in self.allocations:
             if allocation.is_held(moment):
@@ -126,7 +126,7 @@ class AllocationHistory:
         return found
 
     def _totals(self) -> Iterator[tuple[Allocation, int]]:
-        """Yield (allocation, total bytes held right after it) for every allocation."""
+        """Yield each allocation together with the total bytes held right after it."""
         change = [0] * (self.now + 1)
         for allocation in self.allocations:
             change[allocation.begins_at] += allocation.nbytes

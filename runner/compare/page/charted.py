@@ -1,4 +1,4 @@
-"""Collect the data of the page's scripts as one JSON object: rows, figures, curves and settings."""
+"""Collect the data that the page's scripts draw as one JSON object: rows, figures, curves and settings."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number,
 from meshrunner.runner.rundir import StepRow, measured_rows
 
 POINTS = 600
-"""Maximum points of a curve. A longer curve is thinned out evenly."""
+"""Maximum number of points in a curve. A longer curve is thinned out evenly."""
 ALL_POINTS = 80_000
-"""Maximum points of all curves of a chart together. No curve is thinned out to fewer than FEWEST_POINTS for this limit."""
+"""Maximum number of points in a chart. It may be exceeded, because every curve may keep FEWEST_POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
-"""Bins of a histogram. Fewer values than BINS are not drawn as a histogram."""
+"""Number of bins in a histogram, and the minimum number of values for which a histogram is drawn."""
 MAX_RANKS = 64
-"""Maximum ranks to show of a row. If a row has more ranks, the ranks with the lowest and the highest values are shown."""
+"""Maximum number of ranks shown per row. If a row has more, only the ranks with the lowest and highest values are shown."""
 STEP_TIME = "perf/step_time_s"
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return the data as JSON without `<`, so that no text in the data closes the script element."""
+    """Return the data as JSON. Each `<` is escaped, so that no text in the data can close the script element."""
     return json.dumps(_charted(comparison), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -100,12 +100,12 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Return whether a row is completed and has a figure. The speed of a crashed run is not comparable and not drawn."""
+    """Return whether a row has a completed run and a value of the figure. Crashed runs are not drawn: they are not comparable."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Return the differing keys, their distinct values as text, and for each run the index of each key's value (-1: no value)."""
+    """Return the differing keys, a list of distinct values as text, and each run's values as indices into it (-1: no value)."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -121,8 +121,8 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     """
     Return the losses and step times of a row, thinned out, and a histogram of the times.
 
-    Losses and times are medians over the completed repeats, or over all repeats if none completed. Times are of measured
-    steps only. A curve stores an index of its list of steps: `axes` maps lists to indices. New lists are added to `axes`.
+    Losses and times are medians over the completed repeats, or over all repeats if none completed. Only measured steps
+    have times. `axes` numbers the distinct lists of steps: a curve stores only the number of its list.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [measured_rows(run.events, run.measure_after) for run in row.counted]
@@ -140,7 +140,7 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
 
 
 def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
-    """Return step -> median of a figure over some runs."""
+    """Return a figure's median over some runs, for each step."""
     found: dict[int, list[float]] = {}
     for rows in runs:
         for row in rows:
@@ -150,7 +150,7 @@ def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
 
 
 def _histogram(values: Sequence[float]) -> list[Any] | None:
-    """Return [lowest value, highest value, share of values in each bin]; None if values are fewer than BINS or all equal."""
+    """Return [lowest value, highest value, fraction of values per bin], or None for equal values or fewer than BINS values."""
     if len(values) < BINS or (low := min(values)) >= (high := max(values)):
         return None
     counts = [0] * BINS
@@ -160,7 +160,7 @@ def _histogram(values: Sequence[float]) -> list[Any] | None:
 
 
 def _ranks(row: Row, figure: Figure) -> list[tuple[int, float]]:
-    """Return (rank, value) pairs of the first completed repeat with values by rank, sorted by value; at most MAX_RANKS."""
+    """Return at most MAX_RANKS (rank, value) pairs, sorted by value, of the first completed repeat that has a value per rank."""
     values = next((each for run in row.completed if (each := run.summary.by_rank(figure.key))), [])
     known = [(rank, value) for rank, value in enumerate(values) if value is not None]
     known.sort(key=lambda pair: pair[1])

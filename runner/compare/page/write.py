@@ -1,8 +1,8 @@
 """
-Write the report page: one HTML file with the table, charts and every run. It opens from disk without a network.
+Write the report page: one HTML file with the table, charts and every run. A browser can open the file from disk, offline.
 
-The table and the runs are HTML and need no JavaScript. Scripts draw the charts, which depend on the user's selection. Scripts
-insert text only as text nodes, because the page's content security policy forbids markup from strings.
+The table and the list of runs need no JavaScript. Scripts draw the charts for the rows that the user selects. The scripts
+insert text only as text nodes, because the page's content security policy forbids them to create markup from strings.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from meshrunner.runner.rundir.files import CONFIG, SUMMARY, rank_log
 PARTS = Path(__file__).parent
 """Directory of the page's template, style and scripts."""
 SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "main")
-"""Scripts in the order in which they run. All scripts share one scope."""
+"""Names of the scripts, in the order in which they run. All scripts share one scope."""
 VALUES = 12
-"""Maximum values to list for a key above the table."""
+"""Maximum number of values listed per key above the table."""
 REASONS = 6
-"""Maximum reasons for which the list below the table is unfolded at first."""
+"""Maximum length of the list of reasons below the table. A longer list is folded until the user opens it."""
 UNFOLDED = 12
-"""Maximum runs for which the list of runs is unfolded at first. A click on a row's number unfolds a longer list."""
+"""Maximum length of the list of runs. A longer list is folded until the user opens it or clicks a row's number."""
 LOG_LINES = 15
-"""Maximum lines to show from the end of a log."""
+"""Maximum number of lines shown from the end of a log."""
 
 
 def escape(text: str) -> str:
-    """Return untrusted text escaped for HTML."""
+    """Escape untrusted text for HTML, including its unprintable characters."""
     return escape_markup(printable(text))
 
 
@@ -55,7 +55,7 @@ def write_page(comparison: Comparison, file: Path) -> None:
 
 
 def put(page: str, file: Path) -> None:
-    """Write a page, replacing an older file atomically; raise ConfigError if the file cannot be written."""
+    """Write a page, atomically replacing any existing file; raise ConfigError if the file cannot be written."""
     try:
         if file.is_symlink() or (file.exists() and not file.is_file()):  # do not replace a link or /dev/stdout
             file.write_bytes(page.encode())
@@ -102,7 +102,7 @@ def _varying(comparison: Comparison) -> str:
 
 
 def _reasons(comparison: Comparison) -> str:
-    """Return the list of reasons as HTML, folded if there are more than REASONS."""
+    """Return the list of reasons as HTML. The list is folded if it has more than REASONS entries."""
     lines = reasons(comparison)
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
     shown = " hidden" if not lines else " open" if len(lines) <= REASONS else ""
@@ -110,7 +110,7 @@ def _reasons(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    """Return the table as HTML. Each row begins with its number and name. Narrow screens show the name instead of the keys."""
+    """Return the table as HTML. Each row begins with its number and name. Narrow screens hide the key columns."""
     table = columns(comparison)
     keys = len(comparison.keys) or 1
     head = "".join(
@@ -127,7 +127,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _cell(cell: str, *, key: bool) -> str:
-    """Return a cell as HTML. The attribute `data-by` is the sort key: the number at the cell's beginning, or else the text."""
+    """Return a cell as HTML. Its attribute `data-by` is the sort key: the number that the text begins with, or else the text."""
     number = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
     by = number[2].replace(",", "") if number else cell
     kind = " class=key" if key else " class=untested" if UNTESTED in cell else ""
@@ -145,7 +145,7 @@ def _runs(comparison: Comparison, folder: Path) -> str:
 
 
 def _run(run: Run, folder: Path) -> str:
-    """Return a run as HTML, with the end of the log of the rank that failed; if no rank failed, of rank 0."""
+    """Return a run as HTML. It includes the end of the failed rank's log, or of rank 0's log if no rank failed."""
     environment = run.environment
     variables = {**environment.launch_env, **environment.environment}
     facts = {
@@ -174,7 +174,7 @@ def _run(run: Run, folder: Path) -> str:
 
 
 def _links(run: Run, log: Path, folder: Path) -> str:
-    """Return links to a run's files as HTML. The links are relative, so that page and runs can be copied together."""
+    """Return links to a run's files as HTML. They are relative, so that they still work if page and runs are copied together."""
     files = [("directory", run.path), *((file.name, file) for file in (run.path / CONFIG, run.path / SUMMARY, log))]
     return " ".join(
         f'<a href="./{escape(quote(Path(os.path.relpath(file.absolute(), folder)).as_posix()))}">{escape(name)}</a>'

@@ -1,4 +1,4 @@
-"""Explain Hydra's errors to a user: what is wrong, where, and the nearest existing name."""
+"""Turn Hydra's errors into messages that say where the configuration is wrong and name the nearest existing key."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from meshrunner.runner.config.validation import did_you_mean_key, listed
 from meshrunner.runner.console import printable
 
 NOISE = ("full_key:", "object_type=", "reference_type=", "Set the environment", "See https")
-"""Prefixes of message lines that Hydra and OmegaConf add for programmers."""
+"""Beginnings of lines in messages of Hydra and OmegaConf that only help programmers and are removed."""
 MAX_WIDTH = 300
 CLOSE = 0.75
-"""Minimum similarity, from 0 to 1, of a misspelled word to the correct word."""
+"""Minimum similarity, from 0 to 1, of an unknown key to the key that is suggested instead."""
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
-    """Explain an exception of Hydra, OmegaConf or YAML to the user; name the wrong override if the exception does not."""
+    """Explain an exception from Hydra, OmegaConf or YAML. If it names no override, name the one that cannot be read."""
     text = printable(str(error)).strip()
     if missing := missing_key(error):
         return _unknown_key(missing, error.__cause__)
@@ -57,7 +57,7 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
-    """Raise ConfigCompositionException if Hydra or OmegaConf fails with an internal error."""
+    """Convert internal errors of Hydra and OmegaConf inside the context into ConfigCompositionException."""
     try:
         yield
     except (AttributeError, TypeError, AssertionError, LookupError) as error:
@@ -96,7 +96,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """Return a hint that names a similar sibling or a similar key elsewhere, even in an option that is not chosen."""
+    """Return a hint that suggests a similar sibling, or else a similar key anywhere, even in an option that is not chosen."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}

@@ -1,4 +1,4 @@
-"""Find settings without effect: refuse some of Hydra's keys and warn about other keys."""
+"""Find settings that have no effect: refuse some of Hydra's keys, and warn about other keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a run of a sweep is named after its number and the values that vary",
 }
-"""Refused key -> what happens instead. These keys affect only functions that Hydra calls."""
+"""Keys to refuse, with the explanation to show. In Hydra, these keys affect only its calls of the task function."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"
@@ -30,16 +30,16 @@ SILENT = {
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
 }
-"""Hydra's key that has no effect, or less effect than Hydra documents -> the reason."""
+"""Keys to warn about because they have no effect, or less effect than Hydra documents; each with the reason."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
-"""Hydra's keys that have no effect on a single run."""
+"""Keys of Hydra that affect only sweeps."""
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
 NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version": 1, "hydra.hydra_logging.version": 1}
-"""Key that conf/run.yaml does not set -> the value that has no effect."""
+"""Default values of keys that conf/run.yaml does not set. A key with its default value causes no warning."""
 
 
 def refuse(config: DictConfig, *, sweep: bool) -> None:
-    """Raise ConfigError for a Hydra key that would be ignored; the message names the setting to use instead."""
+    """Raise ConfigError if a key of Hydra that meshrunner ignores or sets itself was changed."""
     given = _flat(config)
     for key in (*SET_BY_HYDRA, *(SET_IN_SWEEPS if sweep else ())):
         if typed := _typed(given, key):
@@ -74,13 +74,13 @@ def _flat(config: DictConfig) -> dict[str, Any]:
 
 
 def _typed(given: dict[str, Any], key: str) -> str:
-    """Return the typed key if the command line overrides `key` or a key below it, else an empty string."""
+    """Return the first key on the command line that is `key` or lies below it, or an empty string if there is none."""
     typed = [str(each).lstrip("+~") for each in (*given["hydra.overrides.hydra"], *given["hydra.overrides.task"])]
     return next((each.partition("=")[0] for each in typed if each.startswith((f"{key}=", f"{key}."))), "")
 
 
 def _changed(given: dict[str, Any], key: str) -> list[str]:
-    """Return the keys at or below `key` whose values differ from conf/run.yaml. All empty values are equal."""
+    """Return the keys at or below `key` whose values differ from conf/run.yaml. Empty values such as null and [] are equal."""
     if SILENT.get(key) == LOGS and _typed(given, key):
         return [key]
     if key == "hydra.sweeper" and given[SWEEPER] != "basic":
@@ -92,5 +92,5 @@ def _changed(given: dict[str, Any], key: str) -> list[str]:
 
 @cache
 def _known() -> dict[str, Any]:
-    """Return the flat values of conf/run.yaml and the values of NEUTRAL."""
+    """Return the values in conf/run.yaml and in NEUTRAL by full key."""
     return flatten(shipped.top_level()) | NEUTRAL

@@ -1,4 +1,4 @@
-"""Parse Hydra's command line: check the flags and translate the overrides that a user types into Hydra's syntax."""
+"""Parse Hydra's command line: check its flags, and translate the overrides that a user types into Hydra's syntax."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from meshrunner.runner.rundir import key_of
 QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
 WITHOUT_SECTION = re.compile(r"\+{0,2}(?P<rule>(exclude|baseline)=.*=.*)", re.DOTALL)
 SEVERAL = re.compile(r"tracker=\[\s*([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*\]", re.ASCII)
-"""Pattern of a list of trackers. Hydra would merge the listed options into one."""
+"""Pattern of an override that lists several trackers. Hydra itself would merge the listed options into one."""
 MEMBER = re.compile(r"\+tracker@tracker\.of\.(\w+)=\1", re.ASCII)
 MAX_RUNS = 100_000
 RULE_BEGINS = re.compile(r"\s*([\w./@-]+=|['\"])")
 
 
 def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
-    """Parse overrides and Hydra's own flags; raise ConfigError if they cannot be read."""
+    """Parse overrides and Hydra's own flags; raise ConfigError if they are malformed."""
 
     def refuse(message: str) -> NoReturn:
         hint = suggestion(COMMANDS[verb], message)
@@ -47,7 +47,7 @@ def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raise ConfigError for flags that would have no effect."""
+    """Raise ConfigError if flags are unsupported, would have no effect, or cannot be combined."""
     if args.config_path:
         raise ConfigError("--config-path would replace meshrunner's own options; use --config-dir to add yours")
     if args.experimental_rerun:
@@ -62,7 +62,7 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def prepared(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides of a command line in Hydra's syntax."""
+    """Translate the overrides on a command line into Hydra's syntax."""
     found: list[str] = []
     for override in overrides:
         if (text := printable(override)) != override:
@@ -78,7 +78,7 @@ def prepared(overrides: Iterable[str]) -> list[str]:
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with the list of trackers as the user typed it. This reverses `prepared`."""
+    """Restore the list of trackers as the user typed it, from the overrides that `prepared` made of it."""
     members = {override: found[1] for override in overrides if (found := MEMBER.fullmatch(override))}
     if "tracker=several" not in overrides or not members:
         return list(overrides)
@@ -87,7 +87,7 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def _quoted(override: str) -> str:
-    """Quote a `sweep.exclude` or `sweep.baseline` rule for Hydra, because the rule contains a second equals sign."""
+    """Quote the rules of `sweep.exclude` or `sweep.baseline`, because Hydra reads `=` in a value only if it is quoted."""
     if bare := WITHOUT_SECTION.fullmatch(override):
         meant = shlex.quote(f"sweep.{bare['rule']}")
         raise ConfigError(f"{bare['rule'].partition('=')[0]}: unknown key. Did you mean {meant}?")
@@ -110,7 +110,7 @@ def _quoted(override: str) -> str:
 
 
 def split_outside(text: str, separators: str) -> list[str]:
-    """Split a text at the separators that are outside brackets and quotes."""
+    """Split text at separators outside brackets and quotes."""
     parts, start, depth, quote = [], 0, 0, ""
     for index, character in enumerate(text):
         if quote:
@@ -128,7 +128,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Turn each key of a group whose option varies into a sweep over one value, so that Hydra applies the key to each job."""
+    """If a group's option varies, turn overrides of its keys into sweeps over one value. Hydra then applies them per job."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -142,7 +142,7 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a grid has more than MAX_RUNS combinations, before Hydra lists all of them."""
+    """Raise ConfigError if a grid has more than MAX_RUNS combinations. This check precedes Hydra's listing of all of them."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         count, value = 1, override.value()

@@ -1,4 +1,4 @@
-"""Wrap private parts of Hydra and the differences between Hydra's releases. No other module imports private parts."""
+"""Wrap private parts of Hydra, and hide differences between its releases. No other module imports the private parts."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Source files of Hydra that import plugins."""
+"""Source files of Hydra that import plugins. In a traceback, they are not the plugin at fault."""
 
 
 def select_behaviour() -> None:
-    """Select the behaviour of Hydra 1.3 rather than 1.1. Hydra 1.4 lacks the old behaviour and deprecates this call."""
+    """Select the behaviour of Hydra 1.3 over that of 1.1. Hydra 1.4 offers no choice and deprecates the call."""
     if hydra.__version__.startswith("1.3."):
         version.setbase("1.3")
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
-    """Register an interpolation resolver. In OmegaConf 2.3, `register_resolver` is a different, older function than in 2.4."""
+    """Register an interpolation resolver. OmegaConf 2.3 has an older, different function named `register_resolver`."""
     name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
     register: Callable[..., None] = getattr(OmegaConf, name_of_function)
     register(name, resolver, use_cache=use_cache, replace=True)
 
 
 def load_plugins() -> None:
-    """Let Hydra import its plugins; raise ConfigError that names the plugin if an import fails."""
+    """Let Hydra import its plugins. If an import fails, raise a ConfigError that names the plugin."""
     try:
         Plugins.instance()
     except (Exception, SystemExit) as error:
@@ -55,6 +55,6 @@ def load_plugins() -> None:
 
 
 def complete(program: Hydra, config_name: str, line: str) -> list[str]:
-    """Return the possible completions of the last word in a line of overrides."""
+    """Return Hydra's completions of the last word in a line of overrides."""
     found: list[str] = BashCompletion(program.config_loader)._query(config_name, line)
     return found

@@ -1,1 +1,1 @@
-"""Reference of the configuration: documentation, expected values and defaults of every key, and JSON schemas."""
+"""Reference of the configuration: the documentation, expected values and default of every key, and JSON schemas."""

@@ -1,4 +1,4 @@
-"""The catalogue of all keys of a configuration: their names, documentation, expected values and defaults."""
+"""The catalogue of all keys that a configuration can hold, with their documentation, expected values and defaults."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ INDEX = re.compile(r"\[\w*\]")
 MEMBER = re.compile(r"^tracker\.of\.\w+(?=\.)")
 TYPES = {"null": "null", "string": "text", "integer": "whole number", "number": "number"}
 PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
-"""Text that needs no quotes in YAML."""
+"""Pattern of text that needs no quotes in YAML."""
 HUGE = 2**62
-"""Upper limits of at least this value exist only for technical reasons and are not shown."""
+"""Smallest upper limit that is not shown: such a high limit exists only for technical reasons."""
 LONG = 12
-"""Maximum number of names to list. If there are more, only the number of names is shown."""
+"""Maximum number of names to list. If there are more, only their number is shown."""
 
 
 class Key(NamedTuple):
     """A key that a configuration can hold."""
 
     name: str
-    """Name of the key on the command line. `wrap.rules[].match` is a key of every entry in the list wrap.rules."""
+    """Name on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each entry of wrap.rules."""
     field: str
     owners: Mapping[str, type[Section]]
-    """Kind -> the class that defines the field. Outside of groups, the kind is an empty string."""
+    """Class that defines the field, for each kind in the group. Outside of groups, the kind is an empty string."""
 
     @property
     def group(self) -> str:
-        """The group whose options have the key; outside of groups, the first part of the key's name."""
+        """Group whose options have the key, or outside of groups, the first part of the key's name."""
         return shipped.LAUNCHER if self.name.startswith("hydra.launcher") else self.name.partition(".")[0]
 
     @property
     def leaf(self) -> str:
-        """The last part of the key's name."""
+        """Last part of the key's name."""
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Return docstring of the key -> the kinds that share this docstring."""
+        """Return the key's distinct docstrings, each with the kinds that share it."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
         return found
 
     def expected(self, *, whole: bool = False) -> str:
-        """Return the values that the key accepts, in words. whole: list all names, even more than LONG."""
+        """Describe the values that the key accepts. If `whole`, list all accepted names, even if there are more than LONG."""
         found = []
         for owner in dict.fromkeys(self.owners.values()):
             if self.field == "kind" and issubclass(owner, Option):
@@ -63,7 +63,7 @@ class Key(NamedTuple):
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
-        """Return option -> default value, for the options that have the key. Outside of groups, the option is an empty string."""
+        """Return the default value in each option that has the key. Outside of groups, the option is an empty string."""
         if self.group not in shipped.groups():
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}
@@ -73,7 +73,7 @@ class Key(NamedTuple):
 
 
 def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
-    """Yield the keys of all options, groups and sections. With a config, yield only the keys of its chosen options."""
+    """Yield the keys of all groups, options and sections. If `config` is given, skip the keys of options it does not choose."""
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         yield Key(name, name, {"": Experiment})
@@ -89,7 +89,7 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
 
 
 def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
-    """Yield the keys that some classes define below a name, including the keys of nested sections."""
+    """Yield the keys below `prefix` that the classes `owners` define, including the keys of nested sections."""
     fields: dict[str, dict[str, type[Section]]] = {}
     for kind, owner in owners.items():
         for field in owner.model_fields:
@@ -104,7 +104,7 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
 
 
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """Return the section class that a field holds, or None, and whether the field holds a list of sections."""
+    """Return the class of the sections that a field holds (or None), and whether the field holds a list of them."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     for part in get_args(annotation):
@@ -115,13 +115,13 @@ def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def matching(word: str, keys: Iterable[Key]) -> list[Key]:
-    """Return the key whose full name is `word`, else all keys whose names end with `word`: `lr` matches optimizer.lr."""
+    """Return the key whose full name is `word`, or else all keys whose name ends with `word`: `lr` matches optimizer.lr."""
     found = [key for key in keys if f".{plain(key.name)}".endswith(f".{plain(word)}")]
     return [key for key in found if plain(key.name) == plain(word)] or found
 
 
 def plain(name: str) -> str:
-    """Return a key's name without indices: wrap.rules.match for wrap.rules[0].match, tracker.mode for tracker.of.wandb.mode."""
+    """Return a key's name without list indices or a tracker's name: `wrap.rules[0].match` becomes `wrap.rules.match`."""
     return MEMBER.sub("tracker", INDEX.sub("", name))
 
 
@@ -135,7 +135,7 @@ def value_at(values: Any, path: str) -> Any:
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
-    """Describe the values that a JSON schema accepts: `whole number at least 1, or auto`. whole: list all names."""
+    """Describe the values that a JSON schema accepts: `whole number at least 1, or auto`. If `whole`, list all names."""
     parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
     if "text" in parts:  # text includes numbers and names
         parts = [part for part in parts if part in ("text", "null")]

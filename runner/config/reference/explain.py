@@ -11,13 +11,13 @@ from meshrunner.runner.config.reference.catalog import Key, in_yaml, plain, valu
 from meshrunner.runner.console import in_two_columns, paragraph
 
 MANY = 4
-"""Maximum number of keys to explain one by one."""
+"""Maximum number of keys to explain in full. If there are more, each key gets one line."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""Maximum characters of a value, and of the defaults of all options, in a list of keys."""
+"""In a list of keys, maximum characters of a key's value, and of its defaults in all options together."""
 
 
 def explain_key(key: Key) -> str:
-    """Explain one key: its meaning, the values it takes and its default."""
+    """Explain one key: its meaning, the values it accepts and its default."""
     documentation = key.documentation()
     parts = [
         paragraph(f"{', '.join(kinds)}: {text}" if len(documentation) > 1 else text)
@@ -45,7 +45,7 @@ def explain_keys(keys: list[Key], every: list[Key]) -> str:
 
 
 def default_of(key: Key, chosen: str | None = None) -> str:
-    """Describe a key's default in words, for the chosen option or else for all options that have the key."""
+    """Describe a key's default in the chosen option, or if none is chosen, in all options that have the key."""
     alike: dict[str, list[str]] = {}
     defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
@@ -79,7 +79,7 @@ def explain_group(group: str, about: str, keys: list[Key]) -> str:
 
 
 def explain_option(group: str, option: str, keys: list[Key]) -> str:
-    """Explain an option and show the values it sets. For an experiment, show its file."""
+    """Explain an option and show the values that it sets. If it is an experiment, show its file instead."""
     parts = [f"{group}={option}", paragraph(shipped.about(group, option))]
     if group == shipped.EXPERIMENT:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]
@@ -95,7 +95,7 @@ def explain_option(group: str, option: str, keys: list[Key]) -> str:
 
 
 def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a paragraph with keys, values and meanings for each part of a configuration. chosen: group -> the chosen option."""
+    """Yield a paragraph per part of a configuration, with keys, values and meanings. `chosen` maps groups to options."""
     every = list(keys)
     sections = {key.group for key in every if "." in key.name}
     parts: dict[str, list[Key]] = {"": []}
@@ -131,6 +131,6 @@ def _cut(text: str, length: int) -> str:
 
 
 def _is_shown(key: Key, value: Any, keys: list[Key]) -> bool:
-    """Return whether to list a key: it has a value and is neither `kind` nor a mapping whose keys are listed separately."""
+    """Return whether to list a key: it must have a value, and be neither `kind` nor a mapping whose keys are listed anyway."""
     has_inner = isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)
     return value is not ... and key.field != "kind" and not has_inner

@@ -1,4 +1,4 @@
-"""JSON schemas (draft 2020-12) of configurations and of the files in conf/. Docstrings of fields are the descriptions."""
+"""Build JSON schemas (draft 2020-12) of configurations and of the files in conf/, with field docstrings as descriptions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def resolved_schema(section: type[Section]) -> dict[str, Any]:
 
 
 def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of YAML files for a section. more: properties that the class lacks."""
+    """Return the schema of YAML files that set a section's keys. `more` holds properties that the class lacks."""
     found = _written(_Generator().of(section))
     found.setdefault("properties", {}).update(more)
     found["$defs"] = found.get("$defs", {}) | {"Interpolation": INTERPOLATION}
@@ -45,7 +45,7 @@ def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any
 
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the schema of one class. Groups are plain mappings in the schema, so that no option is imported."""
+    """Return the schema of one class. A group inside it is described only as a mapping, so that no option is imported."""
     return _Generator(with_options=False).of(section)
 
 
@@ -55,7 +55,7 @@ def is_group(section: type) -> bool:
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's schema generator, extended by field docstrings. A group has the schema of the class that `kind` names."""
+    """A pydantic schema generator that adds field docstrings, and describes a group by the class that its `kind` names."""
 
     def __init__(self, *, with_options: bool = True) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Generator(GenerateJsonSchema):
         return found
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
-        """Return a group's schema. `if kind is ... then`, rather than `oneOf`, lets editors report the key that is wrong."""
+        """Return a group's schema. It uses `if`/`then` rather than `oneOf`, so that editors can report which key is wrong."""
         if not self.with_options:
             return {"type": "object"}
         chosen = []
@@ -97,7 +97,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _written(schema: Any) -> Any:
-    """Return a schema for hand-written files: keys are optional, values may be interpolations, and `defaults` is allowed."""
+    """Relax a schema for hand-written files: make keys optional, and allow interpolations as values and a `defaults` key."""
     if isinstance(schema, list):
         return [_written(each) for each in schema]
     if not isinstance(schema, dict):
@@ -117,7 +117,7 @@ def _written(schema: Any) -> Any:
 
 
 def documentation(section: type[Section]) -> dict[str, str]:
-    """Return field -> docstring on one line, for the fields of a class and of its base classes."""
+    """Return the docstring, joined into one line, of each field of a class and its base classes."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if issubclass(base, Section):
@@ -127,7 +127,7 @@ def documentation(section: type[Section]) -> dict[str, str]:
 
 @cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
-    """Return class -> field -> docstring of a module. The first call reads the source, because few commands need it."""
+    """Return the field docstrings of each class in a module. Read the source only when called: few commands need it."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):  # the class was not imported from a file
