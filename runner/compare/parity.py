@@ -30,7 +30,7 @@ class Parity:
     """`identical`, `agrees`, `within seeds`, `differs` or `different data`; empty if the curves cannot be compared."""
     difference: float | None = None
     """Largest relative difference over all steps, of `curve` if `kind` is `differs`, of the mean losses if `kind` is
-    `within seeds`, and otherwise of the losses. None if it is infinite or the curves cannot be compared."""
+    `within seeds`, and otherwise of the losses. None if it is infinite or was not computed."""
     curve: str = ""
     """Title of the curve that exceeds its tolerance first; empty unless `kind` is `differs`."""
     step: int | None = None

@@ -59,7 +59,7 @@ class Filter(NamedTuple):
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if `=` or `!=` names a value missing from `values`, or if no value is a number for `<` or `>`."""
+        """Raise ConfigError if `=` or `!=` names a value missing from `values`, or if another operator finds no number there."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):

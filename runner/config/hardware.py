@@ -82,7 +82,7 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        """Return the option that describes a device, given the name and memory torch reports; None if the rates are unknown."""
+        """Return the option for a device with the name and memory that torch reports, or None if its rates are unknown."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:

@@ -26,7 +26,7 @@ PROGRESS = ("state", "step", "last WPS", "memory", "left")
 YIELDING = ("last WPS", "median WPS", "memory")
 """Columns that are omitted on a narrow terminal: first `memory`, then the columns before it."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Number of characters of a run's name for which columns in YIELDING are omitted, and number that is always shown."""
+"""Columns in YIELDING are omitted to show NAME_ROOM characters of a run's name. SHORTEST_NAME characters are always shown."""
 LEAVING = ("norm", "mfu", "memory", "loss")
 """Parts of a run's live line that are omitted on a narrow terminal, in this order."""
 SPINNER = 2
