@@ -47,8 +47,8 @@ def own_or_installed(module_name: str) -> ModuleType:
     """
     Import a module that the user named, preferably from the current directory.
 
-    The current directory is last on sys.path, so that its files shadow no library. A library could then shadow a user's module:
-    other distributions install a top-level `recipes`, and a directory without `__init__.py` has the lowest precedence.
+    The current directory is last on sys.path so that its files do not shadow libraries. A library could then shadow a user's
+    module: other distributions install a top-level `recipes`, and a directory without `__init__.py` has the lowest precedence.
     """
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
@@ -77,24 +77,24 @@ class Affects(Flag):
     SPEED = auto()
     """Time or memory of a step."""
     RESULT = auto()
-    """The trained weights, or the choice of measured steps. A run cannot be continued with another value of the key."""
+    """The trained weights, or which steps are measured. A run cannot be resumed with another value of the key."""
     FIGURES = auto()
     """Figures of the whole run, such as the final loss, but not those of a single step."""
     CHANCE = auto()
-    """Random numbers. Runs that differ only in these keys are repeats of each other."""
+    """Random numbers. Runs that differ only in keys with this effect are repeats of each other."""
     FILES = auto()
     """Files that the run leaves behind."""
     DISPLAY = auto()
     """Output of a command on the terminal."""
     SWEEP = auto()
-    """Execution of a sweep. A key with only this effect does not affect a single run."""
+    """Execution of a sweep. A key with no other effect does not change any single run."""
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration. It rejects unknown keys and values of a wrong type ("3" for 3, true for 1)."""
+    """An immutable part of the configuration. It rejects unknown keys and values of the wrong type ("3" for 3, true for 1)."""
 
     affects: ClassVar[Affects | None] = None
-    """Effects of the section's keys. None: the keys have the effects of the enclosing section."""
+    """Effects of changing the section's keys; None: the same effects as in the enclosing section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
@@ -105,14 +105,14 @@ class Option(Section):
     kinds: ClassVar[dict[str, str]] = {}
 
     kind: str
-    """Class of this option: a short name that the group defines, or `package.module:Class`."""
+    """Class of this option: one of the group's short names, or `package.module:Class`."""
 
     def unsupported(self, device_type: str) -> str | None:
-        """Return a reason and an alternative if this node's `cpu` or `cuda` devices do not support the option, else None."""
+        """Return a reason and an alternative if this node's `cpu` or `cuda` devices do not support the option, or None."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the class by name, so that a worker imports it in the same way as `resolve`."""
+        """Pickle the class by name, so that a worker imports it in the same way as `resolve` does."""
         return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()
 
     @classmethod
@@ -155,7 +155,7 @@ def _blank(module_name: str, class_name: str) -> Option:
 
 
 def chosen(base: type[Option]) -> BeforeValidator:
-    """Return a validator that builds the class named by `kind`: `model: Annotated[Model, chosen(Model)]`."""
+    """Return a validator that builds an option of the class named by `kind`: `model: Annotated[Model, chosen(Model)]`."""
 
     def choose(value: Any) -> Any:
         if isinstance(value, base):
@@ -177,7 +177,7 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 @dataclass(frozen=True)
 class WholeNumbers(BeforeValidator):
-    """Validator that `whole` returns. It also describes the accepted values in the JSON schema."""
+    """The validator that `whole` returns. It adds the accepted values to the JSON schema."""
 
     words: tuple[str | None, ...] = ()
     at_least: int = 1
@@ -191,9 +191,9 @@ class WholeNumbers(BeforeValidator):
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeNumbers:
     """
-    Return a validator that accepts whole numbers and words (None: null): `workers: Annotated[int | Auto, whole("auto")]`.
+    Return a validator of whole numbers that also accepts `words` (None: null): `workers: Annotated[int | Auto, whole("auto")]`.
 
-    `at_most` is a limit that no real run reaches. Larger numbers, such as typing errors, would fail late or exhaust memory.
+    `at_most` is a limit that no real run reaches. Larger numbers, usually typos, would fail late or exhaust memory.
     """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])

@@ -1,7 +1,7 @@
 """Initial weights that do not depend on the layout.
 
-Each parameter is drawn from a separate generator, seeded by the run's seed and the parameter's name. A shard is a slice of
-the full draw. Therefore all layouts start with bit-identical weights on devices of one type.
+Each parameter is drawn from its own generator, which is seeded by the run's seed and the parameter's name. A shard is a slice
+of the full draw. Therefore all layouts start with bit-identical weights on devices of the same type.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, dev
 
 @dataclass(frozen=True)
 class Initialiser:
-    """Sets the initial values of a network before, while or after the network is sharded, without communication."""
+    """Sets the initial values of a network before, during or after sharding, without communication."""
 
     network: Network
     seed: int
     device: torch.device
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
-        """Allocate and initialise a network on meta, or its wrapper. offload: keep parameters, but not buffers, on the host."""
+        """Allocate and initialise a network on meta or its wrapper. offload: keep parameters, but not buffers, on the host."""
         model.to_empty(device="cpu" if offload else self.device)
         if offload:
             for module in model.modules():
@@ -79,7 +79,7 @@ class Initialiser:
         return materialise
 
     def whole(self, name: str, shape: torch.Size) -> Tensor:
-        """Return the full initial value of a parameter, fp32, for a layout whose shards are not DTensors."""
+        """Return the full initial value of a parameter in fp32, for layouts whose shards are not DTensors."""
         value = nn.Parameter(torch.empty(shape, device=self.device))
         self._initialise(name, value)
         return value.detach()
@@ -101,14 +101,14 @@ class Initialiser:
 
 
 def _narrowed(value: Tensor, own: list[range]) -> Tensor:
-    """Return a view of the indices `own` of each dimension. Uses no slices, because fake CUDA tensors do not support slices."""
+    """Return a view restricted to the indices `own[dim]` of each dimension. Fake CUDA tensors do not support slices."""
     for dim, indices in enumerate(own):
         value = value.narrow(dim, indices.start, len(indices))
     return value
 
 
 def _own_indices(parameter: nn.Parameter) -> list[range]:
-    """Return the indices along each dimension that this rank holds."""
+    """Return this rank's index range along each dimension of a parameter."""
     own = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh

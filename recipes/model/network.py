@@ -1,4 +1,4 @@
-"""`Network`: the interface through which layouts wrap, initialise and train a model's module; and the types in its methods."""
+"""`Network`, the interface through which layouts wrap, initialise and train a model, and the types that its methods use."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class Network(nn.Module):
     """A language model. Subclasses implement `forward`, `block_names` and `initial`; the other methods have defaults."""
 
     uses_rng: ClassVar[bool] = False
-    """Whether forward uses random numbers, such as for dropout."""
+    """Whether forward draws random numbers, for example for dropout."""
     loads: Loads | None = None
-    """Counter of tokens per expert since the last optimizer step, over all training forwards. None without experts."""
+    """Counter of the tokens routed to each expert since the last optimizer step; None if the network has no experts."""
     expert_mesh: DeviceMesh | None = None
-    """Mesh with the dimensions `expert_shard` and `expert` if experts lie on several devices, else None."""
+    """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """Key of events.jsonl -> sum of the figure over forwards since the last optimizer step, 0-d, fp32. Set by `reset_buffers`."""
+    """Figures for events.jsonl by key: each is a sum over forwards since the last optimizer step, 0-d, fp32."""
     loss: LossFunction
     """
-    The loss function, set before training by the `loss` group. A `forward` with targets calls it, not the output projection:
+    The loss function, set before training by the `loss` group. With targets, `forward` calls it instead of the output projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    `output` is the module of the projection. A linear layer named `output` is called once for all chunks of logits. Other
-    modules are called once per chunk.
+    `output` is the projection module. It is called once for all chunks of logits if it is a linear layer named `output`, and
+    otherwise once per chunk.
     """
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, [batch, seq, vocab], or if targets are given the mean loss, 0-d, fp32. tokens, targets: [batch, seq]."""
+        """Return logits, [batch, seq, vocab], or, given targets, the mean loss, 0-d, fp32. tokens, targets: [batch, seq]."""
 
     @abstractmethod
     def block_names(self) -> list[str]:
@@ -54,41 +54,41 @@ class Network(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no method `initial(name)`: a parameter's initial values")
 
     def is_stack(self, name: str) -> bool:
-        """Whether a parameter is a stack of matrices, [number, in, out]. Each matrix is initialised separately."""
+        """Whether a parameter is a stack of matrices, [matrices, in, out], each initialised separately."""
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether to compute with a parameter in fp32 at every `precision`, if the layout supports this."""
+        """Whether a parameter is used in fp32 whatever the `precision`, if the layout supports this."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return the elements that expert parallelism sends to other ranks per token in a block; 0 without experts."""
+        """Return the number of elements per token that expert parallelism exchanges in a block; 0 without experts."""
         return 0
 
     def calls(self, name: str) -> int:
-        """Return the number of times, at least 1, that a forward with targets calls a module. "" is the network itself."""
+        """Return how often one forward with targets calls a module, at least 1. name: "" is the network itself."""
         return max(1, self.multiplied_modules().count(self.get_submodule(name)))
 
     def multiplied_modules(self) -> list[nn.Module]:
-        """Return the modules whose weights multiply tokens, one element per call, in the order of a forward with targets."""
+        """Return the modules whose weights multiply tokens, in the call order of a forward with targets, once per call."""
         return [module for module in self.children() if not isinstance(module, nn.Embedding)]
 
     def active_elements(self, name: str) -> int:
-        """Return the number of elements of a parameter that multiply a token."""
+        """Return the number of a parameter's elements that each token is multiplied by."""
         return self.get_parameter(name).numel()
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        """Return module name -> style of tensor parallelism, for each module that is split."""
+        """Return the tensor-parallel style of each module that is split, by module name."""
         raise NotImplementedError(f"{type(self).__name__} has no tensor-parallel plan")
 
     def tie_weights(self) -> None:
         """Tie shared parameters again after `Module.to_empty` has untied them."""
 
     def reset_buffers(self) -> None:
-        """Compute the buffers. Called after the module is materialised."""
+        """Compute the values of all buffers. Called after the network is materialised."""
 
     def observe(self, key: str, value: Tensor) -> None:
-        """Add a figure of this forward, 0-d, to `observed`. The figure's mean over a step's forwards and ranks is recorded."""
+        """Add a figure of this forward, 0-d, to `observed`. Its mean over all forwards and ranks of a step is recorded."""
         if key in self.observed and torch.is_grad_enabled():
             with torch.no_grad():
                 self.observed[key].add_(value)
@@ -100,29 +100,29 @@ def network_of(model: nn.Module) -> Network:
 
 
 class Loads:
-    """Tokens per expert on this rank since the last optimizer step. Not a buffer, because DDP copies rank 0's buffers to all."""
+    """Tokens per expert on this rank since the last optimizer step. Not a buffer: DDP copies rank 0's buffers to all ranks."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
         """The buffer added to the scores that choose experts, [blocks with experts, experts], and its step size, or 0."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
         self.groups: tuple[dist.ProcessGroup, ...] = ()
-        """Process groups over which tokens are summed. They join ranks with different data, with one group per mesh dimension."""
+        """Process groups over which token counts are summed, one per mesh dimension along which the data differ."""
         self.expert_ranks = 1
-        """Number of expert-parallel ranks. Each rank holds the same number of neighbouring experts."""
+        """Number of expert-parallel ranks. Each rank holds an equal, contiguous range of experts."""
 
     def add(self, tokens: Tensor) -> None:
-        """Add the tokens per expert of one forward, [blocks, experts], int64."""
+        """Add the tokens that one forward routed to each expert, [blocks, experts], int64."""
         with torch.no_grad():
             self.tokens += tokens
 
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
         """
-        Sum tokens over ranks, update biases, reset the count, and return figures, 0-d, fp32, equal on all ranks. Does not sync.
+        Sum token counts over ranks, update biases, reset the counts. Return figures, 0-d, fp32, equal on all ranks. No sync.
 
-        bias += rate x sign(mean load - load), per block (Wang et al. 2024, arXiv 2408.15664, algorithm 1), unless the gradient
-        is not `finite`, 0-d, bool. A block's violation is its largest load / the mean load - 1.
+        Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664, algorithm 1). Biases are kept if
+        `finite`, 0-d, bool, is false: a gradient is not finite. A block's violation is (its largest load / its mean load) - 1.
         """
         for group in self.groups:
             dist.all_reduce(self.tokens, group=group)
@@ -151,7 +151,7 @@ def _violations(tokens: Tensor) -> Tensor:
 
 
 CUTOFF = 3.0
-"""Truncation of the normal distribution, in standard deviations."""
+"""Number of standard deviations at which the normal distribution is truncated."""
 TABLE_SIZE = 1024
 """Number of truncated-normal draws in the table that replaces values beyond the cutoff."""
 
@@ -161,7 +161,7 @@ class Initial(ABC):
 
     @abstractmethod
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
-        """Draw the values of a parameter, fp32, on the device. The generator is on the same device, or on the CPU for meta."""
+        """Draw the values of a parameter in fp32 on `device`. The generator is on `device` too, or on the CPU if that is meta."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Tensor-parallel styles. Heads and FFN width are split. The residual stream is sharded over the sequence or replicated.
 
-A module that can be split has a method `styles(sequence_parallel)`. It returns submodule name -> style, where "" is the module
-itself. `Transformer.tensor_plan` collects the styles.
+A module that can be split has a method `styles(sequence_parallel)` that returns the style of each submodule by name; "" is the
+module itself. `Transformer.tensor_plan` collects the styles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TensorPlan = dict[str, ParallelStyle]
 
 
 class SplitParameters(ParallelStyle):
-    """Shards each parameter in `dims` (name -> dimension). Every rank slices a local copy, so no data is sent."""
+    """Shards each parameter in `dims` along the given dimension. Every rank slices its own full copy, so no data is sent."""
 
     def __init__(self, dims: dict[str, int]) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ def stream_placement(sequence_parallel: bool) -> Placement:
 
 def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
     """
-    Split a module's linear layers `into`, which read the stream, by columns, and the layer `out` by rows.
+    Return styles that split the linear layers `into`, which read the stream, by columns and the linear layer `out` by rows.
 
-    This follows Megatron-LM (Shoeybi et al. 2019). other_inputs: number of inputs of the module other than the stream.
+    This follows Megatron-LM (Shoeybi et al. 2019). other_inputs: number of inputs that the module takes besides the stream.
     """
     stream = stream_placement(sequence_parallel)
     plan: TensorPlan = {layer: ColwiseParallel() for layer in into}

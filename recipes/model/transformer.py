@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Run on sequence shards. Without shards, the weight stays a plain tensor, and every rank computes its full gradient."""
+        """Return SequenceParallel for a sharded sequence. Otherwise the weight stays a plain tensor with its full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -68,8 +68,8 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """
     Rotate each pair (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
-    transformers pairs the same elements. Llama's original code pairs neighbours. Both compute the same function if the rows of
-    the query and key weights are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
+    The transformers library pairs the same elements. Llama's original code pairs adjacent elements, which computes the same
+    function if the query and key weights' rows are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
     """
     cos, sin = rope.unsqueeze(1).unbind(2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
@@ -77,7 +77,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
-    """Whether torch lacks a fused kernel for this grouped-query attention and would store whole score matrices."""
+    """Whether torch has no fused kernel for grouped-query attention on `query`, and would store full score matrices."""
     # Flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key heads as query heads
     # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     return query.is_cuda and query.dtype == torch.float32
@@ -97,7 +97,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(q_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """Attend within each sequence. x: [batch, seq, dim]; rope: from `rope_table`; None: no position encoding."""
+        """Attend within each sequence. x: [batch, seq, dim]. rope: from `rope_table`, or None for no position encoding."""
         # [batch, seq, dim] -> [batch, seq, heads, head_dim]. -1, because a tensor-parallel rank has only some heads.
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
         if rope is not None:
@@ -155,7 +155,7 @@ class Transformer(Network):
     rope: Tensor | None
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module] | None = None) -> None:
-        """blocks: the repeated modules; by default one `Block` with a dense feed-forward network per layer."""
+        """Build the network. blocks: the repeated modules; default: one `Block` with a dense feed-forward network per layer."""
         super().__init__()
         self.config, self.seq_len = config, seq_len
         if blocks is None:
@@ -177,11 +177,11 @@ class Transformer(Network):
         return self.output(x) if targets is None else self.loss(self.output, x, targets)
 
     def positions(self, tokens: Tensor) -> Tensor | None:
-        """Return the rows of the rotary table for these tokens, [seq, 2, head_dim]; None without position encoding."""
+        """Return the rotary table's rows for the tokens' positions, [seq, 2, head_dim]; None if positions are not encoded."""
         return None if self.rope is None else self.rope[: tokens.shape[1]]
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
-        """Return the plan that splits the vocabulary and all modules with a method `styles`."""
+        """Return the plan that splits the vocabulary and every module that has a method `styles`."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -209,7 +209,7 @@ class Transformer(Network):
         return [f"layers.{i}" for i in range(len(self.layers))]
 
     def initial(self, name: str) -> Initial:
-        """Return a normal with std 0.02, except for norms, tables and projections into the residual stream."""
+        """Return a normal distribution with std 0.02, except for norms, vocabulary matrices and projections into the stream."""
         if name.endswith("norm.weight"):
             return ONES
         if name in ("tok_embeddings.weight", "output.weight"):
@@ -219,7 +219,7 @@ class Transformer(Network):
         return TruncatedNormal(0.02)
 
     def initial_into_stream(self) -> Initial:
-        """Return the narrower normal of a block's two projections into the stream (Radford et al. 2019, GPT-2)."""
+        """Return the narrower normal distribution for a block's two projections into the stream (Radford et al. 2019, GPT-2)."""
         # The variance of the stream should not grow with depth.
         return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 

@@ -1,7 +1,7 @@
 """The global gradient norm on any mesh, and gradient clipping.
 
-torch's `clip_grad_norm_` rejects parameters on different meshes and mixtures of DTensor and Tensor. FSDP1's version reduces over
-one mesh dimension only.
+torch's `clip_grad_norm_` rejects parameters on different meshes, and mixtures of DTensor and Tensor. FSDP1's version reduces
+over only one mesh dimension.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Trainable(NamedTuple):
     name: str
     parameter: nn.Parameter
     shard_groups: tuple[dist.ProcessGroup, ...]
-    """Process groups whose ranks hold different shards. Over every other mesh dimension the parameter is replicated."""
+    """Process groups whose ranks hold different shards. The parameter is replicated over all other mesh dimensions."""
 
 
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
@@ -35,10 +35,10 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     """
     Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
-    The norm is accumulated in fp64, because the rounding error of fp32 on a CPU depends on the shards of a layout. FSDP1 and
-    FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
+    The norm is accumulated in fp64, because the rounding error of an fp32 sum on a CPU depends on how the layout shards. FSDP1
+    and FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
 
-    All ranks must call this collective with the same parameters. device: used to communicate; default: the parameters' device.
+    All ranks must call this with the same parameters. device: where the all-reduce runs; default: the parameters' device.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
@@ -56,6 +56,6 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
 
 @torch.no_grad()
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients in place to a global norm of at most `max_norm`. Waits for the device only if they are on the host."""
+    """Scale gradients in place to a global norm of at most `max_norm`. Waits for the device only if gradients are on the host."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(local_gradients(trained), factor.to(trained[0].parameter.device))

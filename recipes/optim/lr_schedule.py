@@ -1,4 +1,4 @@
-"""The `lr_schedule` group: a factor on `optimizer.lr` that depends only on the step."""
+"""The `lr_schedule` group: a factor that multiplies `optimizer.lr` and depends only on the step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LRSchedule(Option):
 
     @abstractmethod
     def factor(self, step: int) -> float:
-        """Return the factor on the learning rate at a step. Steps are counted from 1."""
+        """Return the factor that multiplies the learning rate at a step. Steps are counted from 1."""
 
     def remarks(self, steps: int) -> list[str]:
         """Return remarks on settings that may not be intended in a run of `steps` steps."""
@@ -53,7 +53,7 @@ class Constant(LRSchedule):
 
 
 class Warmup(LRSchedule):
-    """Linear warm-up, then decay to `final` at `total_steps`, constant afterwards. Subclasses define the decay."""
+    """Linear warm-up, decay to `final` at `total_steps`, then a constant rate. Subclasses define the shape of the decay."""
 
     total_steps: Count
     """Length of the schedule in steps. Resuming a run with more `steps` does not change the schedule."""
@@ -97,7 +97,7 @@ class WSD(Warmup):
     """Warm-up, stable, decay (Hu et al. 2024, MiniCPM): full rate, then a linear decay at the end."""
 
     decay: float = Field(gt=0, le=1)
-    """Fraction of the steps after warm-up that the decay takes."""
+    """Length of the decay as a fraction of the steps after warm-up."""
 
     def decay_factor(self, progress: float) -> float:
         return min(1.0, (1 - progress) / self.decay)

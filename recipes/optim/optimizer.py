@@ -26,7 +26,7 @@ class Optimizer(Option):
     """Learning rate before the schedule's factor."""
 
     def state_bytes(self, elements: int, tensors: int) -> int | None:
-        """Return the bytes of state for `elements` trained elements in `tensors` parameters; None if unknown."""
+        """Return the bytes of optimizer state for `tensors` parameters with `elements` elements in total; None if unknown."""
         return None
 
     @abstractmethod
@@ -42,7 +42,7 @@ class AdamW(Optimizer):
     eps: float = Field(gt=0)
     """Number added to the square root of the second moment."""
     weight_decay: float = Field(ge=0)
-    """Decoupled weight decay, on every parameter."""
+    """Decoupled weight decay, applied to every parameter."""
     implementation: Literal["fused", "foreach", "for_loop"]
     """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
 
@@ -65,7 +65,7 @@ class AdamW(Optimizer):
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-    """Take one optimizer step if the global gradient norm is finite. Waits for the device unless the optimizer is fused."""
+    """Take one optimizer step if the global gradient norm is finite. Synchronises with the device unless `fused` is used."""
     device = optimizer.param_groups[0]["params"][0].device  # the host, if parameters are offloaded
     finite = grad_norm.isfinite().to(device)
     if all(group.get("fused") for group in optimizer.param_groups):

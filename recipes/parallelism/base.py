@@ -1,4 +1,4 @@
-"""The `parallelism` group. All kinds share the degrees. Each kind has a class that implements its mechanism."""
+"""The `parallelism` group. All kinds share the same degrees, and each kind is a class that implements its mechanism."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Degrees(NamedTuple):
-    """Devices along each dimension of the mesh. The product of the degrees is the number of devices."""
+    """Number of devices along each mesh dimension. The product of the degrees is the total number of devices."""
 
     replicate: int
     shard: int
@@ -54,11 +54,11 @@ class Parallelism(Option):
     wraps_units: ClassVar[bool] = False
     """Whether each unit of the wrap plan is wrapped and all-gathered separately."""
     checks_units: ClassVar[bool] = False
-    """Whether `check_units` can refuse a plan. If it can, checking a configuration needs the built model."""
+    """Whether `check_units` can reject a wrap plan. If so, the model must be built to check a configuration."""
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit again for each call of the unit in forward, but never gathers an embedding."""
+    """Whether backward all-gathers a unit once per call of the unit in forward, and never all-gathers an embedding."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""
@@ -67,10 +67,10 @@ class Parallelism(Option):
     tensor: Count
     """Devices that each matmul is split over."""
     expert: Count = 1
-    """Devices that store different experts of a block and exchange tokens. They belong to the `shard` devices. Each expert is
+    """Devices over which the experts of a block are divided and which exchange tokens; a divisor of `shard`. Each expert is
     sharded over shard / expert devices. 1: every device has a shard of every expert."""
     sequence_parallel: bool
-    """Shard the activations between matmuls along the sequence over the `tensor` devices."""
+    """Shard the residual stream along the sequence over the `tensor` devices."""
     loss_parallel: bool
     """Keep the logits and the cross entropy sharded along the vocabulary over the `tensor` devices."""
     reshard_after_forward: Annotated[
@@ -86,12 +86,12 @@ class Parallelism(Option):
 
     @property
     def units_ahead(self) -> int:
-        """Units that are all-gathered ahead of the current one. 0: torch decides."""
+        """Number of units that are all-gathered ahead of the current unit. 0: torch decides."""
         return 0
 
     @property
     def plans_buffers(self) -> bool:
-        """Whether every unit has fixed addresses for its communication buffers."""
+        """Whether each unit's communication buffers have fixed addresses."""
         return False
 
     @property
@@ -101,11 +101,11 @@ class Parallelism(Option):
 
     @property
     def splits_logits(self) -> bool:
-        """Whether the logits are sharded along the vocabulary, so forward and backward run under torch's `loss_parallel`."""
+        """Whether logits are sharded along the vocabulary. If so, forward and backward run under torch's `loss_parallel`."""
         return self.tensor > 1 and self.loss_parallel
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """Return the degrees on nodes x workers devices with `auto` resolved. Raise ConfigError if they do not fit."""
+        """Return the degrees with `auto` resolved. Raise ConfigError if they do not match nodes x workers devices."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
         others = self.replicate * self.tensor
@@ -138,11 +138,11 @@ class Parallelism(Option):
         return self.reshard_after_forward
 
     def problems(self) -> list[str]:
-        """Return one sentence for each setting that this torch does not support."""
+        """Return one sentence for each setting that the installed torch does not support."""
         return []
 
     def untraceable(self) -> str | None:
-        """Return the reason that a step cannot be traced on the meta device, or None if it can be traced."""
+        """Return the reason why a step cannot be traced on the meta device, or None if it can be."""
         return None
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:
@@ -153,9 +153,9 @@ class Parallelism(Option):
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         """
-        Distribute a network on meta over the data-parallel dimensions of the mesh, materialise and initialise it.
+        Distribute a network on meta over the data-parallel dimensions of the mesh, then materialise and initialise it.
 
-        The network is already split over `tensor` or `expert` devices. Return the network, or a wrapper, as the model to train.
+        The network is already split over `tensor` or `expert` devices. Return the model to train: the network or a wrapper of it.
         """
 
     def mixes_dtypes(self) -> bool:
@@ -163,11 +163,11 @@ class Parallelism(Option):
         return not self.wraps_units
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer for a model that `apply` returned. Called before a checkpoint is loaded into it."""
+        """Return `optimizer`, or a wrapper of it, for a model that `apply` returned. Called before a checkpoint is loaded."""
         return optimizer
 
     def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:
-        """Return a context manager around forward."""
+        """Return the context manager to run forward in, such as autocast."""
         if not self.autocasts or precision.param_dtype is None:
             return nullcontext()
         import torch
@@ -175,7 +175,7 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Return a context manager around a micro batch that decides when gradients are reduced. See `accumulate`."""
+        """Return the context manager to run a micro batch in. It controls when gradients are reduced; see `accumulate`."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
@@ -199,14 +199,14 @@ class Parallelism(Option):
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the elements of one unit that a device stores between steps, if the shards are equal."""
+        """Return the elements of one unit that a device stores between steps, assuming that shards are equal."""
         weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
         return Stored(weights, trained, trained)
 
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
-        """Return the buffers that units, given in forward order, need for all-gathers and reduce-scatters; None if unknown."""
+        """Return the all-gather and reduce-scatter buffers that `units` (in forward order) request; None if unknown."""
         return None
 
     def shard_groups(
