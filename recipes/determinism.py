@@ -1,9 +1,9 @@
-"""The key `deterministic`: a run repeats its losses bit for bit, also after a resume, with the same layout and devices."""
+"""The key `deterministic`: with the same layout and devices, losses are equal bit for bit when a run is repeated or resumed."""
 
 from __future__ import annotations
 
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""Environment variable and value, set before CUDA starts. torch requires the resulting single cuBLAS workspace per stream."""
+"""Environment variable and its value, set before CUDA starts. torch requires such a value for deterministic cuBLAS calls."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:

@@ -1,4 +1,4 @@
-"""The exceptions that end a command with a message but no traceback. In a worker, each such exception makes the run fail."""
+"""The exceptions that end a command with a message but no traceback. If a worker raises one of them, the run fails."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Phase = Literal[
     "saving a checkpoint",
     "",
 ]
-"""Work in progress between steps, as shown to the user; "" during steps."""
+"""Work that a run does outside of steps, as shown to the user; "" during steps."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -29,7 +29,7 @@ class Meter(Protocol):
     """The reporting interface. Reading metrics is a collective, so every rank must call these methods in the same order."""
 
     def doing(self, phase: Phase) -> None:
-        """Report that a possibly long phase begins. Not a collective."""
+        """Report that a phase begins that may take long. Not a collective."""
 
     def started(
         self,
@@ -41,7 +41,7 @@ class Meter(Protocol):
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        """Report that the first step is about to begin. Counts are of the full model. Each token uses only `active_params`."""
+        """Report that the first step is about to begin. Counts are for the full model. active_params: those a token uses."""
 
     def resumed(self, step: int, tokens: int) -> None:
         """Report that the run continues after `step`, having consumed `tokens`. Called before `started`."""
@@ -50,7 +50,7 @@ class Meter(Protocol):
         """Return a context manager around the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Return a context manager around work between two steps. On entry, the meter records every earlier step."""
+        """Return a context manager around a checkpoint save. On entry, the meter records all steps that are done."""
 
     def step_done(
         self,
@@ -67,6 +67,6 @@ class Meter(Protocol):
 
         Raises FloatingPointError if a loss or gradient norm since the last reading of metrics is not finite.
 
-        Tensors are 0-d and on the device: this rank's mean token loss and the global gradient norm before clipping. `observed`
-        has further figures by their keys in events.jsonl, with the same keys at every step. `tokens` counts all ranks' tokens.
+        All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
+        tokens: tokens of all ranks; observed: further figures, by their keys in events.jsonl, which are the same at every step.
         """

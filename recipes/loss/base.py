@@ -28,7 +28,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Loss(Option):
-    """A way to compute the loss. All options compute the same value."""
+    """Base class of the options, which differ in memory and speed, not in the value of the loss."""
 
     kinds: ClassVar[dict[str, str]] = {
         "plain": "meshrunner.recipes.loss.base:PlainLoss",
@@ -36,7 +36,7 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """Return the loss function, before FSDP wraps the network. output: the projection, which may be changed in place."""
+        """Return the loss function. Called before FSDP wraps the network. output: the projection; it may be changed in place."""
         return self.function(summed)
 
     @abstractmethod
@@ -58,7 +58,7 @@ class ChunkedLoss(Loss):
     """
 
     tokens: Count
-    """Tokens per chunk on one device. A chunk has at least one position of every sequence."""
+    """Tokens per chunk on one device. Every chunk has at least one position of every sequence, even if that is more tokens."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked
@@ -69,7 +69,7 @@ class ChunkedLoss(Loss):
         return lambda output, hidden, targets: output(hidden, targets=targets) / targets.numel()
 
     def function(self, summed: SummedLoss) -> LossFunction:
-        """Return a loss function that calls any output projection once per chunk."""
+        """Return a loss function that calls the output projection once per chunk. The projection can be any module."""
         import torch
         from torch.distributed.tensor import DTensor
         from torch.utils.checkpoint import checkpoint

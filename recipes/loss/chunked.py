@@ -1,4 +1,4 @@
-"""Output projection and cross entropy chunk by chunk, within one call of the projection's module.
+"""Compute output projection and cross entropy chunk by chunk, within one call of the projection's module.
 
 FSDP gathers a module's weight before each call and reduces its gradient after each backward. Calling the projection once per
 chunk would repeat the all-gather and the reduction for every chunk.
@@ -18,18 +18,18 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 SummedLoss = Callable[[Tensor, Tensor], Tensor]
-"""(logits [batch, seq, vocab], targets [batch, seq]) -> sum of the token losses, fp32."""
+"""A function of logits, [batch, seq, vocab], and targets, [batch, seq], that returns the sum of the token losses, fp32."""
 
 
 def takes_chunks(output: nn.Module) -> bool:
-    """Whether `install` supports this projection. It must be a linear layer without bias, whole or split over the vocabulary."""
+    """Return whether `install` supports a projection: a linear layer without bias, either whole or split over the vocabulary."""
     if type(output) is not nn.Linear or output.bias is not None:
         return False
     return not isinstance(output.weight, DTensor) or output.weight.placements == (Shard(0),)
 
 
 def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
-    """Make `output(hidden, targets=targets)` return the sum of the token losses; without targets it still returns logits."""
+    """Make `output(hidden, targets=targets)` return the sum of the token losses. `output(hidden)` still returns logits."""
     assert isinstance(output, nn.Linear)
     # Tensor parallelism redistributes logits in forward hooks. Here the hooks are applied to the logits of each chunk.
     hooks = list(output._forward_hooks.values())
@@ -104,7 +104,7 @@ def _local(loss: Tensor) -> Tensor:
 
 
 class _GradientCarrier(Function):
-    """A placeholder for the weight, with an fp32 gradient. In forward, it is a single expanded element and takes no memory."""
+    """A placeholder for the weight, whose gradient is fp32. In forward, it is one element expanded to the weight's shape."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class Flops(NamedTuple):
 
     total: int
     attention: int
-    """The part of `total` that multiplies queries with keys and scores with values. This part grows with the sequence length."""
+    """FLOPs, included in `total`, of the matmuls query x key and score x value. They grow with the sequence length."""
 
 
 class Model(Option):
@@ -31,9 +31,9 @@ class Model(Option):
     }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]
-    """Rows of the embedding table. A tokenizer must not have more tokens than the table has rows."""
+    """Rows of the embedding table. The vocabulary of the tokenizer must not be larger."""
     freeze: list[str] = []
-    """Patterns for the names of parameters that are not trained, such as `tok_embeddings.*`."""
+    """Patterns, such as `tok_embeddings.*`. Parameters whose names match are not trained."""
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:
@@ -41,20 +41,20 @@ class Model(Option):
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
-        """Return the FLOPs of training on one token of a sequence of `seq_len`: 6 per active trained weight, plus attention."""
+        """Return training FLOPs per token, for sequences of `seq_len` tokens: 6 per active trained weight, plus attention."""
 
     @property
     def ties_embeddings(self) -> bool:
-        """Whether the output layer uses the table of the embedding."""
+        """Whether the output layer uses the embedding table as its weight."""
         return False
 
     @property
     def tokens_ahead(self) -> int:
-        """Tokens predicted at every position in addition to the next one."""
+        """Number of tokens, after the next token, that are also predicted at every position."""
         return 0
 
     def inactive_parameters(self) -> int:
-        """Return the number of parameters that a token does not use, such as parameters of experts that it is not routed to."""
+        """Return the number of parameters that one token does not use, such as those of experts to which it is not routed."""
         return 0
 
     def is_frozen(self, name: str) -> bool:
@@ -62,15 +62,15 @@ class Model(Option):
         return any(fnmatchcase(name, pattern) for pattern in self.freeze)
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        """Return the reasons that tensor parallelism over `tensor` devices cannot split this model; [] if there are none."""
+        """Return the reasons why tensor parallelism over `tensor` devices cannot split this model, or [] if it can."""
         return []
 
     def expert_problems(self, expert: int) -> list[str]:
-        """Return the reasons that this model's experts cannot be spread over `expert` devices; [] if there are none."""
+        """Return the reasons why this model's experts cannot be spread over `expert` devices, or [] if they can."""
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return the reasons that matmuls split over `tensor` devices refuse elements of `element_bytes`, or []."""
+        """Return the reasons why matmuls split over `tensor` devices refuse elements of `element_bytes`, or [] if they do not."""
         return []
 
     def on(self, device_type: str) -> Self:
@@ -78,7 +78,7 @@ class Model(Option):
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """Return key -> resolved value, for the keys that `on` resolves."""
+        """Return the resolved value of each key that `on` resolves."""
         return {}
 
     @property
@@ -87,11 +87,11 @@ class Model(Option):
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """Return this model with `blocks` blocks, identical after the leading blocks, or None if the depth is fixed."""
+        """Return this model with `blocks` blocks, all identical except the leading ones, or None if the depth cannot change."""
         return None
 
     def first(self, blocks: int) -> Self | None:
-        """Return this model with only the first `blocks` blocks, or None if impossible. `blocks` exceeds `first_blocks`."""
+        """Return this model with only its first `blocks` blocks, or None if impossible. `blocks` must exceed `first_blocks`."""
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
@@ -111,7 +111,7 @@ class Model(Option):
         return network
 
     def on_meta(self, seq_len: int) -> Network:
-        """Call `build` on the meta device. No model is too large for it, and no initial values are computed."""
+        """Build the model on the meta device, without memory or initial values, so that even the largest model can be built."""
         import torch
         from torch.overrides import TorchFunctionMode
 

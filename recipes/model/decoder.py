@@ -13,7 +13,7 @@ from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count, Section, whole
 
 ALIGNMENT = 16
-"""Bytes that must divide the size of each row in a grouped matmul (torch.nn.functional.grouped_mm)."""
+"""Alignment in bytes. The row size in a grouped matmul (torch.nn.functional.grouped_mm) must be a multiple of it."""
 
 
 class RopeScaling(Section):
@@ -26,7 +26,7 @@ class RopeScaling(Section):
     high_freq_factor: float = 4.0
     """Wavelengths below `original_seq_len / high_freq_factor` are unchanged; wavelengths between the bounds are interpolated."""
     original_seq_len: Count = 8192
-    """Sequence length of the original training."""
+    """Sequence length used in training before the context was extended."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RopeScaling:
@@ -42,27 +42,27 @@ class Experts(Section):
     number: Annotated[int, whole(at_most=2**14)]
     """Experts per block."""
     per_token: Count
-    """Experts that each token is routed to."""
+    """Number of experts to which each token is routed."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of one expert."""
     shared_ffn_dim: Annotated[int, whole(at_least=0, at_most=2**20)] = 0
     """Hidden width of the shared expert that every token passes through; 0: no shared expert."""
     score: Literal["sigmoid", "softmax"] = "sigmoid"
-    """Scores from the router's logits: sigmoid of each expert's logit, or softmax over all experts."""
+    """Function that turns the router's logits into scores: a sigmoid of each logit, or a softmax over all experts."""
     normalize: bool = True
-    """Divide the weights of a token's experts by their sum."""
+    """Whether to divide the weights of a token's experts by their sum."""
     route_scale: float = Field(default=1.0, gt=0)
-    """Factor on the weights of a token's experts."""
+    """Factor by which the weights of a token's experts are multiplied."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
     """
     Method that balances the load of experts.
 
-    bias: add a bias to the scores that choose experts. The bias of an expert rises after a step in which the expert had too few
-    tokens, and falls if it had too many (Wang et al. 2024). sequence_loss: add an auxiliary loss over each sequence to the
+    bias: add a bias to the scores when choosing experts. After each step, the bias rises for experts that had too few tokens and
+    falls for experts that had too many (Wang et al. 2024). sequence_loss: add an auxiliary loss, computed per sequence, to the
     training objective (DeepSeek-AI 2024, V3). `train/loss` does not include this loss. none: no balancing.
     """
     balance_rate: float = Field(default=1e-3, gt=0)
-    """Step size of the bias, or weight of the loss."""
+    """With balance=bias, the amount by which a bias changes per step; with sequence_loss, the weight of that loss."""
 
     @model_validator(mode="after")
     def _routable(self) -> Experts:
@@ -93,7 +93,7 @@ class Decoder(Model):
     n_heads: Count
     """Query heads."""
     n_kv_heads: Count
-    """Key and value heads. Each key and value head serves n_heads / n_kv_heads query heads."""
+    """Key heads, and equally many value heads. Each serves n_heads / n_kv_heads query heads."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
@@ -103,7 +103,7 @@ class Decoder(Model):
     norm_eps: float = Field(default=1e-5, gt=0)
     """Number added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
-    """Use the embedding table as output projection."""
+    """Whether to use the embedding table as output projection."""
 
     @property
     def ties_embeddings(self) -> bool:
@@ -115,7 +115,7 @@ class Decoder(Model):
         return self
 
     def check_heads(self) -> None:
-        """Raise PydanticCustomError if query heads, key heads and rotary embeddings do not fit each other."""
+        """Raise PydanticCustomError if the settings of query heads, key heads and rotary embeddings are inconsistent."""
         if self.n_heads % self.n_kv_heads:
             raise PydanticCustomError(
                 "heads", f"n_heads({self.n_heads}) is not a multiple of n_kv_heads({self.n_kv_heads})"
@@ -126,7 +126,7 @@ class Decoder(Model):
             )
 
     def weights(self) -> Iterator[tuple[str, int]]:
-        """Yield, for each use of a weight in forward order, its name and the number of its elements that multiply a token."""
+        """Yield, for each use of a weight in forward, its name and the number of its elements that multiply each token."""
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
         for module in network.multiplied_modules():
@@ -138,9 +138,9 @@ class Decoder(Model):
         Return 6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
         The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of the input and 2 for the weight's gradient (Kaplan et al.
-        2020, section 2.1). A frozen weight has no gradient, and backward ends at the first trained weight.
+        2020, section 2.1). A frozen weight has no gradient, and backward stops at the first trained weight.
 
-        The embedding table is looked up, not multiplied. It is counted only if it is tied to the output projection. The
+        The embedding table is looked up, not multiplied, so it counts only if it is also the output projection. The
         attention term counts the full score matrix, ignoring causality, as torchtitan does. Attention is recognised by the name
         `attention.wv`, so a subclass whose network has other names overrides this method.
         """
@@ -156,12 +156,12 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return the forward FLOPs per token of operations next to a weight, other than the weight's matmul and attention."""
+        """Return the forward FLOPs per token of operations to count with a weight, besides its matmul and attention."""
         return 0
 
     @property
     def routed(self) -> Experts | None:
-        """The key `experts` of subclasses that have this key; None without experts."""
+        """Settings of the experts, or None if the model has no experts."""
         return getattr(self, "experts", None)
 
     def inactive_parameters(self) -> int:
@@ -171,7 +171,7 @@ class Decoder(Model):
         return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
 
     def split_keys(self) -> list[str]:
-        """Return the keys of the sizes that tensor parallelism splits."""
+        """Return the keys of all sizes that the number of tensor-parallel ranks must divide, except sizes of experts."""
         return ["n_heads", "n_kv_heads"]
 
     def tensor_problems(self, tensor: int) -> list[str]:

@@ -1,1 +1,1 @@
-"""Mixture of experts: the section of the configuration, the router, grouped matmuls, and experts on several ranks."""
+"""Mixture of experts: the router, the experts as grouped matmuls, and experts spread over several ranks."""

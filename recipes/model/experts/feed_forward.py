@@ -1,7 +1,7 @@
-"""Mixture of experts, which replaces a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
+"""Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
-No token is dropped: rows are sorted by expert, multiplied group by group, and put back. A block returns the tokens per
-expert, and the caller sums these counts. A counter inside the block would count tokens twice when the block is recomputed.
+No token is dropped: rows are sorted by expert, multiplied group by group, and returned to their order. A block returns the
+number of tokens per expert for its caller to sum. A counter in the block would count tokens again during recomputation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class Router(nn.Module):
-    """Scores every expert for every token, in fp32 at any precision, and picks the best experts. FSDP shards the weight."""
+    """Scores every expert for every token and picks the best ones. Scores are always fp32. FSDP shards the weight."""
 
     tensor_mesh: DeviceMesh | None = None
-    """Tensor-parallel ranks. Each rank routes all tokens and holds the whole weight. None: no tensor parallelism."""
+    """Tensor-parallel ranks. Each of them routes all tokens and holds the whole weight. None: no tensor parallelism."""
 
     def __init__(self, dim: int, config: Experts) -> None:
         super().__init__()
@@ -47,9 +47,10 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Return each token's K weights, [T, K], fp32, K experts, [T, K], int64, and the unweighted balance loss, 0-d, fp32.
+        Return three tensors: the weights and the indices of each token's K experts, and the unweighted balance loss.
 
-        x: [batch, seq, dim]; bias, [experts]: added to the scores that choose experts, but not to the weights.
+        weights: [T, K], fp32; indices: [T, K], int64; loss: 0-d, fp32; x: [batch, seq, dim], T = batch x seq.
+        bias: [experts]. It is added to the scores when experts are chosen, but it does not change the weights.
         """
         config, weight = self.config, self.weight.float()
         if self.tensor_mesh is not None:
@@ -67,11 +68,11 @@ class Router(nn.Module):
 
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
     """
-    Return the sequence-wise balance loss, unweighted, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
+    Return the unweighted balance loss, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
 
-    The loss is the sum over experts of f x P. f is the expert's share of a sequence's choices times the number of experts, and
-    has no gradient. P is the sequence mean of the expert's scores, normalised to sum to 1 per token. Equal loads give 1.
-    scores: [batch, seq, number of experts]; experts: indices of the chosen ones, [batch, seq, K].
+    The loss of a sequence is the sum over experts of f x P. f is the number of experts times the share of the sequence's choices
+    that fall on the expert; it has no gradient. P is the expert's score, divided by the sum of the token's scores and averaged
+    over the sequence. Equal loads give 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
     """
     number, per_token = scores.shape[-1], experts.shape[-1]
     chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
@@ -81,10 +82,10 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
 
 
 class GroupedExperts(nn.Module):
-    """Stacks of the matrices of the SwiGLU experts that this rank holds for one block."""
+    """One block's SwiGLU experts on this rank. Each parameter stacks one matrix of every expert."""
 
     ranks = 1
-    """Number of expert-parallel ranks. Gradients sum over these ranks, because data parallelism averages only over others."""
+    """Number of expert-parallel ranks. Backward divides gradients by it, because data parallelism does not average over them."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class GroupedExperts(nn.Module):
         self.w2 = nn.Parameter(torch.empty(number, ffn_dim, dim))
 
     def forward(self, rows: Tensor, load: Tensor) -> Tensor:
-        """Apply each expert to its rows. rows: [rows, dim], sorted by expert; load: rows of each expert, [experts], int64."""
+        """Apply each expert to its rows. rows: [rows, dim], sorted by expert; load: rows per expert, [experts], int64."""
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)]
         if self.ranks > 1:
             weights = [ScaleGradient.apply(w, 1 / self.ranks) for w in weights]  # type: ignore[no-untyped-call]
@@ -111,7 +112,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Split the width. The outputs of shared and routed experts are summed over the ranks together."""
+        """Split the expert's width. Its partial output is summed over ranks later, together with that of the routed experts."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 
@@ -120,11 +121,11 @@ class ExpertFeedForward(nn.Module):
     """A router, the experts it chooses from, and optionally a shared expert that every token passes through."""
 
     expert_group: ProcessGroup | None = None
-    """Expert-parallel ranks, which hold different experts; None: this rank holds all experts."""
+    """Expert-parallel ranks, which hold different experts. None if this rank holds all experts."""
     tensor_mesh: DeviceMesh | None = None
-    """Tensor-parallel ranks, which hold parts of every expert's width; None: this rank holds the whole width."""
+    """Tensor-parallel ranks, each of which holds a part of every expert's width. None if this rank holds the whole width."""
     stream: Placement = Replicate()
-    """Placement of input and output, [batch, seq, dim], on the tensor-parallel ranks."""
+    """Placement of the input and output, [batch, seq, dim], over the tensor-parallel ranks."""
 
     def __init__(self, dim: int, config: Experts) -> None:
         super().__init__()
@@ -135,7 +136,7 @@ class ExpertFeedForward(nn.Module):
         self.shared = SharedExpert(dim, config.shared_ffn_dim) if config.shared_ffn_dim else None
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, [batch, seq, dim] like x, the tokens of each expert here, [experts], int64, and the balance loss."""
+        """Return the output, like x [batch, seq, dim], this rank's tokens per expert, [experts], int64, and the balance loss."""
         mesh = self.tensor_mesh
         if mesh is None:
             return self._route(x, bias)
@@ -172,13 +173,13 @@ class ExpertFeedForward(nn.Module):
 
 
 def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
-    """Return the whole tensor of which each rank holds `x` with this placement. Backward sums the ranks' gradients."""
+    """Return the whole tensor of which `x` is this rank's part, under `placement`. Backward sums the ranks' gradients."""
     shard = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement])
     return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
 def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
-    """Shard every block's experts over the `expert` dimension of the mesh, in place, on meta."""
+    """Shard the experts of every block over the `expert` dimension of the mesh. Modifies the network, on meta, in place."""
     network.expert_mesh = mesh
     group = mesh.get_group("expert")
     for module in network.modules():

@@ -1,4 +1,4 @@
-"""Operations on rows of tokens sorted by expert: move rows between ranks, and multiply each expert's rows by its matrix."""
+"""Operations on rows of tokens: sort them by expert, move them between ranks, and multiply them by their experts' matrices."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class _Permute(torch.autograd.Function):
 
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
-    """Return `copies` of each row of `x`, reordered: [rows x copies, dim]."""
+    """Repeat each row of `x` `copies` times and index the result by `order`: [rows x copies, dim]. inverse: of `order`."""
     # Autograd's backward of indexing would add up gradients row by row. That is slow on a GPU, and not deterministic.
     return _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
 
 
 def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: Tensor, group: ProcessGroup) -> Tensor:
     """
-    Send rows, [rows, dim], to the ranks that hold the rows' experts, apply the experts there, and return the results.
+    Send rows, [rows, dim], to the ranks that hold their experts, apply the experts there, and return the results.
 
-    `experts` is this rank's `GroupedExperts`. `load` counts the rows for each expert of all ranks, [experts].
+    experts: this rank's `GroupedExperts`; load: number of this rank's rows for each expert of any rank, [experts].
     """
     ranks = group.size()
     with torch.no_grad():
@@ -67,7 +67,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
 
 
 class ScaleGradient(torch.autograd.Function):
-    """Return `x` and multiply its gradient by a factor in backward."""
+    """Returns `x` unchanged. In backward, multiplies its gradient by a factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -83,8 +83,8 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
     Multiply each row by the weights of the row's group: [rows, out].
 
-    x: [rows, in], sorted by group, where groups may be empty; weights: [groups, in, out], in the dtype of x, where in and out
-    are multiples of 16 bytes; ends: index of the row after the last row of each group, [groups], int32.
+    x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. Rows of `in` or `out`
+    elements must be multiples of 16 bytes. ends: index of the row after the last row of each group, [groups], int32.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
@@ -93,7 +93,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_empty_groups(device: torch.device) -> bool:
-    """Whether the kernel leaves the weight gradient of a group without rows uninitialised."""
+    """Return whether the kernel leaves the weight gradient of an empty group uninitialised."""
     # This happens on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10
@@ -101,7 +101,7 @@ def leaves_empty_groups(device: torch.device) -> bool:
 
 
 class ZeroGradient(torch.autograd.Function):
-    """Return weights, [groups, in, out]. In backward, zero the gradients of the groups that are `empty`, [groups], bool."""
+    """Returns weights, [groups, in, out], unchanged. In backward, zeroes the gradients of `empty` groups, [groups], bool."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, empty: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ExpertBlock(Block):
-    """A block with experts. Forward also returns the load and the balance loss of the experts."""
+    """A block with experts. Forward also returns the number of tokens per expert and the balance loss."""
 
     def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """Return the new x, the load, [experts], and the balance loss, 0-d. bias: see `Router.forward`."""
+        """Return the block's output, the tokens per expert, [experts], and the balance loss, 0-d. bias: see `Router.forward`."""
         x = x + self.attention(self.attention_norm(x), rope)
         y, load, balance = self.feed_forward(self.ffn_norm(x), bias)
         return x + y, load, balance
@@ -33,7 +33,7 @@ class MoETransformer(Transformer):
     expert_bias: Tensor
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
-        """blocks: a block whose `feed_forward` is an `ExpertFeedForward` is called like an `ExpertBlock`."""
+        """blocks: those whose `feed_forward` is an `ExpertFeedForward` are called with the signature of `ExpertBlock.forward`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
@@ -45,7 +45,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or with targets the cross entropy. Its gradient includes the gradient of the balance loss."""
+        """Return logits, or the cross entropy if targets are given. Its gradient includes the gradient of the balance loss."""
         x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:
@@ -53,7 +53,7 @@ class MoETransformer(Transformer):
         return with_gradient_of(self.loss(self.output, x, targets), balance)
 
     def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after the blocks and the weighted balance loss, 0-d or None. count: count the tokens per expert."""
+        """Return the stream after the blocks and the weighted balance loss, 0-d or None. count: count tokens per expert."""
         loads, balances = [], []
         for number, block in enumerate(self.layers):
             if (row := self.rows.get(number)) is None:
@@ -104,7 +104,7 @@ class MoETransformer(Transformer):
 
 
 def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
-    """Return the value of `loss`, 0-d, with the sum of the gradients of `loss` and `other`."""
+    """Return a 0-d tensor with the value of `loss`, but the gradient of `loss + other`."""
     return loss if other is None else to_plain(loss) + (other - other.detach())
 
 

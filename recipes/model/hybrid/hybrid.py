@@ -1,4 +1,4 @@
-"""Hybrid decoders. A string of letters gives the kind of each block. The network is in `hybrid_transformer`."""
+"""Configuration of hybrid decoders. A string has one letter per block, for its kind. The network is in `hybrid_transformer`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ LETTERS = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"
 
 
 class MambaConfig(Section):
-    """Mamba-2 (Dao and Gu 2024)."""
+    """Settings of Mamba-2 (Dao and Gu 2024)."""
 
     heads: Count
-    """Heads. Each head has a separate state."""
+    """Number of heads. Each head has a separate state."""
     head_dim: Count
     """Width of one head."""
     groups: Count
-    """Groups of heads that share B and C."""
+    """Number of groups. The heads of a group share B and C."""
     state: Count
-    """Size of the state of one channel. A head has head_dim channels."""
+    """State size per channel. A head has head_dim channels."""
     conv: Annotated[int, whole(at_most=2**10)] = 4
     """Width of the convolutions in tokens."""
     chunk: Annotated[int, whole(at_most=2**16)] = 128
-    """Tokens of a chunk, which are multiplied with each other at once. The result does not depend on the chunk size."""
+    """Tokens per chunk. One matmul relates all tokens of a chunk. The chunk size does not change the result."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
-    """fused: the kernel of package mamba_ssm, on CUDA; torch: matmuls in plain torch; auto: fused if available, else torch."""
+    """fused: the CUDA kernel of package mamba_ssm; torch: matmuls in plain torch; auto: fused if available, else torch."""
 
     @model_validator(mode="after")
     def _groups_divide(self) -> MambaConfig:
@@ -49,7 +49,7 @@ class MambaConfig(Section):
 
 
 def _missing_for_fused(device_type: str) -> str | None:
-    """Return the device or package that the fused kernel lacks on `cpu` or `cuda` devices, or None if it can run."""
+    """Return the device or package that the fused kernel needs but lacks on `device_type`, or None if it can run."""
     if device_type != "cuda":
         return "a GPU"
     return None if find_spec("mamba_ssm") is not None else "package mamba_ssm (pip install mamba-ssm)"
@@ -59,13 +59,13 @@ class MultiToken(Section):
     """Prediction of several tokens ahead by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
-    """Tokens to predict after the next token. Each of these tokens needs a module with attention and a feed-forward network."""
+    """Number of tokens, after the next one, to predict. Each needs its own module with attention and a feed-forward network."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of `train/mtp_loss`, the mean loss of these tokens, in the training objective. `train/loss` is without this loss."""
+    """Weight in the training objective of `train/mtp_loss`, the mean loss of the further tokens. `train/loss` excludes it."""
 
 
 class Hybrid(Decoder):
-    """A decoder with one mixer or one feed-forward network in each block: Nemotron-H, Jamba, Megatron-LM's hybrids."""
+    """A decoder with blocks of one mixer or one feed-forward network, such as Nemotron-H, Jamba and Megatron-LM hybrids."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=2_000)]
     """One letter per block: M Mamba-2, * attention, - feed-forward, E experts. Every block has a norm and a residual."""
@@ -74,9 +74,9 @@ class Hybrid(Decoder):
     ffn: Literal["swiglu", "relu2"] = "swiglu"
     """Feed-forward networks: SwiGLU, or a squared ReLU between two linear layers (So et al. 2021). Experts always use SwiGLU."""
     mamba: MambaConfig | None = None
-    """Settings of the pattern's Mamba-2 blocks; null: the pattern has no M."""
+    """Settings of the Mamba-2 blocks; null if the pattern has no M."""
     experts: Experts | None = None
-    """Settings of the pattern's experts blocks; null: the pattern has no E."""
+    """Settings of the blocks with experts; null if the pattern has no E."""
     mtp: MultiToken = MultiToken()
     """Multi-token prediction."""
 
@@ -136,7 +136,7 @@ class Hybrid(Decoder):
         return self.model_copy(update={"pattern": pattern, **sections})
 
     def other_flops(self, name: str) -> int:
-        """Count the recurrence of Mamba-2 as Megatron-LM does. The recurrence is a few percent of a block's FLOPs."""
+        """Return the FLOPs of Mamba-2's recurrence, counted as in Megatron-LM. They are a few percent of a block's FLOPs."""
         if self.mamba is None or not name.endswith("mamba.scan.a_log"):
             return 0
         return 7 * self.mamba.inner * self.mamba.state

@@ -1,4 +1,4 @@
-"""The network of hybrid decoders. The letters of the pattern give the kinds of the blocks."""
+"""The network of hybrid decoders. Each letter of the pattern stands for a kind of block."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def feed_forward(config: Hybrid) -> nn.Module:
 
 
 class MambaBlock(nn.Module):
-    """The block of letter M."""
+    """Block M of the pattern: Mamba-2."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class MambaBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """The block of letter *."""
+    """Block * of the pattern: attention."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class AttentionBlock(nn.Module):
 
 
 class FeedForwardBlock(nn.Module):
-    """The block of letter -."""
+    """Block - of the pattern: a feed-forward network."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class FeedForwardBlock(nn.Module):
 
 
 class ExpertsBlock(nn.Module):
-    """The block of letter E. Like `ExpertBlock`, it also returns the load and the balance loss of the experts."""
+    """Block E of the pattern: experts. Like `ExpertBlock`, it also returns the tokens per expert and the balance loss."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the stream for the next module, and the normalised stream for the output. x, token: [batch, seq, dim]."""
+        """Return the stream for the next module, and normalised for the output projection. x, token: [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
@@ -119,7 +119,7 @@ BLOCKS: dict[str, type[nn.Module]] = {"M": MambaBlock, "*": AttentionBlock, "-":
 
 
 class HybridTransformer(MoETransformer):
-    """Embedding, blocks by letter, norm, output projection, and the modules of multi-token prediction."""
+    """Embedding, the blocks of the pattern, norm, output projection, and the modules of multi-token prediction."""
 
     config: Hybrid
 
@@ -128,7 +128,7 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or with targets the next token's cross entropy. Its gradient includes the gradients of all losses."""
+        """Return logits, or the next token's cross entropy if targets are given. Its gradient includes those of other losses."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
@@ -171,7 +171,7 @@ class HybridTransformer(MoETransformer):
         return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
 
     def initial(self, name: str) -> Initial:
-        """Initialise Mamba-2 as Dao and Gu do, with decay rates between 1 and 16 and steps between 0.001 and 0.1."""
+        """Initialise Mamba-2 as Dao and Gu do: decay rates between 1 and 16, and step sizes dt between 0.001 and 0.1."""
         match name.rpartition(".")[2]:
             case "a_log":
                 return LogOfUniform(1, 16)
@@ -191,7 +191,7 @@ class HybridTransformer(MoETransformer):
 
 
 def further(targets: Tensor, ahead: int) -> Tensor:
-    """Shift targets by `ahead` tokens. Unknown targets at the end of a sequence become IGNORED."""
+    """Return targets that are `ahead` tokens further on. At the end of a sequence, they are unknown and become IGNORED."""
     # The length stays the same, because under sequence parallelism a rank holds a shard of every sequence.
     known = torch.arange(targets.shape[1], device=targets.device) < targets.shape[1] - ahead
     return torch.where(known, targets.roll(-ahead, 1), IGNORED)

@@ -5,7 +5,7 @@ Each head h has a state S, [head_dim, state]. S is 0 before the first token of a
     S_t = exp(dt_t A_h) S_{t-1} + dt_t x_t B_t^T,    y_t = S_t C_t + D_h x_t.
 
 The projections to z, x, B, C and dt, and the convolutions, are separate modules, so that tensor parallelism can split each
-module by heads or by groups. The heads of a group share B and C and are neighbours.
+module by heads or by groups. The heads of a group are contiguous and share B and C.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Mamba(nn.Module):
 
 
 class CausalConvolution(nn.Module):
-    """A separate convolution of each channel over the last `width` tokens, followed by SiLU."""
+    """A depthwise convolution over the current and the previous `width` - 1 tokens, followed by SiLU."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class CausalConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve over the sequence. x: [batch, seq, channels]. Under tensor parallelism, these are this rank's channels."""
+        """Convolve over the sequence. x: [batch, seq, channels], where tensor parallelism splits the channels over ranks."""
         weight, bias = _local(self.weight).unsqueeze(1), _local(self.bias)
         # Pad on the left, [batch, channels, width - 1 + seq], so that no token sees a later token.
         out = F.conv1d(F.pad(x.transpose(1, 2), (weight.shape[-1] - 1, 0)), weight, bias, groups=weight.shape[0])
@@ -64,7 +64,7 @@ class CausalConvolution(nn.Module):
 
 class Scan(nn.Module):
     """
-    The layers between the projections: convolutions, the recurrence and the gated norm.
+    The layers between the input projections and the output projection: convolutions, recurrence and gated norm.
 
     No layer mixes heads of different groups, so tensor parallelism can split every layer.
     """
@@ -108,7 +108,7 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
 
     x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]; chunk:
-    tokens that are multiplied with each other at once, which need not divide the sequence. Sums of decays are at least fp32.
+    tokens per chunk, which need not divide seq. Decays are summed in fp32 or, if their dtype is wider, in that dtype.
     """
     batch, seq, heads, head_dim = x.shape
     groups = b.shape[2]
@@ -137,7 +137,7 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
 
 
 def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:
-    """Return exp(to_i - since_j) for j <= i, or j < i if strictly, else 0: [b n g r i j]. to, since: [b n i g r]."""
+    """Return exp(to_i - since_j) where j <= i (j < i if strictly), and 0 elsewhere: [b n g r i j]. to, since: [b n i g r]."""
     to, since = (part.movedim(2, -1) for part in (to, since))
     length = to.shape[-1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=to.device).tril(-1 if strictly else 0)
