@@ -40,7 +40,7 @@ class BlockKind(NamedTuple):
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Return the kinds of recomputed blocks in an experiment that fits its devices. Raise ConfigError if kinds are unknown."""
+    """Return the kinds of recomputed blocks in an experiment that passed `fit`. Raise ConfigError if they cannot be found."""
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint

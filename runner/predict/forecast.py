@@ -21,7 +21,7 @@ DOES_NOT_FIT: Answer = "does not fit"
 NOT_PLANNED: Answer = "not planned"
 NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
 """
-Pattern of torch's errors about operators without a meta kernel and about values of meta tensors. It does not match
+Pattern of torch's errors about operators without a meta kernel and about reading values of meta tensors. It does not match
 `meta-pytorch`, because every error message of the compiler ends with a URL that contains this word.
 """
 
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Memory of one device. In the JSON, the key of each field is its name after the prefix `memory/`."""
+    """Memory of one device. In the JSON, a field's key is `memory/` followed by the field's name."""
 
     peak_active_gib: float
     """Peak memory that tensors use within a step."""
@@ -47,7 +47,7 @@ class MemoryForecast:
     peak_reserved_pct: float | None
     """`peak_reserved_gib` as a share of the device's memory, in percent."""
     alloc_retries: int | None
-    """Number of cache flushes when the allocator is limited to the device's memory. None if no allocator is modelled."""
+    """Number of cache flushes that the allocator needs within the device's memory. None if no allocator is modelled."""
     startup_gib: float
     """Peak of active memory before the first step."""
     phase: str
@@ -55,28 +55,28 @@ class MemoryForecast:
     by_category_gib: dict[str, float]
     """Memory of each category when active memory peaks. The values add up to `peak_active_gib`."""
     block_gib: float | None
-    """Activations that the largest block keeps from its forward to its backward. None if blocks cannot be told apart."""
+    """Activations that the largest block keeps from its forward to its backward. None if the whole model is compiled."""
     error_pct: float
     """Bound on the error of the predicted peak in percent, from published measurements."""
 
 
 @dataclass(frozen=True)
 class SpeedForecast:
-    """Speed of the run. In the JSON, the key of each field is its name after the prefix `perf/`."""
+    """Speed of the run. In the JSON, a field's key is `perf/` followed by the field's name."""
 
     wps: float
-    """Words (tokens) per second and device."""
+    """Tokens ("words") per second per device."""
     mfu: float | None
     """Model FLOPs utilisation in percent. None if the device's peak rate is unknown."""
     step_time_s: float
     seconds_by_part: dict[str, float]
     """Seconds of a step spent on each of `simulated_clock.PARTS`. Parts overlap in time."""
     exposed_communication_s: float
-    """Seconds of a step during which compute waits for communication."""
+    """Seconds per step during which the compute stream idles and waits for communication."""
     calibrated: bool
     """Whether the device's constants were fitted to measured runs."""
     error_pct: float
-    """Largest error of `wps` in calibration runs or, without a calibration, in published measurements; in percent."""
+    """Largest error of `wps`, in percent: in the calibration runs, or in published measurements without a calibration."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Forecast:
     speed: SpeedForecast | None = None
     """Figures of speed. None if the run cannot be predicted or a rate of the device is unknown."""
     remarks: tuple[str, ...] = ()
-    """Sentences about settings that are not modelled and figures that are unknown."""
+    """Sentences about settings that are not modelled and about figures that are unknown."""
     timeline: Timeline | None = None
     """Memory over the last step. None unless the caller requested a timeline."""
 
@@ -107,9 +107,9 @@ class Forecast:
 
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
     """
-    Return whether a run that uses `needed` bytes of unlimited memory fits in `capacity` bytes.
+    Return whether a run that would use `needed` bytes if memory were unlimited fits in `capacity` bytes.
 
-    `error` is the relative error of the prediction. `runs_in(nbytes)` tells whether the run completes in `nbytes` bytes.
+    `error` is the relative error of the prediction. `runs_in(nbytes)` returns whether the run completes in `nbytes` bytes.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
         return FITS
@@ -136,12 +136,12 @@ def explain(
 
 
 def needs_memory(error: Exception) -> bool:
-    """Whether the error occurs only on meta, where tensors have shapes but no values."""
+    """Return whether an error occurs only on meta, where tensors have shapes but no values."""
     return bool(NEEDS_VALUES.search(str(error)))
 
 
 def why(error: Exception) -> str:
-    """Return the reason why a recipe cannot be traced, with the innermost line of the user's files in the traceback, if any."""
+    """Return the reason why a recipe cannot be traced, and the innermost line of the user's code in the traceback, if any."""
     inner = getattr(error, "inner_exception", None)  # the compiler wraps exceptions
     error = inner if isinstance(inner, Exception) else error
     first = one_line(next(iter(str(error).splitlines()), ""))

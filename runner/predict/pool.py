@@ -20,7 +20,7 @@ from meshrunner.runner.predict.forecast import Forecast, why
 from meshrunner.runner.process import forkserver
 
 MOST = 8
-"""Most processes at a time. Each process takes some hundred MiB."""
+"""Maximum number of processes at a time. Each process takes a few hundred MiB."""
 
 
 class Predicted(NamedTuple):
@@ -37,7 +37,7 @@ NOT_IN_TIME = Predicted(None, "there was no time")
 def predict_all(
     configs: Sequence[dict[str, Any]], *, active_only: bool, within_s: float | None = None
 ) -> list[Predicted]:
-    """Predict runs that fit their devices (see `fit`). Return NOT_IN_TIME for runs not predicted within `within_s` seconds."""
+    """Predict runs that passed `fit`. Return NOT_IN_TIME for each run that is not predicted within `within_s` seconds."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
@@ -45,7 +45,7 @@ def predict_all(
     busy: dict[Connection, int] = {}
 
     def hand_over(connection: Connection | None = None) -> None:
-        """Send the next configuration, if one is left, to the process at `connection`, or to a new process if None."""
+        """Send the next configuration, if any is left, to the process at `connection`, or to a new process if that is None."""
         if (number := next(numbers, None)) is None:
             return
         if connection is None:

@@ -2,7 +2,7 @@
 Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
 For a GPU, the trace is replayed through a model of the caching allocator, and the verdict depends on reserved memory. For a CPU,
-or with `active_only`, the verdict depends on the memory that tensors hold.
+or with `active_only`, the verdict depends only on the memory that tensors hold.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def predict(
     experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
     """
-    Predict a run that fits its devices. Re-raise exceptions that classes of the user raise (see `own_code.fault`).
+    Predict a run that passed `fit`. Re-raise exceptions from classes of the user (see `own_code.fault`).
 
-    `active_only` traces two shallow models if possible: this is faster but does not predict reserved memory. `with_timeline`
-    adds memory over the last step to the forecast. A timeline needs a trace at full depth, even with `active_only`.
+    With `active_only`, trace two shallow models if possible. This is faster but does not predict reserved memory. With
+    `with_timeline`, trace at full depth in any case, and add the memory over the last step to the forecast.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -115,7 +115,7 @@ def _reserved_memory(
     expandable: bool,
     record_points: bool,
 ) -> tuple[Verdict, MemoryForecast, Replayed]:
-    """Judge a run by the memory that the allocator reserves. If `hardware` is None, freed memory is reusable at once."""
+    """Judge a run by the memory that the allocator reserves. If `hardware` is None, assume freed memory is reusable at once."""
 
     def replay_within(nbytes: int | None) -> Replayed:
         clock = InstantClock() if hardware is None else workload.clock(hardware)

@@ -18,7 +18,7 @@ LOWER = {
     *(F.linear, F.scaled_dot_product_attention, F.conv1d, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.einsum),
     *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, torch.baddbmm),
 }
-"""Functions that run in the lower precision on CPU and CUDA."""
+"""Functions that autocast runs in the lower precision, on CPU and on CUDA."""
 FP32_ON_CPU: set[Any] = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
 FP32_ON_CUDA = FP32_ON_CPU | {
     *(F.softplus, F.layer_norm, F.rms_norm, F.softmax, F.log_softmax),
@@ -28,11 +28,11 @@ FP32_ON_CUDA = FP32_ON_CPU | {
     *(Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal),
     *(Tensor.sum, Tensor.cumsum, Tensor.cumprod, Tensor.prod, Tensor.softmax, Tensor.log_softmax, Tensor.logsumexp),
 }
-"""Functions that run in fp32, from aten/src/ATen/autocast_mode.h. Functions that language models do not use are omitted."""
+"""Functions that autocast runs in fp32 (aten/src/ATen/autocast_mode.h), without those that language models do not use."""
 
 
 class _Autocast(TorchFunctionMode):
-    """Function mode that casts a parameter once and keeps the result until the context ends, as torch.autocast does."""
+    """Function mode that casts each parameter once and keeps the result until the context ends, as torch.autocast does."""
 
     def __init__(self, dtype: torch.dtype | None, active: list[_Autocast], *, on_cuda: bool) -> None:
         """Create a mode that appends itself to `active` on entry. If `dtype` is None, autocast is off in the context."""
@@ -79,7 +79,7 @@ class _Autocast(TorchFunctionMode):
 
 @contextmanager
 def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
-    """Make `torch.autocast("meta", dtype)` cast as on the device, and make recomputation use the autocast of its forward."""
+    """Make `torch.autocast("meta", dtype)` cast as on the device. Recomputation casts as the original forward did."""
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 

@@ -2,7 +2,7 @@
 Traces the memory and time of compiled code through a backend of torch.compile that generates no code.
 
 dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs are interpreted on meta.
-Of the results computed in a fused kernel, only the final result gets memory.
+Among the results computed inside a fused kernel, only the final one gets memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make torch.compile interpret its graphs until the replacements end."""
+    """Make torch.compile interpret its graphs on meta until `in_torch` exits."""
     in_torch.callback(torch._dynamo.reset)  # dynamo's cached code is valid only for this trace
     # Options of the recipe set these values for the whole process.
     in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
@@ -93,7 +93,7 @@ class _Backend:
     def __init__(self, recorder: Recorder, *, partitions: bool, fuses: bool) -> None:
         self.recorder = recorder
         self.partitions, self.fuses = partitions, fuses
-        """Whether inductor's decompositions and partitioner are used, and whether kernels are fused."""
+        """Whether to use inductor's decompositions and partitioner, and whether to fuse kernels."""
         self.__name__ = "traced"
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
@@ -133,7 +133,7 @@ class _Backend:
 
 
 def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
-    """Return a fake CPU tensor with the shape of a meta tensor. Return a value that is no tensor unchanged."""
+    """Return a fake CPU tensor with the shape of a meta tensor. Return any other value unchanged."""
     if not isinstance(value, Tensor):
         return value
     if is_traceable_wrapper_subclass(value):
@@ -151,7 +151,7 @@ class Interpreter(fx.Interpreter):
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
-        """Tensors that kernels read or wrote since the last unfused operator. Later kernels need not read these again."""
+        """Tensors read or written by kernels since the last unfused operator. Later kernels need not read these tensors again."""
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         self.in_cache.clear()
@@ -178,7 +178,7 @@ class Interpreter(fx.Interpreter):
         return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Keep the random state of recomputation on the host, as for a GPU. A GPU's random state has 16 bytes."""
+        """Run a node. Keep the random state for recomputation in host memory, as on a GPU, where it takes 16 bytes."""
         if target is torch.ops.higher_order.run_and_save_rng_state:
             operator, *rest = args
             return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)
@@ -189,7 +189,7 @@ class Interpreter(fx.Interpreter):
 
 
 def move_to(device: torch.device, graph: fx.GraphModule) -> None:
-    """Make a graph create all its tensors, including constants, on a device."""
+    """Rewrite a graph so that it creates all its tensors, including constants, on a device."""
 
     def moved(value: Any) -> Any:
         return device if isinstance(value, torch.device) else value

@@ -1,4 +1,4 @@
-"""Predicts inductor's fusion: the results of a compiled graph that get memory, and the tensors that each fused kernel reads."""
+"""Predicts inductor's fusion: the results in a compiled graph that get memory, and the tensors that each fused kernel reads."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var_mean", "prod", "any", "all", "logsumexp"),
     *("cumsum", "cumprod"),
 }
-"""Operators that end a fused kernel, because their result is read back from memory."""
+"""Operators that end a fused kernel, because later operators read their result from memory."""
 LOOKUPS = {"index", "embedding", "gather", "index_select"}
 """Operators that read only as many bytes as they return, not the whole table."""
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
 """
-Most tensors read to compute a result that inductor recomputes for each of several users instead of storing it
-(`torch._inductor.config.realize_reads_threshold`).
+A result with several users is stored if computing it reads more tensors than this. Otherwise inductor recomputes it for each
+user (`torch._inductor.config.realize_reads_threshold`).
 """
 
 
 class GraphMemory(NamedTuple):
-    """Nodes of a graph that do work or get memory. All other nodes are views or inside a fused kernel."""
+    """Nodes of a graph that do work or get memory. Every other node is a view or an intermediate result of a fused kernel."""
 
     unfused: set[Node]
     """Operators that run by themselves, as without the compiler."""
     kernels: dict[Node, dict[Node, int]]
-    """Result of a fused kernel -> tensor in memory that the kernel reads -> bytes read."""
+    """For each result of a fused kernel: the tensors that the kernel reads from memory, and the bytes read from each tensor."""
 
 
 def memory_of(graph: Graph) -> GraphMemory:
@@ -78,7 +78,7 @@ def _values(node: Node) -> list[Tensor]:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return tensor in memory -> bytes read from that tensor, for all tensors that a fused node is computed from."""
+    """Return the tensors in memory from which a fused node is computed, and the bytes read from each tensor."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)
@@ -93,7 +93,7 @@ def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node])
 
 
 def _base(node: Node) -> Node:
-    """Return the node at the start of a chain of views."""
+    """Return the node at the start of the chain of views that ends in `node`."""
     while _is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

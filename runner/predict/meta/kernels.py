@@ -1,7 +1,8 @@
 """
 Runs attention and RMSNorm on meta with the device's kernels.
 
-Otherwise, these operators would keep different tensors for backward than on the device, so predicted memory would be wrong.
+With meta's own kernels, these operators would keep other tensors for backward than on the device, so predicted memory would be
+wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
-    """Make attention and RMSNorm run on meta as on a `cpu` or `cuda` device."""
+    """Make attention and RMSNorm on meta keep the same tensors and cause the same memory traffic as on `device_type`."""
     with ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -90,7 +91,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """Run an operator that reads and writes tensors without computing, so that the trace has the kernel's memory traffic."""
+    """Run an operator that reads and writes the tensors but computes nothing, so that the trace has a kernel's memory traffic."""
 
     def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

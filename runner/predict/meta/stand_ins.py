@@ -34,10 +34,10 @@ from meshrunner.runner.predict.record.trace_events import META, TracedDevice, Tr
 
 def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
-    Give FSDP2 the device's streams, which overlap communication with compute.
+    Give FSDP2 the traced device's streams, so that communication overlaps with compute.
 
-    FSDP2 looks up the device's module. It also looks up the accelerator's stream when it frees all-gathers whose result was
-    never used, such as all-gathers of frozen blocks below the first trained block.
+    FSDP2 gets streams from the device's module. When it frees an all-gather whose result was never used, it instead asks for the
+    accelerator's current stream. This happens, for example, with frozen blocks below the first trained block.
     """
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
@@ -45,7 +45,7 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make FSDP2 shard on meta. Otherwise FSDP2 uses the mesh's device and rejects meta parameters as not materialised."""
+    """Make FSDP2 shard on meta. Otherwise it would use the mesh's device and reject meta parameters as not materialised."""
     # In the package, a function hides the module of the same name.
     fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
     for user in (_fsdp_init, fully_shard):
@@ -55,10 +55,10 @@ def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
 
 def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
-    Give FSDP1 the device's streams.
+    Give FSDP1 the traced device's streams.
 
-    FSDP1 also tells the allocator which streams use a tensor (`record_stream`). The allocator keeps the memory until those
-    streams are done. FSDP1 takes a tensor without an address for freed. On meta every address is 0, so test the size.
+    FSDP1 also tells the allocator which streams use a tensor (`record_stream`). The allocator keeps the memory until these
+    streams are done. FSDP1 considers a tensor freed if its address is 0. On meta every address is 0, so test the size instead.
     """
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
@@ -71,8 +71,8 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
     """
     Reduce DDP's buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
 
-    After the first step, DDP would rebuild its buckets and broadcast their order as data. In a trace, the buckets have the final
-    order from the beginning. DDP's timer of steps is disabled, because it does not exist on meta.
+    After the first step, DDP would rebuild its buckets and broadcast their order, but meta tensors have no values to broadcast.
+    So the buckets of a trace have the final order from the start. DDP's step timer is disabled, because meta does not support it.
     """
     init, init_helper = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
 
@@ -104,7 +104,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Reduce a bucket as DDP's C++ does: divide, sum on NCCL's stream. After the last bucket, compute waits for this stream."""
+    """Reduce a bucket as DDP does: divide, then sum on NCCL's stream. After the last bucket, compute waits for that stream."""
     buffer, computing = bucket.buffer(), device.current_stream()
     buffer.div_(group.size())
     stream.wait_stream(computing)
@@ -128,26 +128,26 @@ class _Overridden:
 
 
 def optimizer_devices(in_torch: Replacements, recorder: Recorder) -> None:
-    """Allow fused and foreach optimizers on meta. They compute shapes there, although torch does not list meta as supported."""
+    """Allow fused and foreach optimizers on meta. They work on meta, although torch does not list it as a supported device."""
     for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
         in_torch.replace(torch_optimizer, name, lambda: ["meta", "cpu", "cuda"])
 
 
 def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
-    """Pause recording while DTensor runs an operator on tensors of global shape to find the shape of its result."""
+    """Pause recording while DTensor finds the shape of an operator's result by running the operator on global shapes."""
     for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
         if hasattr(ShardingPropagator, name):
             in_torch.replace(ShardingPropagator, name, recorder.pause()(vars(ShardingPropagator)[name]))
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make the model repeat keys and values in fp32 as on a GPU. The model tests for a GPU tensor, and meta has none."""
+    """Make the model repeat fp32 keys and values, as on a GPU. The model itself would do so only for tensors on a GPU."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Tell torchao whether a weight gathered in float8 has a scale. torchao tests the scale's value, but meta has no values."""
+    """Let torchao see whether a float8 weight has a scale without testing the scale's value, because meta has no values."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network) -> None:
@@ -177,7 +177,7 @@ STAND_INS = (
 
 @contextmanager
 def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False) -> Iterator[None]:
-    """Make meta behave like a `cpu` or `cuda` device. `compiles`: whether any part of the recipe is compiled."""
+    """Make meta behave like a `cpu` or `cuda` device. `compiles`: whether any part of the model is compiled."""
     if compiles:
         # Import before replacing: the import collects functions of torch. It takes seconds, so import only if needed.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code

@@ -21,7 +21,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Values of `Collective.name`. Without underscores, they are prefixes of torch's operator names, such as `_allgather_base_`."""
+"""Values of `Collective.name`. Apart from underscores, torch's operator names begin with them: `_allgather_base_`."""
 
 
 class Traits(NamedTuple):
@@ -29,7 +29,7 @@ class Traits(NamedTuple):
 
     name: str
     kind: str | None
-    """`Operator.kind`, or `collective`, or None if the operator costs nothing."""
+    """A value of `Operator.kind`, or `collective`, or None if the operator costs nothing."""
     written: tuple[int, ...]
     """Positions of the arguments that the operator writes."""
     flops: Any
@@ -60,7 +60,7 @@ def traits(func: Any) -> Traits:
 
 
 def collective(operator: str) -> str | None:
-    """Return the name in COLLECTIVES of a torch operator, such as `all_gather` for `_allgather_base_`, or None."""
+    """Return a torch operator's name in COLLECTIVES, such as `all_gather` for `_allgather_base_`, or None if it has none."""
     squeezed = operator.replace("_", "")
     return next((name for name in COLLECTIVES if squeezed.startswith(name.replace("_", ""))), None)
 
@@ -68,7 +68,7 @@ def collective(operator: str) -> str | None:
 def cost(
     operator: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any
 ) -> tuple[int, str, int]:
-    """Return `flops`, `dtype` and `nbytes` of `Operator` for a call. `inputs` are the tensors among its arguments."""
+    """Return the `flops`, `dtype` and `nbytes` of a call, as in `Operator`. `inputs` are the tensors among the arguments."""
     results = list(tensors_in((result,)))
     short = operator.name.partition("::")[2]
     if short in ("embedding", "index_select", "gather"):

@@ -29,7 +29,7 @@ from meshrunner.runner.predict.record.trace_events import (
 )
 
 RETURN_THEIR_ARGUMENT = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
-"""Operators that return their argument on a device but a new tensor on meta."""
+"""Operators that return their argument on a real device, but a new tensor on meta."""
 
 
 class Fusion(Enum):
@@ -41,13 +41,13 @@ class Fusion(Enum):
 
 
 class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
-    """Ledger that treats tensors on meta as tensors on the device, and logs events."""
+    """Ledger that treats meta tensors as tensors on the device, and logs events."""
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
         """
         Record the events of `device`. Round each allocation up to a multiple of `rounding` bytes.
 
-        `on_host`: whether the device is the CPU. If so, tensors on the CPU count too, such as the optimizer's step counts.
+        `on_host`: whether the device is the CPU. If it is, real CPU tensors count too, such as the optimizer's step counts.
         """
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
@@ -55,9 +55,9 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         self.paused = 0
         """Number of active pauses. Nothing is recorded while this number is above 0."""
         self.fusion = Fusion.NONE
-        """Role of the operator that runs now."""
+        """Role of the operator that is running."""
         self.saving = False
-        """Whether compiled code keeps new tensors for backward. Autograd cannot tell, because it sees only one operator."""
+        """Whether compiled code keeps new tensors for backward. To autograd, all compiled code is one operator."""
         device.write, phases.block_ended = self._write, self._block_ended
 
     @classmethod

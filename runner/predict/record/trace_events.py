@@ -1,4 +1,4 @@
-"""Defines the events of a trace, and a stand-in for the device. Events are logged in the order in which the host issues them."""
+"""Defines the events of a trace, logged in the order in which the host issues them, and a stand-in for `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshrunner.runner.ledger.allocations import Allocation, Phase
 
 META = torch.device("meta")
 COMPUTE = 0
-"""Number of the default stream, the stream that computes."""
+"""Number of the default stream, on which compute runs."""
 
 
 class Allocated(NamedTuple):
@@ -24,13 +24,13 @@ class Allocated(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """The host frees memory. Other streams may still use this memory, see `UsedByStream`."""
+    """The host frees memory. Other streams may still use this memory (see `UsedByStream`)."""
 
     allocation: Allocation
 
 
 class UsedByStream(NamedTuple):
-    """Another stream uses the memory (`record_stream`). Freed memory stays allocated until that stream has passed this point."""
+    """Another stream uses the memory (`record_stream`). Freed memory stays allocated until that stream's earlier work is done."""
 
     allocation: Allocation
     stream: int
@@ -42,12 +42,12 @@ class Operator(NamedTuple):
     name: str
     """Schema name, such as `aten::mm`."""
     kind: str
-    """matmul, attention, attention_backward or memory."""
+    """`matmul`, `attention`, `attention_backward` or `memory`."""
     stream: int
     phase: Phase
     flops: int
     dtype: str
-    """dtype of the largest input, such as `bfloat16`, or of the largest result if no input is a tensor."""
+    """dtype of the largest input tensor, such as `bfloat16`, or of the largest result if no input is a tensor."""
     nbytes: int
     """Total bytes read and written in device memory."""
 
@@ -62,7 +62,7 @@ class Collective(NamedTuple):
     ranks: tuple[int, ...]
     """Global ranks of the group."""
     nbytes: int
-    """Bytes of the largest buffer, such as an all-gather's output, a reduction's input, or a rank's input to an all-to-all."""
+    """Bytes of the largest buffer: an all-gather's output, a reduction's input, or a rank's input to an all-to-all."""
 
 
 class EventRecorded(NamedTuple):
