@@ -110,8 +110,8 @@ class Figure(NamedTuple):
 # fmt: off
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
-           "tokens of the step / (its wall-clock time x devices). The time between two readings of metrics, reading included and "
-           "checkpoints excluded, is divided among the steps in proportion to `perf/step_time_s`", higher_is_better=True),
+           "tokens of the step / (its wall-clock time x devices). The time from one reading of metrics to the next includes "
+           "reading but no saving, and is divided among the steps in proportion to `perf/step_time_s`", higher_is_better=True),
     Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
            "`perf/wps` as `sweep.preflight` predicted it before the run started", higher_is_better=True, predicts="perf/wps"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
@@ -124,7 +124,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/tflops", "TFLOP/s per device", "", NUMBER, "median", "", "`perf/wps` x `model/flops_per_token`",
            higher_is_better=True),
     Figure("memory/peak_active_gib", "GiB", "peak active", GIB, "last", "max",
-           "peak of the memory in use by tensors since step `measure_after`, by the CUDA allocator's count; maximum over ranks",
+           "peak of the memory in tensors since step `measure_after`, as the CUDA allocator counts it; maximum over ranks",
            over_ranks="max", by_rank=True, beside="memory/peak_active_pct"),
     Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max", "the same as a share of the device's memory"),
     Figure("plan/memory/peak_active_gib", "GiB", "peak active, predicted", GIB, "once", "median",
@@ -134,7 +134,7 @@ FIGURES: tuple[Figure, ...] = (
            "peak of the memory that the CUDA allocator reserved on the device since step `measure_after`; maximum over ranks",
            over_ranks="max", by_rank=True, beside="memory/peak_reserved_pct"),
     Figure("memory/peak_reserved_pct", "percent", "", SHARE, "last", "max", "the same as a share of the device's memory"),
-    Figure("memory/alloc_retries", "", "", NUMBER, "last", "", "times the allocator flushed its cache and tried again",
+    Figure("memory/alloc_retries", "", "", NUMBER, "last", "", "number of times the allocator flushed its cache and tried again",
            over_ranks="max"),
     Figure("memory/peak_rss_gib", "GiB", "peak RSS", GIB, "last", "max",
            "peak resident host memory since step `measure_after`; maximum over ranks", over_ranks="max", by_rank=True,
@@ -142,7 +142,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "from the end of the previous step to the end of this one on the slowest rank, between events on CUDA. Waiting for "
            "data is included; reading metrics and saving are excluded", over_ranks="max", by_rank=True),
-    Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "the part of it spent waiting for the next batch",
+    Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "the part of the step spent waiting for the next batch",
            over_ranks="max", by_rank=True),
     Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks",
            over_ranks="sum", by_rank=True),
@@ -155,39 +155,40 @@ FIGURES: tuple[Figure, ...] = (
            "all-gather outputs and reduction inputs allocated in the step, mean over ranks. With `parallelism.buffers=max_pool` "
            "or `scheduled` all are allocated in the first step and none later", over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
-           "from the start of the last attempt until the device has completed its first step. `cold` marks the first run that a "
-           "command starts, which finds no warm process or cache; it counts only if every repeat is cold", but="cold"),
+           "from the start of the last attempt until the device has completed its first step. `cold` marks the first run of a "
+           "command, which has no warm processes or caches. A cold run counts only if every repeat is cold", but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),
     Figure("train/mtp_loss", "nats per token", "", "{:.4f}".format, "final", "",
-           "cross entropy of the tokens after the next one, mean over the `model.mtp.depth` of them; not part of `train/loss`",
+           "mean cross entropy of the `model.mtp.depth` tokens that follow the next token; not part of `train/loss`",
            over_ranks="mean", optional=True),
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
            "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
     Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),
     Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "tokens trained on up to and including this step"),
     Figure("experts/max_violation", "", "expert imbalance", NUMBER, "median", "median",
-           "largest load of an expert / mean load of the experts in its block - 1, in the block where that is largest. A load "
-           "is the number of tokens in the step, over all ranks", over_ranks="mean", optional=True),
-    Figure("experts/mean_violation", "", "", NUMBER, "median", "", "the same, mean over blocks", over_ranks="mean",
-           optional=True),
-    Figure("experts/unused", "experts", "", "{:,.0f}".format, "median", "", "experts of all blocks without a token in the step",
+           "(largest load of an expert / mean load in the same block) - 1, maximum over blocks. An expert's load is the number "
+           "of its tokens in the step, over all ranks", over_ranks="mean", optional=True),
+    Figure("experts/mean_violation", "", "", NUMBER, "median", "", "`experts/max_violation`, but mean over blocks",
+           over_ranks="mean", optional=True),
+    Figure("experts/unused", "experts", "", "{:,.0f}".format, "median", "", "number of experts without a token in the step",
            over_ranks="mean", optional=True),
     Figure("experts/balance_loss", "", "", NUMBER, "median", "",
            "balance loss x its weight, summed over blocks, mean over micro batches and ranks; not part of `train/loss`",
            over_ranks="mean", optional=True),
     Figure("experts/rank_violation", "", "", NUMBER, "median", "",
-           "with expert parallelism: largest load of a rank / mean load of a rank - 1, in the block where that is largest",
+           "with expert parallelism: (largest load of a rank / mean load of the ranks) - 1, maximum over blocks",
            over_ranks="mean", optional=True),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: share of the profiled steps' time in which a compute kernel runs; mean over the traced ranks",
            higher_is_better=True),
     Figure("trace/exposed_comm_pct", "percent", "exposed communication", PERCENT, "once", "",
-           "share of the same time in which only a collective runs"),
-    Figure("trace/idle_pct", "percent", "idle", PERCENT, "once", "", "share of the same time in which neither runs"),
+           "share of the profiled steps' time in which only a collective runs"),
+    Figure("trace/idle_pct", "percent", "idle", PERCENT, "once", "",
+           "share of the profiled steps' time in which neither a compute kernel nor a collective runs"),
     Figure("memory/peak_live_gib", "GiB", "peak of live tensors", "{:.3f} GiB".format, "once", "",
-           "`profiler=memory` on a CPU: peak bytes of live tensors in the profiled steps, and as `memory/live_*_gib` what they "
-           "were for; of the traced rank with the highest peak"),
+           "`profiler=memory` on a CPU: peak bytes of live tensors in the profiled steps, on the traced rank with the highest "
+           "peak. `memory/live_*_gib` divides the peak by purpose"),
 )
 # fmt: on
 """The figures, in the order of table columns and of docs/figures.md."""

@@ -93,7 +93,7 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
         try:
             workload = trace_workload(each.experiment, each.device._replace(hardware=hardware))
         except Exception as error:  # a user's model may raise anything
-            left_out[each.name] = f"it cannot be traced: {why(error)}"
+            left_out[each.name] = f"the model cannot be traced: {why(error)}"
         else:
             runs.append(MeasuredRun(each.name, workload, each.wps))
     _check_enough(len(runs), left_out)
@@ -126,7 +126,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
     environment, summary = run.environment, run.summary
     workers, threads, device_type = environment.workers, environment.threads, environment.device_type
     if workers is None or threads is None or device_type is None or summary.device is None:
-        raise ConfigError("its record does not say on what devices it ran")
+        raise ConfigError("its records do not name the devices it used")
     experiment = check(run.config | {"launch": run.config["launch"] | {"workers": workers}}).on(device_type)
     consistency.fit(experiment, workers)
     if reason := experiment.parallelism.untraceable():
@@ -151,7 +151,7 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         many = f"{combinations} combination{'s' * (combinations != 1)}"
         raise ConfigError(
-            f"calibrate: {many} with a speed, at least {FEWEST} are needed{':' if reasons else ''}{reasons}"
+            f"calibrate: {many} with a measured speed, but at least {FEWEST} are needed{':' if reasons else ''}{reasons}"
         )
 
 
@@ -159,7 +159,9 @@ def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
     """Return the device of all runs. A CPU gets every matmul rate that at least one run measured."""
     names = list(dict.fromkeys(each.device.name for each in candidates))
     if len(names) > 1:
-        raise ConfigError(f"calibrate: the runs used different devices: {'; '.join(names)}. Name runs of one device")
+        raise ConfigError(
+            f"calibrate: the runs used different devices: {'; '.join(names)}. Name only runs on the same device"
+        )
     first, *others = (each.device.hardware for each in candidates)
     if not isinstance(first, GPU):
         rates = {rate: value for each in reversed(candidates) for rate, value in each.matmul_rate.items()}

@@ -16,8 +16,8 @@ RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of mem
 MULTIRUN = Flag(("-m", "--multirun"), "make it a sweep: every combination of the given values", hydra=True)
 HYDRA = (
     Flag(("-r", "--run"), "make it a single run, whatever hydra.mode says", hydra=True),
-    Flag(CONFIG_DIR, "directory with groups and options of your own", "DIR", "directory", hydra=True),
-    Flag(("-cn", "--config-name"), "file of your own instead of run.yaml", "NAME", hydra=True),
+    Flag(CONFIG_DIR, "directory with your own groups and options", "DIR", "directory", hydra=True),
+    Flag(("-cn", "--config-name"), "your own configuration file instead of run.yaml", "NAME", hydra=True),
     Flag(
         ("-c", "--cfg"), "print the configuration: meshrunner's part, Hydra's or both", "job|hydra|all", CFG, hydra=True
     ),
@@ -36,7 +36,7 @@ _COMMANDS = (
         (),
         (MULTIRUN, *HYDRA),
         description="Compose the configuration, check it, predict whether it fits, write a run directory and train. "
-        "The run directory lies below runs/, that of a sweep below sweeps/.",
+        "Run directories are created below runs/, sweep directories below sweeps/.",
         examples=("run", "run model=llama_tiny parallelism=fsdp1 steps=100", "run -m parallelism=fsdp1,fsdp2"),
         fails_if=RUN_FAILED,
         executes=True,
@@ -47,8 +47,8 @@ _COMMANDS = (
         "continue a run, or execute the unfinished runs of a sweep",
         (DIRECTORY,),
         (Flag(("--force",), "continue although the configuration differs from the checkpoint's"),),
-        description="A run continues from its newest checkpoint, or begins again without one. A completed run trains "
-        "further if its steps were raised.",
+        description="A run continues from its newest checkpoint. Without a checkpoint it starts again at step 1. A "
+        "completed run continues if `steps` was raised.",
         examples=("resume runs/2026-11-02/10-15-00-3fa2c1", "resume sweeps/2026-11-02/10-15-00-3fa2c1"),
         fails_if=RUN_FAILED,
         executes=True,
@@ -60,7 +60,7 @@ _COMMANDS = (
         (DIRECTORY,),
         (Flag(DRY_RUN, "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
         description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of a run "
-        "or sweep directory again; hydra.launcher.KEY=VALUE then changes a setting of the last time.",
+        "or sweep directory again. hydra.launcher.KEY=VALUE changes a setting of that submission.",
         examples=(
             "submit model=llama3_8b hydra.launcher.partition=gpu",
             "submit -m parallelism=fsdp1,fsdp2 --dry-run",
@@ -74,7 +74,7 @@ _COMMANDS = (
         "write run directories, start nothing",
         (),
         (MULTIRUN, *HYDRA),
-        description="`resume DIR` executes what was placed, here or on another machine.",
+        description="`resume DIR` executes the runs, here or on another machine.",
         examples=("place -m parallelism=fsdp1,fsdp2 hydra.sweep.dir=sweeps/layouts",),
     ),
     Command(
@@ -92,10 +92,10 @@ _COMMANDS = (
         "predict whether runs fit and how fast they are, without a GPU",
         (),
         (
-            Flag(("--json",), "print an object; with -m, a list of objects"),
-            Flag(("--active",), "predict only the memory of tensors, which is faster: not what the allocator reserves"),
-            Flag(("--max",), "find the largest value of KEY that fits; of a single run", "KEY"),
-            Flag(("--html",), "also write a page that shows memory over a step; of a single run", "FILE", "file"),
+            Flag(("--json",), "print a JSON object, or with -m a list of objects"),
+            Flag(("--active",), "predict only the memory of tensors (faster), not what the allocator reserves"),
+            Flag(("--max",), "find the largest value of KEY that fits (single runs only)", "KEY"),
+            Flag(("--html",), "also write a page that shows memory over a step (single runs only)", "FILE", "file"),
             MULTIRUN,
             *HYDRA,
         ),
@@ -115,8 +115,8 @@ _COMMANDS = (
             Flag(
                 ("--out",), "write the file here; --config-dir DIR hardware=X uses DIR/hardware/X.yaml", "FILE", "file"
             ),
-            Flag(("--force",), "write the file even if the runs cannot tell the constants apart"),
-            Flag(("--json",), "print an object: the runs, their errors and the content of the file"),
+            Flag(("--force",), "write the file even if the runs cannot separate matmul speed from memory bandwidth"),
+            Flag(("--json",), "print a JSON object: the runs, their errors and the content of the file"),
         ),
         description="`plan` predicts speeds from these constants.",
         examples=("calibrate sweeps/widths --out configs/hardware/mine.yaml",),
@@ -134,8 +134,8 @@ _COMMANDS = (
             Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
             Flag(("--markdown",), "print the table for a pull request", exclusive=True),
-            Flag(("--json",), "print a list of rows with raw figures", exclusive=True),
-            Flag(("--csv",), "print the same as CSV", exclusive=True),
+            Flag(("--json",), "print a JSON list of rows with unrounded figures", exclusive=True),
+            Flag(("--csv",), "print the rows as CSV", exclusive=True),
             Flag(("--html",), "also write a page with the table and charts", "FILE", "file"),
         ),
         description="A row is a combination of settings; repeats are merged. The table says how large the differences "
@@ -152,9 +152,14 @@ _COMMANDS = (
         "list runs and sweeps, newest first",
         (Argument("directories", "DIR", "where to look; by default runs and sweeps, or the current directory", "any"),),
         (
-            Flag(WHERE, "only those with such a run (repeatable): state=oom, 'wps>5000'", "EXPR", repeats=True),
+            Flag(
+                WHERE,
+                "runs, and sweeps with a run, that meet this (repeatable): state=oom, 'wps>5000'",
+                "EXPR",
+                repeats=True,
+            ),
             Flag(("--limit",), "list at most N, 0 for all; by default 20", "N", "number", default=20),
-            Flag(("--json",), "print a list of objects"),
+            Flag(("--json",), "print a JSON list"),
         ),
         examples=("ls", "ls --where state=oom --limit 0", "ls sweeps --json"),
     ),
@@ -170,7 +175,7 @@ _COMMANDS = (
         "records",
         "stop running and waiting runs, here and in SLURM's queue",
         (DIRECTORY,),
-        description="Waiting runs stay pending, running ones become interrupted. `resume DIR` continues them.",
+        description="Waiting runs stay pending and running runs become interrupted. `resume DIR` continues both.",
         examples=("cancel sweeps/layouts",),
         fails_if="some runs could not be examined because their files are damaged",
     ),
@@ -189,7 +194,7 @@ _COMMANDS = (
         "explain a verb, key, group or option",
         (Argument("term", "TERM", "a verb, key, group or option: run, lr, optimizer, optimizer=adamw", "one", "term"),),
         (Flag(CONFIG_DIR, "also search this directory of your own groups and options", "DIR", "directory"),),
-        description="A key: what it means, which values it takes and its default. Without TERM, list the verbs.",
+        description="For a key, print its meaning, values and default. Without TERM, list the verbs.",
         examples=("help lr", "help optimizer=adamw", "help hydra.launcher.time"),
     ),
     Command(
@@ -197,7 +202,7 @@ _COMMANDS = (
         "reference",
         "print a JSON schema of a run's config.yaml or of a group's files",
         (Argument("group", "GROUP", "a group, such as model; by default, all of config.yaml", "optional", "group"),),
-        description="Editors complete and check YAML files with it.",
+        description="Editors use the schema to complete and check YAML files.",
         examples=("schema model",),
     ),
     Command("doctor", "reference", "report what this machine has, what is missing and why it matters"),

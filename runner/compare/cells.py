@@ -82,10 +82,10 @@ def legend(comparison: Comparison) -> Iterator[str]:
     if True in tested:
         yield f"~ within noise ({test})"
     if None in tested:
-        yield f"not tested: telling a difference from noise takes {REPEATS} completed runs on each side ({test})"
+        yield f"not tested: a test for noise needs {REPEATS} completed runs on each side ({test})"
     if tested and comparison.speed.key != WPS.key:
         title = comparison.speed.title
-        yield f"on CPUs, speeds are compared by {title}: wall-clock time includes what other processes use"
+        yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"
     if any(each is not None for each in comparison.scaling):
         yield (
             f"scaling: {WPS.title} by wall-clock time, as a percentage of the row with the fewest devices and otherwise equal "
@@ -102,8 +102,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield "within seeds: in every step, mean losses differ by at most the standard deviation of the baseline's seeds"
     if any(each.verdict.why == "different model" for each in against):
         yield (
-            "losses are checked for agreement only between runs of the same model; losses of different models are results to "
-            "compare in the table"
+            "losses are checked for agreement only between runs of the same model; compare losses of different models in the "
+            "table"
         )
     if any(len(row.runs) > 1 for row in comparison.rows):
         yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
@@ -141,10 +141,10 @@ def layout_remarks(summary: Summary) -> list[str]:
     found = []
     for earlier in summary.earlier_layouts:
         first, last = earlier.steps
-        under = "another layout, which was not recorded"
+        under = "an unrecorded layout"
         if earlier.settings is not None:
             under = ", ".join(f"{key}={text(value)}" for key, value in earlier.settings.items())
-        found.append(f"steps {first} to {last} ran with {under} and are not in its figures")
+        found.append(f"steps {first} to {last} ran with {under} and are not in the figures")
     return found
 
 

@@ -34,7 +34,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
             key, value = comparison.baseline
             verdict = against.verdict if against else None
             is_baseline = text(row.values.get(key)) == value
-            alone = "it is a baseline" if is_baseline else "no row is equal in all other varying keys"
+            alone = "this row is a baseline" if is_baseline else "no row is equal in all other varying keys"
             record |= {
                 "baseline": "=".join(comparison.baseline) if against else None,
                 "wps_vs_baseline_pct": percent_more(row.measured(WPS), against.row.measured(WPS)) if against else None,

@@ -44,7 +44,7 @@ def _best(comparison: Comparison) -> str:
         return ""
     if not rows:
         takes = f"{REPEATS} completed runs of a combination (sweep.repeat={REPEATS})"
-        return f"No difference is tested: telling one from noise takes {takes}"
+        return f"Differences are not tested for noise: the test needs {takes}"
     if len(rows) < 2 or any(key.partition(".")[0] in WORKLOAD for key in comparison.keys):
         return ""
     rows.sort(key=lambda row: median(row.measured(speed)), reverse=True)

@@ -167,7 +167,7 @@ def glance(path: Path) -> Run:
     try:
         found = COUNTS.findall(read_regular(path / CONFIG, RECORD_BYTES))
         if not found:
-            raise ValueError("it has no number of steps")
+            raise ValueError("it has no whole number for steps")
     except (OSError, ValueError) as error:
         return _damaged(run, CONFIG, error)
     return replace(run, config={key.decode(): int(value) for key, value in found})

@@ -97,8 +97,8 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
     if names and recomputed and layout.plans_buffers:
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit if blocks are recomputed and buffers planned: backward gathers it at "
-            "other times than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
+            f"wrap: '{names[0]}' cannot be a unit with recomputed blocks and planned buffers, because backward "
+            "gathers it at another time than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
         raise ConfigError(

@@ -16,8 +16,8 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each worker"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "the launcher opens the rendezvous; launch.port sets its port"),
     **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTHONPATH"), EXPORT),
-    "MKL_NUM_THREADS": "launch.threads decides",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "precision.matmul decides",
+    "MKL_NUM_THREADS": "set launch.threads",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "set precision.matmul",
 }
 """Variables to refuse in `launch.env`, with reasons. Workers would not see their values, or would see them too late."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
@@ -38,7 +38,7 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
     """Return `variables` unchanged; raise PydanticCustomError if any is secret, invalid, or would have no effect."""
     if secret := sorted(filter(is_secret, variables)):
         raise PydanticCustomError(
-            "secret", "the value of {names} is secret, as the name says: " + WHERE, {"names": ", ".join(secret)}
+            "secret", "the name {names} suggests a secret value, and " + WHERE, {"names": ", ".join(secret)}
         )
     reasons = WITHOUT_EFFECT | {name: EXPORT for name in variables if name.startswith(OF_THE_LAUNCHER)}
     if idle := [f"{name} ({reasons[name]})" for name in sorted(variables) if name in reasons]:

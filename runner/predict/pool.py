@@ -31,7 +31,7 @@ class Predicted(NamedTuple):
     """Reason why `forecast` is None."""
 
 
-NOT_IN_TIME = Predicted(None, "there was no time")
+NOT_IN_TIME = Predicted(None, "the time limit for predictions was reached")
 
 
 def predict_all(
@@ -70,7 +70,7 @@ def predict_all(
                     hand_over(connection)
                 except (EOFError, OSError):
                     process.join()
-                    fault = f"the predicting process ended with exit status {process.exitcode}"
+                    fault = f"the prediction process ended with exit status {process.exitcode}"
                     found[number] = Predicted(None, fault)
                     hand_over()
     finally:

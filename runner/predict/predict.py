@@ -61,7 +61,7 @@ def predict(
     except Exception as error:  # a user's class may raise anything, and an operator may lack a meta kernel
         if not needs_memory(error) and fault(error):
             raise
-        return Forecast(Verdict(NOT_PLANNED, f"it cannot be traced: {why(error)}"))
+        return Forecast(Verdict(NOT_PLANNED, f"the model cannot be traced: {why(error)}"))
     hardware, speed, replayed = device.hardware, None, None
     if hardware is not None:
         try:

@@ -104,7 +104,7 @@ def temporary_folder() -> str:
                 settings["tempdir"] = folder = tempfile.mkdtemp(prefix="meshrunner-", dir=parent)
                 atexit.register(_remove_temporary_folder)
                 return folder
-    raise ConfigError(f"TMPDIR: '{usual}' is too long a path for sockets, and /tmp and /var/tmp are not writable")
+    raise ConfigError(f"TMPDIR: '{usual}' is too long for sockets or not writable; use a short, writable directory")
 
 
 def _remove_temporary_folder() -> None:

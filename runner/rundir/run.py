@@ -67,7 +67,7 @@ def load_config(run_dir: Path) -> dict[str, Any]:
     """Return the unresolved content of config.yaml; raise OSError, or ValueError that says how the file is damaged."""
     config = _load_yaml(run_dir / CONFIG)
     if not is_count(config.get("steps")):  # the file was truncated, or another program wrote it
-        raise ValueError("it has no number of steps")
+        raise ValueError("it has no whole number for steps")
     return config
 
 

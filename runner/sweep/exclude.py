@@ -73,7 +73,7 @@ def conditions(rule: str) -> tuple[ExcludeCondition, ...]:
         found = ()
     if not found:
         raise ConfigError(
-            f"sweep.exclude: '{rule}' is not a line of conditions. Write for example activation_checkpoint=full micro_batch=8,16"
+            f"sweep.exclude: '{rule}': expected conditions, for example activation_checkpoint=full micro_batch=8,16"
         )
     return found
 

@@ -79,7 +79,7 @@ def _page(comparison: Comparison, folder: Path) -> str:
         findings="".join(f"<p>{escape(line)}</p>" for line in findings(comparison)),
         moment=now.isoformat(timespec="seconds"),
         written=f"{now:%Y-%m-%d %H:%M %Z}",
-        unfinished=", and will be updated: its runs have not ended" if {"pending", "running"} & states.keys() else "",
+        unfinished="; it will be updated until all runs have ended" if {"pending", "running"} & states.keys() else "",
         varying=_varying(comparison),
         table=_table(comparison),
         legend="".join(f"<p>{escape(line)}</p>" for line in [*legend(comparison), *comparison.remarks]),

@@ -18,14 +18,14 @@ REFUSED = {
     "hydra.job.env_copy": "workers inherit the environment of the command; use launch.env.NAME=VALUE to add to it",
     "hydra.job.env_set": "use launch.env.NAME=VALUE to set the environment of the workers",
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
-    "hydra.sweep.subdir": "a run of a sweep is named after its number and the values that vary",
+    "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
 """Keys to refuse, with the explanation to show. In Hydra, these keys affect only its calls of the task function."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"
 SILENT = {
-    "hydra.callbacks": "only on_multirun_start and on_multirun_end of a sweep are called",
+    "hydra.callbacks": "meshrunner calls only on_multirun_start and on_multirun_end, in a sweep",
     "hydra.job_logging": LOGS,
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
@@ -58,14 +58,14 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
             found.append("hydra.run.dir has no effect on a sweep; use hydra.sweep.dir")
         if _changed(given, "objective") and given[SWEEPER] == "basic":
             found.append(
-                "objective has no effect: the sweep tries every combination; choose another hydra/sweeper to optimise it"
+                "objective has no effect: the sweep tries every combination; use another hydra/sweeper to optimise for it"
             )
         return found
     idle = [key for key in _changed(given, "") if affected_by(key, {}) == Affects.SWEEP]
     # Named experiments set sweep.baseline. A single run needs no warning about it.
     idle = [key for key in idle if key != "sweep.baseline" or _typed(given, key)]
     idle += [key for section in ONLY_SWEEPS for key in _changed(given, section)]
-    return [*found, f"{', '.join(idle)}: no effect on a single run; -m makes it a sweep"] if idle else found
+    return [*found, f"{', '.join(idle)}: no effect on a single run; use -m to run a sweep"] if idle else found
 
 
 def _flat(config: DictConfig) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def value_text(value: Any) -> str:
     if picked := list(shipped.picked(value)):
         return "; ".join(f"{each} with {where}" if where else f"else {each}" for where, each in picked)
     if isinstance(value, str) and value.startswith("${") and value.endswith("}") and value.count("$") == 1:
-        return f"that of {value[2:-1]}"
+        return f"the value of {value[2:-1]}"
     return in_yaml(value)
 
 

@@ -19,7 +19,7 @@ class Replacements(ExitStack):
 
             where = getattr(owner, "__name__", owner)
             raise ConfigError(
-                f"plan: torch {torch.__version__} has no {where}.{name}, which tracing without a device replaces"
+                f"plan: torch {torch.__version__} has no {where}.{name}, which tracing needs; use another release of torch"
             )
         before = held[name]
         setattr(owner, name, value)

@@ -80,7 +80,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
         prefix, _, key = str(override.key_or_group).rpartition(".")
         if prefix != "hydra.launcher":
             raise ConfigError(
-                f"{override.key_or_group}: the run directories exist; only hydra.launcher.KEY=VALUE can be changed"
+                f"{override.key_or_group}: the run directories already exist; only hydra.launcher.KEY=VALUE can be changed"
             )
         known[key] = override.value()
     settings = Slurm.read(known)

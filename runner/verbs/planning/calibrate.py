@@ -27,8 +27,8 @@ def calibrate(arguments: list[str]) -> int:
     if not fitted.tells_apart and not given.force:
         raise ConfigError(
             "calibrate: these runs cannot separate matmul speed from memory bandwidth: "
-            f"{100 * fitted.ratio_unknown:.0f}% of the uncertainty about their ratio remains. Add runs in which one dominates, "
-            "such as compiled runs to eager ones, or models of other widths; --force writes the file anyway"
+            f"{100 * fitted.ratio_unknown:.0f}% of the uncertainty about their ratio remains. Add runs in which one of them "
+            "dominates, for example with another compile option or model.dim; --force writes the file anyway"
         )
     if given.json:
         print(json.dumps(calibration.as_json(), indent=2))
@@ -72,7 +72,7 @@ def _as_yaml(calibration: Calibration) -> str:
 
     hardware = rounded(calibration.hardware.model_dump(mode="json"))
     many, error = hardware["calibrated"]["runs"], hardware["calibrated"]["error_pct"]
-    title = f"# Fitted to {many} measured combinations; each was predicted from the others to {error:g}%\n"
+    title = f"# Fitted to {many} measured combinations; each was predicted from the others to within {error:g}%\n"
     return title + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)
 
 
@@ -82,7 +82,7 @@ def _write(file: Path, content: str) -> None:
         replace_file(file, content.encode())
     except OSError as error:
         raise ConfigError(f"--out: {file} cannot be written: {error}") from None
-    usage = "; hardware=NAME finds it as DIR/hardware/NAME.yaml with --config-dir DIR"
+    usage = "; to use it, move it to DIR/hardware/NAME.yaml and add --config-dir DIR hardware=NAME"
     if file.suffix == ".yaml" and file.absolute().parent.name == "hardware":
         usage = f": --config-dir {file.parent.parent} hardware={file.stem}"
     say(f"wrote {file}{usage}", to_stderr=True)

@@ -100,7 +100,7 @@ def _remarks(forecast: Forecast) -> list[str]:
     basis = (
         "calibrated; each measured run was predicted from the others to within"
         if speed.calibrated
-        else "uncalibrated, from the data sheet and the share of it that similar devices reach; published runs differ by up to"
+        else "uncalibrated, from data-sheet rates scaled to what similar devices reach; published runs differ by up to"
     )
     return [f"speed: {basis} {speed.error_pct:g}%", *forecast.remarks]
 
@@ -116,7 +116,7 @@ def _rows(forecast: Forecast) -> list[tuple[str, str]]:
         if memory.peak_reserved_gib is not None:
             rows.append(("peak reserved", f"{memory.peak_reserved_gib:.2f} GiB ({memory.peak_reserved_pct:.1f}%)"))
         if memory.block_gib is not None:
-            block = f"{1024 * memory.block_gib:,.2f} MiB of activations, from its forward to its backward"
+            block = f"{1024 * memory.block_gib:,.2f} MiB of activations between its forward and its backward"
             rows.append(("a block adds", block))
         rows.append(("start-up", f"{memory.startup_gib:.2f} GiB"))
     if speed is not None:

@@ -37,7 +37,7 @@ def show(arguments: list[str]) -> int:
         return 0
     composed = composer.single_run()
     if composed is None:
-        raise ConfigError("show explains one run; leave out -m and give each key one value")
+        raise ConfigError("show describes a single run; omit -m and give each key one value")
     from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 
     experiment, device = check_on_devices(composed.config)
@@ -80,7 +80,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
         ("mesh", _mesh(mesh_dims(degrees))),
     ]
     if (expert := experiment.parallelism.expert) > 1:
-        rows.append(("mesh of the experts", _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))))
+        rows.append(("expert mesh", _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))))
         rows.append(("exchanged among experts", f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"))
     batch = f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens"
     rows.append(("data-parallel ranks", f"{degrees.data}"))
@@ -198,14 +198,14 @@ def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network
         kinds = recomputed_blocks(experiment, device, network)
     except Exception as error:  # a user's class may raise anything, and an operator may lack a kernel for meta
         reason = one_line(error) if isinstance(error, ConfigError) else why(error)
-        return f"{title}; what each keeps for backward is not known: {reason}"
+        return f"{title}; the memory kept for backward is not known: {reason}"
     parts = []
     for name, whole, kept in kinds:
         operators = ", ".join(f"{operator} {n} of {of}" for operator, (n, of) in kept.operators.items())
         parts.append(
-            f"each{f' {name}' * (len(kinds) > 1)} keeps {_bytes(kept.nbytes)} for backward in addition to its input, a block "
-            f"that recomputes nothing {_bytes(whole.nbytes)}"
-            + (f"; kept are the results of {operators}" * bool(operators))
+            f"each{f' {name}' * (len(kinds) > 1)} keeps {_bytes(kept.nbytes)} for backward in addition to its input "
+            f"({_bytes(whole.nbytes)} without recomputation)"
+            + (f", including the results of {operators}" * bool(operators))
         )
     return "; ".join([title, *parts])
 

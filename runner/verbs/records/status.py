@@ -96,4 +96,4 @@ def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
     except ConfigError as error:
         warn(str(error))
         known = {}
-    return {path: f"{number}: {known.get(number, 'forgotten')}" for path, number in numbers.items()}
+    return {path: f"{number}: {known.get(number, 'unknown')}" for path, number in numbers.items()}

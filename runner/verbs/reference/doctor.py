@@ -19,7 +19,7 @@ from meshrunner.runner.console import console, table_of
 def doctor(arguments: list[str]) -> int:
     """Print the software and hardware that runs depend on; raise ConfigError for any argument."""
     parse("doctor", arguments)
-    console().print(table_of(findings(), ("", "found", "what that means")))
+    console().print(table_of(findings(), ("", "found", "consequence")))
     return 0
 
 
@@ -35,15 +35,15 @@ def findings() -> Iterator[tuple[str, str, str]]:
     if gpus := torch.cuda.device_count():
         yield "GPUs", f"{gpus} x {torch.cuda.get_device_name(0)}", ""
     elif any(driver.exists() for driver in DRIVERS):
-        why = "is this a CPU build of torch, or is CUDA_VISIBLE_DEVICES empty?"
+        why = "install a CUDA build of torch, or unset CUDA_VISIBLE_DEVICES"
         yield "GPUs", "a driver, but torch sees no GPU", why
     else:
         yield "GPUs", "none", "runs use the CPU and gloo; their figures say nothing about GPUs"
-    for backend, why in (("gloo", "nothing runs without it"), ("nccl", "GPUs need it")):
+    for backend, why in (("gloo", "every run needs this backend"), ("nccl", "runs on GPUs need this backend")):
         usable = dist.is_backend_available(backend)
         yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    yield "C++ compiler", compiler or "none", "" if compiler else "compiling for a CPU needs one"
+    yield "C++ compiler", compiler or "none", "" if compiler else "torch.compile on a CPU needs one; install g++"
     sbatch = shutil.which("sbatch")
     yield "SLURM", sbatch or "no sbatch", "" if sbatch else "runs can only start on this machine"
     netrc = Path.home() / ".netrc"
@@ -53,7 +53,7 @@ def findings() -> Iterator[tuple[str, str, str]]:
     try:
         folder = cache_dir()
         free = shutil.disk_usage(folder).free / 2**30
-        why = "" if free > 5 else "packed tokens and compiled code may not fit"
+        why = "" if free > 5 else "packed tokens and compiled code may not fit; free space or set MESHRUNNER_CACHE"
         yield "cache", f"{folder}, {free:.0f} GiB free", why
     except ConfigError as error:
         yield "cache", "not writable", str(error)

@@ -18,8 +18,8 @@ from meshrunner.runner.config.reference.json_schema import documentation
 from meshrunner.runner.console import in_two_columns, paragraph, say
 
 ABOUT = {
-    shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. Yours: --config-dir.",
-    shipped.LAUNCHER: "Executes the runs; `meshrunner submit` takes slurm.",
+    shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. --config-dir adds your own.",
+    shipped.LAUNCHER: "Executes the runs; `meshrunner submit` uses slurm by default.",
 }
 """Group that is not part of an Experiment -> its explanation."""
 DEFAULTS = (
@@ -29,19 +29,19 @@ HYDRA = {
     "hydra.run.dir": "Directory of a single run, the run directory.",
     "hydra.sweep.dir": "Directory of a sweep. Its runs are below it.",
     "hydra.mode": "RUN, or MULTIRUN for a sweep without -m.",
-    "hydra.sweeper.params": "The grid of a sweep, keys or groups with their values: {seed: '1,2'}. Overrides replace some.",
-    "hydra.sweeper.max_batch_size": "Most jobs that a sweeper passes to the launcher at a time; null: all.",
+    "hydra.sweeper.params": "The grid of a sweep: keys or groups and their values, as in {seed: '1,2'}. Overrides replace them.",
+    "hydra.sweeper.max_batch_size": "Maximum number of jobs that a sweeper passes to the launcher at once; null: all.",
     "hydra.sweeper": "Chooses the values of a sweep: basic tries all; hydra/sweeper=optuna, a plugin, searches.",
     "hydra.launcher": "Executes the runs: hydra/launcher=local on this machine, hydra/launcher=slurm as SLURM jobs.",
     "hydra.launcher._target_": "The launcher's class; hydra/launcher=NAME sets it.",
     "hydra.searchpath": "Directories of options in addition to --config-dir; only in the primary configuration.",
-    "hydra.job.name": "A name that ${hydra.job.name} inserts, for example in hydra.run.dir.",
+    "hydra.job.name": "The text that ${hydra.job.name} inserts, for example in hydra.run.dir.",
     "hydra.job.id": "An id of a single run that ${hydra.job.id} inserts.",
     "hydra.job.num": "A number of a single run that ${hydra.job.num} inserts. A sweep numbers its runs.",
     "hydra.job.config.override_dirname": "Form of ${hydra.job.override_dirname}: kv_sep, item_sep, exclude_keys.",
     "hydra.help": "Your own text for --help: app_name, header, footer, template.",
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
-    "hydra": "Hydra's settings: those that are useful here, and what replaces the others.",
+    "hydra": "Hydra's settings that are useful here, and the settings that replace the others.",
 }
 """Hydra key that has an effect here -> its explanation, because no field of an Experiment documents the key."""
 
@@ -115,7 +115,7 @@ def _explain_hydra(name: str) -> str:
     full = next((key for key in (*HYDRA, *REFUSED, *SILENT) if key.endswith(f".{name}")), name)
     known = HYDRA | {key: f"Refused: {instead}." for key, instead in REFUSED.items()}
     known |= {key: f"Has no effect here: {why}." for key, why in SILENT.items()}
-    known |= dict.fromkeys(SET_BY_HYDRA, "Hydra sets it for every run; you cannot.")
+    known |= dict.fromkeys(SET_BY_HYDRA, "Hydra sets this key for every run; it cannot be overridden.")
     below = [(key, text) for key, text in known.items() if key.startswith(f"{full}.")]
     if full == "hydra" or (below and full not in known):  # such as hydra.run
         return f"{full}\n{paragraph(known.get(full, 'Settings of Hydra.'))}\n\n{in_two_columns(below)}"

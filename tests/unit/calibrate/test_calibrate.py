@@ -190,7 +190,7 @@ def test_calibrated_file_is_used_by_plan(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = run_of(tmp_path / "alike", "wide")
-    assert "1 combination with a speed, at least 2 are needed" in calibrated(capsys, wide, code=2)
+    assert "1 combination with a measured speed, but at least 2 are needed" in calibrated(capsys, wide, code=2)
     run_of(tmp_path / "alike", "wide, full")
     out = tmp_path / "alike.yaml"
     refused = calibrated(capsys, tmp_path / "alike", "--out", out, code=2)
@@ -206,7 +206,7 @@ def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.C
     assert "different values of hardware.memory_bandwidth" in calibrated(capsys, wide, other, code=2)
     unknown = run_of(tmp_path / "unknown", "narrow")
     write(unknown / "environment.json", {})
-    assert "does not say on what devices it ran" in calibrated(capsys, unknown, code=2)
+    assert "do not name the devices it used" in calibrated(capsys, unknown, code=2)
     for damage, why in (({"perf/wps_median": -5.0}, "no speed was measured"),):
         damaged = run_of(tmp_path / "damaged", "narrow", **damage)
         assert why in calibrated(capsys, damaged, code=2)

@@ -74,7 +74,7 @@ def test_what_is_not_tested_is_no_figure(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "parallelism=fsdp1", wps=100)
     make_run(tmp_path / "b", "parallelism=fsdp2", wps=200)
     assert found(tmp_path, "parallelism=fsdp1") == [
-        "No difference is tested: telling one from noise takes 3 completed runs of a combination (sweep.repeat=3)",
+        "Differences are not tested for noise: the test needs 3 completed runs of a combination (sweep.repeat=3)",
         "Losses are identical in 1 pair",
     ]
 

@@ -104,7 +104,8 @@ def test_losses_of_different_models_are_results(tmp_path: Path) -> None:
     make_run(tmp_path / "0", losses=(6.0, 5.0), summary={"train/final_loss": 5.0})
     make_run(tmp_path / "1", "model=llama_large", losses=(6.0, 4.0), summary={"train/final_loss": 4.0})
     remark = (
-        "- losses are checked for agreement only between runs of the same model; losses of different models are results"
+        "- losses are checked for agreement only between runs of the same model; "
+        "compare losses of different models in the table"
     )
     text = markdown(of(tmp_path, "model=llama_tiny"))
     assert remark in text and "| 4.0000" in text and "differs" not in text
@@ -193,7 +194,7 @@ def test_json_has_a_row_per_combination_with_raw_figures(tmp_path: Path) -> None
     assert rows[1]["perf/wps_median"] == 6200 and rows[1]["wps_vs_baseline_pct"] == pytest.approx(0.813, abs=1e-3)
     assert rows[1]["within_noise"] is True and 0.05 < rows[1]["p_value"] < 1
     assert rows[1]["loss_verdict"] == "agrees" and rows[1]["loss_max_relative_difference"] == pytest.approx(3.1e-3)
-    assert rows[0]["loss_verdict"] is None and rows[0]["loss_why"] == "it is a baseline"
+    assert rows[0]["loss_verdict"] is None and rows[0]["loss_why"] == "this row is a baseline"
 
 
 def test_json_says_why_there_is_no_verdict(tmp_path: Path) -> None:

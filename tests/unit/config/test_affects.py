@@ -139,7 +139,7 @@ def test_new_key_of_sweeps_is_idle_on_a_single_run(
     hydra = {"overrides": {"hydra": [], "task": []}, "runtime": {"choices": {"hydra/sweeper": "basic"}}}
     config = OmegaConf.create({"sweep": {"added": 1}, "hydra": hydra})
     assert [line for line in no_effect.without_effect(config, sweep=False) if "sweep.added" in line] == (
-        ["sweep.added: no effect on a single run; -m makes it a sweep"] if idle else []
+        ["sweep.added: no effect on a single run; use -m to run a sweep"] if idle else []
     )
     config_keys._affected_by.cache_clear()
 

@@ -218,7 +218,7 @@ def test_settings_of_sweeps_are_remarked_on_in_a_single_run(key: str, capsys: py
     value = VALUE[key]
     assert place(f"++{key}={value}") == 0
     (remark,) = capsys.readouterr().err.splitlines()
-    assert key in remark and remark.endswith("no effect on a single run; -m makes it a sweep")
+    assert key in remark and remark.endswith("no effect on a single run; use -m to run a sweep")
     given = () if key == "hydra.sweep.dir" else ("hydra.sweep.dir=sweep",)
     assert place("-m", "seed=1,2", f"++{key}={value}", *given) == 0
     assert "no effect" not in capsys.readouterr().err
@@ -240,7 +240,7 @@ def test_a_grid_without_a_sweep_is_remarked_on(folder: Path, capsys: pytest.Capt
         "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
     )
     assert place("--config-dir=own", "experiment=grid") == 0
-    assert "hydra.sweeper.params.seed: no effect on a single run; -m makes it a sweep" in capsys.readouterr().err
+    assert "hydra.sweeper.params.seed: no effect on a single run; use -m to run a sweep" in capsys.readouterr().err
     assert place("--config-dir=own", "experiment=grid", "-m", "hydra.sweep.dir=sweep") == 0
     assert capsys.readouterr().err == ""
     assert len(list(Path("sweep").glob("0*"))) == 2

@@ -193,7 +193,7 @@ class Looks(Llama):
     [
         Said(
             (SELECTIVE,),
-            "selective_op, 6 of 6 blocks; each keeps 7.03 MiB for backward in addition to its input, a block",
+            "selective_op, 6 of 6 blocks; each keeps 7.03 MiB for backward in addition to its input (",
         ),
         Said((FULL, "parallelism.cpu_offload=true"), "is not known: parallelism.cpu_offload moves"),
         Said(

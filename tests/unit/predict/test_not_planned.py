@@ -12,7 +12,7 @@ from meshrunner.runner.predict.forecast import NOT_PLANNED, needs_memory, why
 from meshrunner.runner.predict.pool import MOST
 
 SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
-SHAPES = "it cannot be traced: an operator or the model itself needs values, but a trace has only shapes: "
+SHAPES = "the model cannot be traced: an operator or the model itself needs values, but a trace has only shapes: "
 HERE = Path(__file__).parents[2]
 
 
@@ -64,7 +64,7 @@ def test_error_of_torch_is_the_reason(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(pretrain, "update", refused)
     found = json.loads(said(capsys, "plan", *SMALL, "--active", "--json"))
     assert found["verdict"] == NOT_PLANNED
-    assert found["reason"].startswith("it cannot be traced: RuntimeError: torch does not do that (")
+    assert found["reason"].startswith("the model cannot be traced: RuntimeError: torch does not do that (")
 
 
 def test_compiler_error_is_not_mistaken_for_missing_values() -> None:

@@ -101,7 +101,7 @@ def test_torch_without_a_replaced_attribute_is_an_error_that_names_it() -> None:
 
     with Replacements() as own:
         assert own.replace(Owner, "present", 2) == 1 and Owner.present == 2
-        with pytest.raises(ConfigError, match=r"has no Owner\.gone, which tracing without a device replaces"):
+        with pytest.raises(ConfigError, match=r"has no Owner\.gone, which tracing needs"):
             own.replace(Owner, "gone", 3)
     assert Owner.present == 1
 

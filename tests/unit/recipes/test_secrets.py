@@ -31,7 +31,7 @@ def test_they_stay_out_of_environment_json(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("launch.env.HF_TOKEN=hush", "launch.env: the value of HF_TOKEN is secret"),
+        ("launch.env.HF_TOKEN=hush", "launch.env: the name HF_TOKEN suggests a secret value"),
         ("launch.env.OTHER=${oc.env:HF_TOKEN}", "launch.env.OTHER"),
         ("launch.env.OTHER=x-${oc.env:HF_TOKEN,none}", "launch.env.OTHER"),
     ],

@@ -107,7 +107,7 @@ def test_figures_are_of_the_last_layout(tmp_path: Path) -> None:
     assert (found.figures["perf/wps_p10"] or 0) > 6000
     settings = {"launch.workers": 1, "world_size": 1}
     assert found.as_json()["earlier_layouts"] == [{"steps": (1, 10), "settings": settings}]
-    assert layout_remarks(found) == ["steps 1 to 10 ran with launch.workers=1, world_size=1 and are not in its figures"]
+    assert layout_remarks(found) == ["steps 1 to 10 ran with launch.workers=1, world_size=1 and are not in the figures"]
 
 
 def test_a_layout_under_which_no_step_was_done_does_not_count(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_layout_that_is_not_on_record_is_not_mixed_in(tmp_path: Path) -> None:
     rows = [row(step, attempt=1 + (step > 3), wps=float(step)) for step in range(1, 8)]
     found = summarise(rows, measure_after=0, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
     assert found.figures["perf/wps_median"] == 5.5
-    assert "not recorded" in layout_remarks(found)[0]
+    assert "an unrecorded layout" in layout_remarks(found)[0]
 
 
 @pytest.mark.parametrize(

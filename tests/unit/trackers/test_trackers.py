@@ -255,8 +255,8 @@ def test_one_tracker_in_a_list_is_that_tracker() -> None:
     ("overrides", "error"),
     [
         (["tracker=[wandb,wandb]"], "tracker@tracker.of.wandb appears more than once"),
-        (["tracker=several"], "names no tracker"),
-        (["tracker=[wandb,several]"], "names no tracker"),
+        (["tracker=several"], "no tracker is named"),
+        (["tracker=[wandb,several]"], "no tracker is named"),
         (["tracker=[wandb,tensorboard]", "tracker.of.tensorboard.kind=wandb"], "2 trackers of kind 'wandb'"),
     ],
 )

@@ -92,7 +92,7 @@ def test_every_key_of_hydra_is_explained(key: str) -> None:
         ("parallelism.prefetch", ["a key of  parallelism=fsdp2,", "fsdp2_tp"]),
         ("reshard_after_forward", ["whole number at least 2, auto, always, never or except_last"]),
         ("compile.mode", ["default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs or null"]),
-        ("lr_schedule.total_steps", ["that of steps"]),
+        ("lr_schedule.total_steps", ["the value of steps"]),
         ("data.path", ["none; you must set it", "data=jsonl,parquet"]),
         ("steps", ["Optimizer steps.", "See also profiler.steps."]),
         ("objective", ["perf/wps_median", "train/final_loss", "memory/startup_peak_active_gib"]),
