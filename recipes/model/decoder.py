@@ -91,9 +91,9 @@ class Decoder(Model):
     dim: Annotated[int, whole(at_most=2**17)]
     """Width of the residual stream."""
     n_heads: Count
-    """Query heads."""
+    """Number of query heads."""
     n_kv_heads: Count
-    """Key heads, and equally many value heads. Each serves n_heads / n_kv_heads query heads."""
+    """Number of key heads and of value heads. Each pair serves n_heads / n_kv_heads query heads."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)

@@ -85,7 +85,7 @@ class GroupedExperts(nn.Module):
     """One block's SwiGLU experts on this rank. Each parameter stacks one matrix of every expert."""
 
     ranks = 1
-    """Number of expert-parallel ranks. Backward divides gradients by it, because data parallelism does not average over them."""
+    """Number of expert-parallel ranks. Data parallelism does not average over these, so backward divides by their number."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()

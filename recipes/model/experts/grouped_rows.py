@@ -38,7 +38,7 @@ class _Permute(torch.autograd.Function):
 
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
-    """Repeat each row of `x` `copies` times and index the result by `order`: [rows x copies, dim]. inverse: of `order`."""
+    """Repeat each row of `x` `copies` times and index the rows by `order`: [rows x copies, dim]. inverse: inverse of `order`."""
     # Autograd's backward of indexing would add up gradients row by row. That is slow on a GPU, and not deterministic.
     return _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
 

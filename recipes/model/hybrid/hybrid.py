@@ -49,7 +49,7 @@ class MambaConfig(Section):
 
 
 def _missing_for_fused(device_type: str) -> str | None:
-    """Return the device or package that the fused kernel needs but lacks on `device_type`, or None if it can run."""
+    """Return the device or package that is missing for the fused kernel on `device_type`, or None if it can run."""
     if device_type != "cuda":
         return "a GPU"
     return None if find_spec("mamba_ssm") is not None else "package mamba_ssm (pip install mamba-ssm)"

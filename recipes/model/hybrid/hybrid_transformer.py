@@ -105,7 +105,7 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the stream for the next module, and normalised for the output projection. x, token: [batch, seq, dim]."""
+        """Return the stream for the next module, and the normalised stream for `output`. x, token: [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
