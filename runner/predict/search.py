@@ -15,7 +15,7 @@ from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
 MOST = 2**16
 """Largest value that the search tries."""
 SCANNED = 2**12
-"""Number of consecutive values among which the search looks for an allowed value."""
+"""Maximum number of consecutive values that the search checks to find an allowed value."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> LargestThatFits:
-    """Find the largest value of a key with which a run fits. Raise ConfigError if the key allows no whole number."""
+    """Find the largest value of a key with which a run fits. Raise ConfigError if no whole number is allowed for the key."""
     found: dict[int, Forecast] = {}
 
     def allowed(value: int) -> bool:
@@ -79,8 +79,8 @@ def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda
     """
     Return the largest allowed whole number that fits, or None if the smallest allowed number does not fit.
 
-    If a number does not fit, all larger numbers are assumed not to fit. `fits` is expensive, so it is called at most once per
-    number. Numbers that are not `allowed` are skipped, such as numbers that do not divide a batch.
+    If a number does not fit, larger numbers are assumed not to fit either. `fits` is expensive, so it is called at most once per
+    number. Numbers that are not `allowed` are skipped; for example, a micro batch must divide the batch.
     """
     below, end = 0, 1
     for least in (2**power for power in range(MOST.bit_length())):
@@ -114,7 +114,7 @@ def _composed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
-    """Raise ConfigError if the value of a key is not a whole number."""
+    """Raise ConfigError if the value of a key is neither a whole number nor `auto` nor null."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name, "not set") if isinstance(value, dict) else "not set"

@@ -20,17 +20,17 @@ ERROR_PCT = 7.0
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of one step of a run. The step time on a device is computed from it."""
+    """Work of one step of a run, from which the step time on any device can be computed."""
 
     experiment: Experiment
     workers: int
     """Processes per node."""
     tokens: float
-    """Tokens of a step per device."""
+    """Tokens per step and device."""
     skipped_micro_batches: int
     """Number of micro batches per step that were not traced."""
     events: tuple[EventLog, ...]
-    """Event logs: one of the full-depth model, or two of the shallow models named by `depths`."""
+    """Event logs: one of the full-depth model, or one for each of the two shallow models in `depths`."""
     depths: Depths | None
     """None when the full-depth model was traced."""
 
@@ -54,11 +54,11 @@ class Workload:
         return times[0] if self.depths is None else _at_full_depth(self.depths, *times)
 
     def wps(self, hardware: GPU | CPU) -> float:
-        """Return the words per second and device. Raise the errors of `step_time`."""
+        """Return the tokens per second per device. Raise the errors of `step_time`."""
         return self.tokens / self.step_time(hardware).seconds
 
     def speed(self, hardware: GPU | CPU) -> SpeedForecast:
-        """Return the figures of speed. Raise the errors of `step_time`."""
+        """Return the speed forecast. Raise the errors of `step_time`."""
         experiment, step_time = self.experiment, self.step_time(hardware)
         wps = self.tokens / step_time.seconds
         compute = experiment.precision.compute
@@ -92,7 +92,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run for its step time only, if `Parallelism.untraceable` allows. Drop memory events to make `step_time` faster."""
+    """Trace a run for its step time only, without memory events, so that `step_time` is fast. The run must be traceable."""
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
     timed: list[EventLog] = [
         [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]
@@ -102,7 +102,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
-    """Extrapolate the step time to the full depth. Each additional block adds the mean time of a block between the two depths."""
+    """Extrapolate the step time to the full depth. Each further block adds the mean time per block between the two depths."""
     blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
 
     def line(first: float, second: float) -> float:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 FEWEST_CORES = 2
-"""Cores that a worker on a GPU needs: a core for Python and a core for the backward thread."""
+"""CPU cores that a worker with a GPU needs: one for Python and one for the backward thread."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
@@ -21,7 +21,7 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """Return the CPUs close to a worker's GPU. If these CPUs are all allowed CPUs, or too few for the workers, return no CPUs."""
+    """Return the CPUs close to a worker's GPU, or none if they equal all allowed CPUs or are too few for the workers there."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
     return own if own != allowed and len(own) >= FEWEST_CORES * near.count(own) else set()

@@ -1,4 +1,4 @@
-"""The forkserver, a process that imports torch and forks all child processes. No child outlives its parent."""
+"""The forkserver: a process that imports torch once and forks all child processes. No child outlives the command."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. A user's module is not preloaded: its error would end the forkserver."""
+"""Modules that the forkserver imports before it forks. An error in a user's module would end it, so none is preloaded."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
-"""Variables that were added to the forkserver's environment; None before the forkserver is started."""
+"""Variables added to the forkserver's environment; None before the forkserver is started."""
 END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
 """The signal that makes a child write its stack to its log and end."""
 LONGEST = 40
-"""Maximum bytes of the path of the parent of `temporary_folder`: the kernel limits the path of a socket to 107 bytes."""
+"""Maximum bytes in the path of `temporary_folder`'s parent, because the kernel limits a socket's path to 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """
     Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
 
-    Add `variables` to the environment of the forkserver, because libraries read variables when they are loaded. Replace a
-    forkserver that was started with different variables; that forkserver must have no children. None keeps a running forkserver.
+    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. If the forkserver runs
+    with different variables, replace it; it must have no children then. If `variables` is None, keep a running forkserver.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):
@@ -88,7 +88,7 @@ def temporary_folder() -> str:
     """
     Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if it cannot be created.
 
-    The first call creates the folder. The command removes it at its end; if the command is killed, the forkserver removes it.
+    The first call creates the folder. The command removes it on exit. If the command is killed, the forkserver removes it.
     """
     # multiprocessing would choose a folder in TMPDIR even if the path is too long for a socket.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def _remove_temporary_folder() -> None:
 
 
 def _kill() -> int | None:
-    """Kill the forkserver, even during its import of torch. Return its process id, or None if no forkserver was started."""
+    """Kill the forkserver, even while it imports torch. Return its process id, or None if no forkserver was started."""
     pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -129,9 +129,9 @@ def exit_now(code: int) -> NoReturn:
 
 def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     """
-    Initialise a child process: append its output to a log, ignore Ctrl-C, end when its parent ends.
+    Initialise a child process: append its output to `log`, ignore Ctrl-C, and make it end when its parent ends.
 
-    Replace the environment and sys.path, because the child inherits them from the start of the forkserver.
+    Replace the environment and sys.path, because the child inherits the values that they had when the forkserver started.
     """
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -1,6 +1,6 @@
 """The network interface for gloo in a run on several nodes.
 
-By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1, so that ranks on other
+By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1, with which ranks on other
 nodes would connect to themselves.
 """
 
@@ -14,7 +14,7 @@ from socket import AF_INET, AF_INET6
 import psutil
 
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
-"""Addresses reserved for documentation. The route to these addresses is the default route. No packet is sent."""
+"""Addresses reserved for documentation. The default route leads to them. They are only used to look up that route."""
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
@@ -35,7 +35,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether `wanted` (NCCL_SOCKET_IFNAME) allows an interface: `eth,ib` are prefixes, `=eth0` a name, `^` excludes."""
+    """Return whether NCCL_SOCKET_IFNAME allows an interface. `eth,ib` lists prefixes, `=eth0` a full name; `^` excludes them."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)
@@ -45,7 +45,7 @@ def allows(wanted: str, name: str) -> bool:
 
 
 def sources(host: str) -> Iterator[str]:
-    """Yield the source addresses of this machine for packets to a host."""
+    """Yield the addresses from which this machine would send packets to a host."""
     with suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as sender:
@@ -54,7 +54,7 @@ def sources(host: str) -> Iterator[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the IP addresses of every interface that is up, without IPv6 addresses that are valid on one link only."""
+    """Return the IP addresses of every interface that is up, except link-local IPv6 addresses."""
     found = {}
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():

@@ -23,16 +23,16 @@ def in_slurm_job() -> bool:
 
 
 def job_start_id() -> str:
-    """Return an id such as `12.0` for this start of the SLURM job: the job's id and its number of requeues."""
+    """Return an id for this start of the SLURM job, such as `12.0`: the job's id and how often it was requeued."""
     return f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
 STOP_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that request a run in a SLURM job to stop."""
+"""Signals that ask a run in a SLURM job to stop."""
 INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIGTERM,)))
 """Signals that interrupt a run."""
 IGNORE_S = 15.0
-"""Seconds after an interrupt in which further interrupts are ignored, so that the workers can end."""
+"""Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
 
 
 def hold_stop_requests() -> None:
@@ -43,7 +43,7 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted at INTERRUPTS in the context, with `consequence` in the message. Ignore more interrupts for IGNORE_S."""
+    """Raise Interrupted, with `consequence` in the message, on INTERRUPTS. Then ignore further interrupts for IGNORE_S."""
     last = float("-inf")
 
     def interrupt(number: int, _: object) -> None:
@@ -63,7 +63,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` at the first Ctrl-C in an `interruptible`. Interrupt if `request` returns False, and at a later Ctrl-C."""
+    """Call `request` on the first Ctrl-C in an `interruptible`. Interrupt if it returns False, and on any later Ctrl-C."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 

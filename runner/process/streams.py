@@ -1,4 +1,4 @@
-"""Makes standard streams safe to use if a stream is closed, its disk is full or its pipe has no reader."""
+"""Makes the standard streams safe to use even if a stream is closed, its disk is full or its pipe has no reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Output(io.FileIO):
     """A file whose writes never fail. Data that cannot be written is lost."""
 
     problem: OSError | None = None
-    """The first write error other than a closed pipe; None without an error."""
+    """The first write error other than a closed pipe; None if there was none."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -36,9 +36,10 @@ class _Output(io.FileIO):
 
 def secure_streams() -> None:
     """
-    Open closed standard streams on /dev/null, and replace sys.stdout and sys.stderr with streams that never raise OSError.
+    Reopen closed standard streams on /dev/null, and make sys.stdout and sys.stderr streams whose writes never raise OSError.
 
-    Call this before any file is opened: a file could get the descriptor of a closed stream, and workers would write to the file.
+    Call this before any file is opened. Otherwise a file could get the descriptor of a closed standard stream, and workers would
+    write their output to that file.
     """
     for number, name in enumerate(STREAMS):
         try:
@@ -61,7 +62,7 @@ def secure_streams() -> None:
 
 
 def output_is_lost() -> bool:
-    """Flush stdout and stderr. Return whether output to stdout was lost for another reason than a closed pipe."""
+    """Flush stdout and stderr. Return whether output to stdout was lost for a reason other than a closed pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

@@ -15,14 +15,14 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def process_name(process: psutil.Process) -> str:
-    """Return the name of a process, or an empty text if the process has ended."""
+    """Return the name of a process, or an empty string if the process has ended."""
     with suppress(psutil.NoSuchProcess):
         return process.name()
     return ""
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process exists and is not a zombie. Return False if another process has reused the process id."""
+    """Return whether a process exists and is not a zombie. A process that merely reuses the process id does not count."""
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

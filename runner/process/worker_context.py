@@ -19,7 +19,7 @@ class SharedIntegers:
     # An anonymous file (memfd) needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
 
     def __init__(self, count: int, file: Any = None) -> None:
-        """Create the shared memory, or map `file`, a DupFd of the parent's memory."""
+        """Create the shared memory. If `file`, a DupFd of the parent's shared memory, is given, map that instead."""
         self._file = os.memfd_create("meshrunner") if file is None else file.detach()
         weakref.finalize(self, os.close, self._file)
         if file is None:
@@ -53,7 +53,7 @@ class Node:
     port: int
     """TCP port of the rendezvous. A run on a single node may use 0 to choose a free port."""
     rendezvous: str
-    """Id of the rendezvous. Each start of the job has another id, so that workers of an earlier start cannot join."""
+    """Id of the rendezvous. Each start of the job has a new id, so that workers of an earlier start cannot join."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class WorkerContext:
     port: SharedIntegers
     """One integer: the port of the rendezvous. A port that rank 0 chooses is 0 until rank 0 opens the rendezvous."""
     steps: SharedIntegers
-    """The last completed step of each rank on this node, in the order of ranks."""
+    """One integer per rank on this node, in the order of ranks: the rank's last completed step."""
     phase: SharedIntegers
     """One integer: the phase of this node's first rank, as an index into PHASES."""
     stop_requested: SharedIntegers | None
@@ -88,7 +88,7 @@ class WorkerContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that torchrun sets, for user code that reads the variables."""
+        """The environment variables that torchrun would set, for user code that reads them."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),

@@ -38,15 +38,15 @@ class Profiler(Option):
     }
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        """Return error messages about settings that do not fit the run or its number of ranks."""
+        """Return an error message for each setting that does not suit the run or its number of ranks."""
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        """Return warnings about settings that may not work as intended. `done`: steps completed by earlier attempts."""
+        """Return a warning for each setting that may not work as intended. `done`: steps completed by earlier attempts."""
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
-        """Open a worker's session. The meter calls this before the model is built, once the rank's device is current."""
+        """Open a worker's session. The meter calls this after the rank's device is set, before the model is built."""
         return Session(None, run, run_dir, 0)
 
 
@@ -64,7 +64,7 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers with a window: the `steps` steps that follow the first measure_after + `start` steps."""
+    """Base of profilers with a window: `steps` steps, after the first measure_after + `start` steps of an attempt."""
 
     start: Annotated[int, whole(at_least=0)]
     """Number of measured steps before the window."""
@@ -74,11 +74,11 @@ class Windowed(Profiler):
     """Ranks to profile: a list, or all."""
 
     def last_step(self, run: ProfiledRun, done: int = 0) -> int:
-        """Return the number of the window's last step in an attempt that begins after `done` steps."""
+        """Return the step at which the profiling window ends, for an attempt that resumes after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
     def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> str:
-        """Return the sum that exceeds the run's steps if the window ends after the run, else an empty string."""
+        """Return the sum that exceeds the run's steps as text if the window ends after the run, or "" if it does not."""
         if (last := self.last_step(run, done)) <= run.steps:
             return ""
         before = f"{done} done before + " if done else ""
@@ -105,7 +105,7 @@ class Session:
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of the figures that `end` returns."""
     warms_up: ClassVar[bool] = False
-    """Whether to also profile the step before the window and discard it, because the profiler sets up in its first step."""
+    """Whether to also profile the step before the window and discard it, because the profiler initialises in its first step."""
 
     def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         """Open the session. If `option` is None, the session has no window."""
@@ -128,18 +128,18 @@ class Session:
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Whether profiling begins or ends after this step. The result is the same on all ranks. The device must be idle then."""
+        """Return whether profiling begins or ends after this step, which needs an idle device. All ranks return the same."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:
         """Prepare for the next step. The meter calls this before each step."""
 
     def pause(self) -> None:
-        """Close the contexts of the current step. The meter calls this before any work outside of steps."""
+        """Close the contexts of the current step. The meter calls this before any work that belongs to no step."""
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
-        """Pause. Return this rank's figures if the window ends with this step, else None."""
+        """Pause. Return this rank's figures if the window ends with this step, or None if it does not."""
         self.pause()
         self.next_step = step + 1
         self._enter_window()
@@ -165,7 +165,7 @@ class Session:
         return []
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return entries of summary.json from the figures of all ranks [ranks, figures]. Called on rank 0 after the window."""
+        """Return entries of summary.json, given all ranks' figures [ranks, figures]. Called on rank 0 after the window."""
         return {}
 
     def out_of_memory(self) -> None:

@@ -1,4 +1,4 @@
-"""Implements profiler=memory. On CUDA it records the allocator's history, on a CPU the live tensors at the peak."""
+"""Implements profiler=memory. On CUDA it records the allocator's history; on a CPU, the live tensors at the peak."""
 
 from __future__ import annotations
 

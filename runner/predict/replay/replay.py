@@ -39,19 +39,19 @@ class Replayed:
     """
     Memory of a replayed trace, in bytes. Peaks are measured in the last step, or at start-up if the trace has no step.
 
-    The cache of earlier steps is still reserved when a step begins, so it counts in the peak of the step.
+    Memory that earlier steps left in the cache is still reserved when a step begins, so it counts in the step's peak.
     """
 
     startup_active: int
-    """Peak of blocks in use before the first step."""
+    """Peak bytes of blocks in use before the first step."""
     peak: PeakMemory
-    """Peak of blocks in use, as torch's `active_bytes`. A freed block counts until all streams that use it are done."""
+    """Peak bytes of blocks in use, as torch's `active_bytes`. A freed block counts until all streams that use it are done."""
     peak_reserved: int
-    """Peak of segments, including the cache, as torch's `reserved_bytes`."""
+    """Peak bytes of all segments, including cached blocks, as torch's `reserved_bytes`."""
     retries: int
     """Number of requests for which the whole cache was flushed."""
     completed: bool
-    """Whether memory sufficed. If not, the peaks cover the events until memory ran out."""
+    """Whether memory sufficed. If it did not, the peaks cover only the events before memory ran out."""
     points: list[Point]
     """Memory over the last step. Empty unless `record_points` is true."""
 
@@ -79,7 +79,7 @@ def replay(
 
 
 class _Replay:
-    """State of a replay: the blocks of live allocations, and the peaks of the present step."""
+    """State of a replay: the blocks of live allocations, and the peaks of the current step."""
 
     def __init__(self, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, record_points: bool) -> None:
         self._clock = clock
@@ -115,7 +115,7 @@ class _Replay:
             self._users.setdefault(allocation, set()).add(stream)
 
     def free(self, allocation: Allocation) -> None:
-        """Free an allocation's block, at once or when all other streams that use the allocation are done."""
+        """Free an allocation's block at once, or, if other streams use the allocation, as soon as all of them are done."""
         block = self._blocks.pop(allocation, None)
         users = self._users.pop(allocation, None)
         if block is None:
@@ -157,7 +157,7 @@ class _Replay:
         self._record()
 
     def _record(self) -> None:
-        """Add a point with the memory held now to the present step."""
+        """Add a point with the memory held now to the current step."""
         if self._record_points:
             held, reserved = tuple(self._by_category.values()), self._allocator.segments.reserved
             self._points.append(Point(len(self._points), self._phase, held, reserved))

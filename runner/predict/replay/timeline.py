@@ -11,7 +11,7 @@ from meshrunner.runner.ledger.allocations import CATEGORIES, START, Phase
 from meshrunner.runner.predict.record.trace_events import Allocated, Collective, EventLog, Freed, Operator
 
 POINTS = 2000
-"""Most points of a timeline, about as many as a screen has pixels across."""
+"""Approximate maximum number of points in a timeline: about the width of a screen in pixels."""
 
 
 class Point(NamedTuple):
@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Interval of the step. Each micro batch has a forward, a loss and a backward."""
+    """Interval of the step, such as the forward, the loss or the backward of one micro batch."""
 
     name: str
     """One of `phases.PARTS`."""
@@ -59,7 +59,7 @@ def timeline(points: list[Point], capacity: int, memory: int, most: int = POINTS
 
 
 def points_without_allocator(events: EventLog, step: int) -> list[Point]:
-    """Return the points of a step as if all freed memory were released at once, even memory that other streams use."""
+    """Return the points of a step, assuming that freed memory is released at once even if other streams still use it."""
     points: list[Point] = []
     held, phase = dict.fromkeys(CATEGORIES, 0), Phase(-1, START)
 
@@ -87,7 +87,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` points: the highest of each phase, and the highest and the lowest of each of many equal intervals."""
+    """Return about `most` points: the highest of each phase, and the highest and lowest of every interval of equal length."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -6,9 +6,9 @@ per device between nodes. They come from nccl-tests results and NCCL's tuning ta
 (`cost_models/nccl_cost_model.py`). The following is assumed, not measured:
 
 - Other hardware has the same latencies. Only its bandwidths differ, in proportion to link_bandwidth and network_bandwidth.
-- No other group uses the same links at the same time. Each device has its own network adapter: if every rank of a node is in
-  a different group with ranks of other nodes, each group uses the adapter of one device per node.
-- A group that is spread unevenly over nodes is as fast as the node with the fewest ranks of the group.
+- No other group uses the same links at the same time. A group uses only the network adapters of its own devices. For example,
+  a group with one rank per node uses one adapter per node.
+- A group that is spread unevenly over nodes is as fast as its node with the fewest ranks.
 - All collectives are rings, except that an all-reduce is a tree if a tree is faster. NCCL has better algorithms for small
   all-gathers with one device per node. A broadcast takes as long as an all-gather. An all-to-all has an all-gather's latency.
 """
@@ -25,15 +25,15 @@ from meshrunner.runner.config.hardware import CPU, GPU
 
 GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
-"""`link_bandwidth` in GB/s of the H100, the device for which NODE_BANDWIDTH holds."""
+"""`link_bandwidth` of the H100 in GB/s. NODE_BANDWIDTH holds for this device."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""(devices in a node, bandwidth in GB/s) of all-gathers and reduce-scatters: bytes of the whole buffer per second."""
+"""(devices in a node, GB/s) for all-gathers and reduce-scatters: size of the whole buffer divided by the duration."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
-"""(devices in a node, latency in seconds) of all-gathers and reduce-scatters."""
+"""(devices in a node, latency in seconds) for all-gathers and reduce-scatters."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
-"""(bytes per rank, share of the network bandwidth that a collective reaches)."""
+"""(bytes per rank, fraction of the network bandwidth that a collective reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
-"""Seconds of a ring's step within a node, and between nodes. A ring takes 38 microseconds per node of 8 devices."""
+"""Seconds per step of a ring, within a node and between nodes. A ring takes 38 microseconds per node of 8 devices."""
 TREE = 0.7
 """Bandwidth of a tree relative to a ring."""
 
@@ -42,7 +42,7 @@ Fp32Rate = Literal["fp32", "tf32"]
 
 
 class GPURates:
-    """Rates of a GPU: data-sheet rates times the fraction that programs reach."""
+    """Rates of a GPU: data-sheet rates times the fractions of them that programs reach."""
 
     overlaps = True
     """Whether streams run concurrently and the host runs ahead of them."""
@@ -56,7 +56,7 @@ class GPURates:
         """Overheads of operators and of overlapping communication, see `hardware.Efficiency`."""
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
-        """Return the FLOP/s that operators of a kind and dtype reach. Raise ConfigError if the rate is unknown."""
+        """Return the FLOP/s that operators of one kind and dtype reach. Raise ConfigError if the rate is unknown."""
         hardware = self._hardware
         rate, share = _peak_rate(dtype, self._fp32_rate)
         peak = hardware.peak_tflops(rate)
@@ -70,13 +70,13 @@ class GPURates:
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
         """
-        Return the duration of a collective in seconds. It is 0 for a group of one rank.
+        Return the duration of a collective in seconds, which is 0 for a group of one rank.
 
-        The time never falls as `nbytes` grows. It also never falls if the group spreads evenly over more nodes.
+        The duration never falls as `nbytes` grows, or as a group is spread evenly over more nodes.
 
         Args:
             ranks: global ranks of the group, numbered node by node.
-            nbytes: bytes of the whole buffer, see `trace_events.Collective`.
+            nbytes: bytes of the whole buffer (see `trace_events.Collective`).
         """
         n, hardware = len(ranks), self._hardware
         if n < 2:
@@ -101,7 +101,7 @@ class GPURates:
         return min(2 * (latency + transfer), up_and_down + 2 * transfer / TREE)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return 0, because the efficiencies were fitted to runs of several GPUs and so include waits for the slowest rank."""
+        """Return 0: the efficiencies were fitted to runs on several GPUs, so they already include waits for the slowest rank."""
         return 0.0
 
 
@@ -130,7 +130,7 @@ class CPURates:
         return tflops * 1e12 * share * (1.0 if kind == "matmul" else speed.attention)
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `GPURates`. All links are assumed equally fast. Gloo's reduce-scatter is an all-reduce of a copy."""
+        """See `GPURates`. Assume that all links are equally fast. Gloo's reduce-scatter is an all-reduce of a copy."""
         if len(ranks) < 2:
             return 0.0
         passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
@@ -140,7 +140,8 @@ class CPURates:
         """
         Return the seconds that a collective waits for its slowest rank after `work_s` seconds of work on each rank.
 
-        The wait is the expected maximum of `ranks` normal deviations (Blom). Deviations grow with work like a random walk.
+        The wait is the expected maximum of `ranks` normally distributed delays (Blom's formula). Their standard deviation is
+        proportional to the square root of `work_s`, as in a random walk.
         """
         if ranks < 2:
             return 0.0
@@ -151,12 +152,12 @@ Rates = GPURates | CPURates
 
 
 def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rates:
-    """Return the rates of this hardware with `workers` processes per node. The `speed` of a CPU must be known."""
+    """Return the rates of `hardware` with `workers` processes per node. A CPU's `hardware.speed` must be set."""
     return GPURates(hardware, fp32_rate, workers) if isinstance(hardware, GPU) else CPURates(hardware)
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return the field of `hardware.peak` for matmuls in a dtype, and the fraction of that field that the dtype can reach."""
+    """Return two values: the field of `hardware.peak` for matmuls in a dtype, and the fraction of that rate they can reach."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):

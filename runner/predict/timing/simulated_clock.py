@@ -22,7 +22,7 @@ from meshrunner.runner.predict.record.trace_events import (
 from meshrunner.runner.predict.timing.rates import Rates
 
 PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
-"""Kinds of work in a step. All operators after backward are `optimizer`, including the gradient norm."""
+"""Kinds of work in a step. `optimizer` includes all operators after backward, such as those of the gradient norm."""
 AFTER_BACKWARD = ("update", "optimizer")
 
 
@@ -30,9 +30,9 @@ class StepTime(NamedTuple):
     """Time of one step and of the work in that step."""
 
     seconds: float
-    """Seconds from the end of all earlier work to the end of the step, including contention."""
+    """Seconds from the end of all earlier work to the end of the step, including slowdown by overlapping communication."""
     seconds_by_part: dict[str, float]
-    """Seconds that streams work on each of PARTS. Parts overlap, so their sum is not the step's time."""
+    """For each of PARTS, the seconds that streams work on it. Parts overlap, so their sum is not the step's time."""
     exposed_communication_s: float
     """Seconds the compute stream idles while it waits for communication."""
 
@@ -43,7 +43,7 @@ class _Communicator:
     def __init__(self) -> None:
         self.done_at = 0.0
         self.seconds: dict[tuple[str, int], float] = {}
-        """(name, bytes) of a collective -> its duration in seconds."""
+        """Duration in seconds of a collective, by (name, bytes)."""
 
 
 class SimulatedClock:
@@ -57,7 +57,7 @@ class SimulatedClock:
         self._events: dict[int, float] = {}
         self._communicators: defaultdict[tuple[int, ...], _Communicator] = defaultdict(_Communicator)
         self._flops: dict[tuple[str, str], float] = {}
-        """(kind, dtype) of an operator -> FLOP/s."""
+        """FLOP/s of operators, by (kind, dtype)."""
         self._step: int | None = None
         self._part = ""
         self.begin_step()
@@ -93,7 +93,7 @@ class SimulatedClock:
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
-        """Return the time of the current step so far. A skipped micro batch takes as long as the second-last traced one."""
+        """Return the time of the current step so far. Each skipped micro batch counts as long as the second-last traced one."""
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]
@@ -107,7 +107,7 @@ class SimulatedClock:
         return StepTime(seconds, {part: totals[part] for part in PARTS}, exposed)
 
     def _enter(self, event: Operator | Collective) -> None:
-        """Enter the event's phase. Begin a step or a micro batch if the event is its first."""
+        """Enter the event's phase. If the event is the first of a step or a micro batch, begin that step or micro batch."""
         step, part, _ = event.phase
         if step != self._step:
             self._step = step

@@ -1,8 +1,8 @@
 """
 Extrapolates memory to the full depth of a model from traces of two shallow models.
 
-Blocks are alike. So for each block, counted from either end of the model, the memory held at that block is linear in the depth.
-The peak of a whole phase is not linear in the depth, because the block at which backward peaks changes with the depth.
+Blocks are alike. So the memory held at a given block, counted from either end of the model, is linear in the model's depth.
+The peak over all blocks is not linear in the depth, because the block at which memory peaks in backward changes with the depth.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Number of first blocks to compare. No other block holds more memory than the highest compared block."""
+    """Number of first blocks to compare. No block that is left out has a higher peak than all compared blocks."""
     reach: int
     """Number of last blocks to compare."""
 
     def at_full_depth(self, shallow: int, deeper: int) -> int:
-        """Extrapolate a value of the two shallow models linearly to the full depth."""
+        """Extrapolate a value linearly to the full depth, given the value at both shallow depths."""
         return deeper + (self.full - self.deeper) * (deeper - shallow) // (self.deeper - self.shallow)
 
 
@@ -77,7 +77,7 @@ def at_depth(recipe: Recipe, blocks: int) -> Recipe:
 
 
 def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, PeakMemory]:
-    """Return the most bytes held before the first step and the peak of a step, at full depth and exact to the byte."""
+    """Return two values for the full depth, exact to the byte: the peak bytes before the first step, and the peak of a step."""
     in_shallow, in_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
     totals = {
         position: depths.at_full_depth(in_shallow[position][1], total)
@@ -96,7 +96,7 @@ def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, Pea
 
 
 def start_peak(trace: Trace) -> int:
-    """Return the most bytes held before the first step, while whole parameters are initialised."""
+    """Return the peak bytes before the first step. Then, whole (unsharded) parameters are initialised."""
     return trace.ledger.peak_of(lambda phase: phase.part == START).total
 
 
@@ -106,7 +106,7 @@ def step_peak(trace: Trace) -> PeakMemory:
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Return (part of the last step, block counted from 0 at the front or from -1 at the end) -> (its phase, peak bytes)."""
+    """Return (phase, peak bytes) by (part of the last step, block). Blocks count from 0 at the front and from -1 at the end."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase

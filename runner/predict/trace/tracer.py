@@ -36,8 +36,8 @@ STEPS = 2
 """Steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 4
 """
-Most micro batches to trace in a step. The first micro batch finds no gradients, and the last reduces them. All skipped micro
-batches are like the third: the micro batch before each of them is neither the first nor the last.
+Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last reduces them. Every
+skipped micro batch is like the third: neither it nor the micro batch before it is the first or the last.
 """
 CUDA_ROUNDING = 512
 """Bytes of the caching allocator's smallest block. Every block size is a multiple of this size."""
@@ -52,9 +52,9 @@ class Trace(NamedTuple):
     last_step: int
     """Number of the last traced step. All later steps are like this step."""
     tokens: int
-    """Tokens per step of one data-parallel rank."""
+    """Tokens that one data-parallel rank processes per step."""
     skipped_micro_batches: int
-    """Number of micro batches per step that were not traced. Memory includes their tokens."""
+    """Number of micro batches per step that were not traced. `tokens` includes them, and so does the memory of the batch."""
 
 
 def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
@@ -94,7 +94,7 @@ def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) 
 @contextmanager
 def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
     """
-    Call `start` once, before the model gets memory.
+    Call `start` once, immediately before the model gets memory.
 
     A real run also builds the network on meta first. The network has no device memory until it is materialised.
     """
@@ -115,7 +115,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about meta or training, and error logs of torch that only repeat the exceptions it raises."""
+    """Silence warnings about meta or training, and torch's error logs, which only repeat the exceptions that torch raises."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

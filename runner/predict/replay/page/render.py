@@ -31,7 +31,7 @@ def write_page(
     remarks: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
-    """Write the page with `put`: the verdict, then findings, then (name, value) rows of figures, then remarks."""
+    """Write the page with `put`. `figures` are (name, value) pairs; `findings` and `remarks` are paragraphs."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{escape(line)}</p>" for line in lines)
@@ -53,7 +53,7 @@ def write_page(
 
 
 def _chart(timeline: Timeline | None) -> dict[str, Any] | None:
-    """Return the chart's data in GiB, without empty categories. Return None if there are no points."""
+    """Return the chart's data in GiB without empty categories, or None if there are no points."""
 
     def gib(nbytes: int) -> float:
         return float(f"{nbytes / GIB:.6g}")
