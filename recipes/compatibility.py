@@ -43,7 +43,7 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: r.precision.compute == "fp8" and r.micro_batch * r.seq_len % FLOAT8_ALIGNMENT > 0,
         where="micro_batch",
-        reason=f"float8 matmuls sum over the tokens of a micro batch, whose number must be a multiple of {FLOAT8_ALIGNMENT}",
+        reason=f"in float8 matmuls, the number of tokens in a micro batch must be a multiple of {FLOAT8_ALIGNMENT}",
         instead=f"a multiple of {FLOAT8_ALIGNMENT} for micro_batch x seq_len, or precision=bf16",
     ),
     Conflict(
@@ -61,7 +61,7 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: r.compile.kind == "whole_model" and d.tensor > 1,
         where="compile",
-        reason="torch cannot trace an embedding whose table tensor parallelism has split",
+        reason="torch cannot trace an embedding table that tensor parallelism has split",
         instead="compile=per_block",
     ),
     Conflict(
@@ -82,7 +82,7 @@ TABLE = [
         when=lambda r, p, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.recomputes_attention,
         where="activation_checkpoint.save",
         reason="torch cannot save the device mesh, which recomputing attention in a compiled tensor-parallel block requires",
-        instead="a list that includes the attention operators, activation_checkpoint=full, or compile=eager",
+        instead="a save list that includes the attention operators, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
         when=lambda r, p, d: r.precision.gathers_float8 and p.kind != "fsdp2",
@@ -138,7 +138,7 @@ TABLE = [
         when=lambda r, p, d: d.tensor > 1 and p.sequence_parallel and r.seq_len % d.tensor > 0,
         where="seq_len",
         reason="sequence parallelism splits every sequence evenly, but parallelism.tensor does not divide seq_len",
-        instead="parallelism.sequence_parallel=false, or a multiple of parallelism.tensor",
+        instead="parallelism.sequence_parallel=false, or a seq_len that is a multiple of parallelism.tensor",
     ),
     Conflict(
         when=lambda r, p, d: p.expert > 1 and p.kind != "fsdp2",
@@ -161,12 +161,12 @@ TABLE = [
         ),
         where="activation_checkpoint.save",
         reason="torch cannot save the token counts, which repeating the exchange of tokens in a compiled block requires",
-        instead="a list that includes _c10d_functional.all_to_all_single, activation_checkpoint=full, or compile=eager",
+        instead="a save list that includes _c10d_functional.all_to_all_single, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
         when=lambda r, p, d: p.expert > 1 and isinstance(p.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
-        reason="experts are sharded over fewer devices than the rest of a unit, so one number cannot apply to both",
+        reason="experts are sharded over fewer devices than the rest of a unit, so one number of devices cannot apply to both",
         instead="always, never or except_last",
     ),
     Conflict(
@@ -178,26 +178,26 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: p.expert > 1 and p.plans_buffers,
         where="parallelism.buffers",
-        reason="a unit with experts gathers and reduces over two process groups, whose buffers cannot be planned in torch",
+        reason="a unit with experts gathers and reduces over two process groups, and torch cannot plan buffers for both",
         instead="parallelism.buffers=dynamic, or parallelism.expert=1",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and r.precision.kind == "float8",
         where="precision",
-        reason="megatron_fsdp supports only the float8 of Transformer Engine",
+        reason="megatron_fsdp supports float8 only through Transformer Engine",
         instead="precision=bf16, or parallelism=fsdp2",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and d.tensor > 1,
         where="parallelism.tensor",
-        reason="megatron_fsdp treats local gradients as complete, but tensor parallelism must sum those of a norm over devices",
+        reason="megatron_fsdp treats local gradients as complete, but tensor parallelism must sum the gradients of norm layers",
         instead="parallelism.tensor=1, or parallelism=fsdp2_tp",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.reshard_after_forward not in ("auto", p.reshard(2)),
         where="parallelism.reshard_after_forward",
         reason="megatron_fsdp reshards every unit after forward with zero=3, and does not shard parameters with zero=0 to 2",
-        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard or a smaller one not to",
+        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard, or less to keep parameters",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero >= 2 and p.accumulate == "hold",

@@ -40,7 +40,7 @@ def check_regular(path: Path, limit: int | None = None) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a regular file")
     if limit is not None and found.st_size > limit:
-        raise ValueError(f"it has {found.st_size:,} bytes, more than the {limit:,} that are read")
+        raise ValueError(f"it has {found.st_size:,} bytes, more than the limit of {limit:,}")
 
 
 def open_regular(path: Path, limit: int | None = None) -> BinaryIO:

@@ -266,5 +266,7 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
             why = f"the checksum differs for {', '.join(damaged)}"
             print(f"warning: skipping the checkpoint {candidate.path}: {why}", file=sys.stderr, flush=True)
     if found and load is not None:
-        raise ConfigError(f"checkpoint.load: the checksums of every checkpoint in {load} differ; load another one")
+        raise ConfigError(
+            f"checkpoint.load: the checksums of every checkpoint in {load} are wrong; load another run's checkpoint"
+        )
     return None

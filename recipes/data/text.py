@@ -54,7 +54,7 @@ class PackedText(Data):
         """Yield each document after `position`, with the position after it. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
-        return "data: the source contains no text; choose another"
+        return "data: the source contains no text; choose another source"
 
     def sample(self) -> Iterator[str]:
         """Yield the texts on which to train a tokenizer."""

@@ -49,7 +49,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         if "smaller than required_chars" in why:  # "... required_chars. 256 vs 347. Increase ..."
             needed = why.partition(" vs ")[2].partition(".")[0]
             raise ConfigError(
-                f"data: a vocabulary of {vocab_size} is too small for this text, whose tokenizer needs at least {needed} "
+                f"data: a vocabulary of {vocab_size} is too small: the tokenizer of this text needs at least {needed} "
                 "(256 bytes and the frequent characters); raise model.vocab_size (or data.vocab_size)"
             ) from None
         raise ConfigError(

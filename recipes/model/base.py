@@ -107,7 +107,7 @@ class Model(Option):
             for name in matched:
                 parameters[name].requires_grad_(False)
         if not any(parameter.requires_grad for parameter in parameters.values()):
-            raise ConfigError("model.freeze: every parameter is frozen, nothing is left to train")
+            raise ConfigError("model.freeze: every parameter is frozen, so there is nothing to train; remove a pattern")
         return network
 
     def on_meta(self, seq_len: int) -> Network:

@@ -198,7 +198,7 @@ class Decoder(Model):
             f"model.experts.ffn_dim({self.routed.ffn_dim}){split}": self.routed.ffn_dim // tensor * element_bytes,
         }
         return [
-            f"{name} x {element_bytes} bytes = {size} is not a multiple of {ALIGNMENT}, which grouped matrix products need"
+            f"{name} x {element_bytes} bytes = {size} is not a multiple of {ALIGNMENT}, which grouped matmuls require"
             for name, size in row_bytes.items()
             if size % ALIGNMENT
         ]

@@ -127,7 +127,7 @@ class Parallelism(Option):
         if isinstance(reshard, int) and (degrees.shard % reshard or reshard >= degrees.shard):
             raise ConfigError(
                 f"parallelism: reshard_after_forward({reshard}) must be a proper divisor of shard({degrees.shard}); "
-                "for all devices use 'always', for one use 'never'"
+                "use 'always' to reshard over all devices, or 'never' to keep parameters gathered"
             )
         return degrees
 

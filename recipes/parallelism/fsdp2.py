@@ -67,14 +67,14 @@ class FSDP2(Parallelism):
 
             if not hasattr(FSDPModule, "set_symm_mem_for_comm"):  # torch 2.11
                 found.append(
-                    "parallelism.buffers: this torch has no FSDP2 with symmetric; use dynamic, max_pool or scheduled"
+                    "parallelism.buffers: FSDP2 in this torch does not support symmetric; use dynamic, max_pool or scheduled"
                 )
         return found
 
     def unsupported(self, device_type: str) -> str | None:
         if device_type == "cuda" or self.buffers not in NCCL_BUFFERS:
             return None
-        return f"parallelism.buffers: {self.buffers} is memory of NCCL, which needs a GPU; use dynamic, max_pool or scheduled"
+        return f"parallelism.buffers: {self.buffers} is allocated by NCCL and needs a GPU; use dynamic, max_pool or scheduled"
 
     def untraceable(self) -> str | None:
         if self.cpu_offload:

@@ -67,7 +67,7 @@ class MegatronFSDP(Parallelism):
             return f"parallelism: megatron_fsdp needs megatron-fsdp {OLDEST}, {problem}; pip install 'meshrunner[megatron]'"
         if self.nccl_registration and find_spec("megatron") is None and find_spec("apex") is None:
             return (
-                "parallelism.nccl_registration: it needs the allocator of Megatron-Core or Apex, and neither is installed; "
+                "parallelism.nccl_registration: NCCL registration needs Megatron-Core or Apex, and neither is installed; "
                 "use parallelism.nccl_registration=false"
             )
         return None
@@ -77,7 +77,7 @@ class MegatronFSDP(Parallelism):
             return super().degrees(nodes, workers)
         if self.shard not in ("auto", 1):
             raise ConfigError(
-                f"parallelism.shard: zero(0) does not shard, but shard is {self.shard}; use shard=auto, or zero of at least 1"
+                f"parallelism.shard: zero(0) does not shard, but shard is {self.shard}; use shard=auto, or zero=1 or more"
             )
         found = super().degrees(nodes, workers)
         return Degrees(found.data, 1, found.tensor)
@@ -220,7 +220,7 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
     if not units and (zero == 3 or double_buffer != "none"):
         raise ConfigError(
             f"wrap: no unit of the plan is resharded, but megatron_fsdp with zero({zero}) and "
-            f"double_buffer({double_buffer}) needs one; use wrap=blocks"
+            f"double_buffer({double_buffer}) needs a resharded unit; use wrap=blocks"
         )
     repeated = [name for name in plan if name in units and network.calls(name) > 1]
     if repeated and double_buffer != "none":

@@ -101,7 +101,7 @@ class Hybrid(Decoder):
             if is_given and not is_used:
                 raise PydanticCustomError(
                     "pattern",
-                    f"the section {name} is of no use without '{letter}' in pattern '{self.pattern}'; use {name}=null",
+                    f"the section {name} has no effect without '{letter}' in pattern '{self.pattern}'; use {name}=null",
                 )
         if self.head_dim % 2 and self.rope_theta is not None:
             raise PydanticCustomError("heads", f"head_dim({self.head_dim}) is odd, but rotary embeddings rotate pairs")

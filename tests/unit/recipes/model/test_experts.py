@@ -318,7 +318,7 @@ TOGETHER = {
     "parallelism=fsdp1 parallelism.expert=2": (2, "only FSDP2"),
     "parallelism=ddp parallelism.expert=2": (2, "only FSDP2"),
     "parallelism=fsdp2_tp parallelism.expert=2": (4, "tokens are sent to the one device that holds an expert"),
-    "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "one number cannot apply to both"),
+    "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "one number of devices cannot apply to both"),
     "parallelism.expert=2 compile=per_block activation_checkpoint=memory_budget": (
         2,
         "cannot handle the process group",

@@ -27,12 +27,12 @@ def says(*overrides: str) -> str:
 @pytest.mark.parametrize("buffers", ["process_group", "symmetric"])
 def test_nccl_memory_needs_a_gpu_and_a_torch_that_supports_it(buffers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = experiment(f"parallelism.buffers={buffers}")
-    assert f"{buffers} is memory of NCCL, which needs a GPU; use dynamic, max_pool or scheduled" in says(
+    assert f"{buffers} is allocated by NCCL and needs a GPU; use dynamic, max_pool or scheduled" in says(
         f"parallelism.buffers={buffers}"
     )
     assert given.parallelism.unsupported("cuda") is None
     monkeypatch.delattr(FSDPModule, "set_symm_mem_for_comm", raising=False)
-    refused = ["this torch has no FSDP2 with symmetric" in each for each in given.parallelism.problems()]
+    refused = ["FSDP2 in this torch does not support symmetric" in each for each in given.parallelism.problems()]
     assert refused == [True] * (buffers == "symmetric"), "torch 2.11 has the other"
 
 

@@ -73,7 +73,7 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ("precision=float8", "precision: megatron_fsdp supports only the float8 of Transformer Engine"),
+        ("precision=float8", "precision: megatron_fsdp supports float8 only through Transformer Engine"),
         ("parallelism.tensor=2", "parallelism.tensor: megatron_fsdp treats local gradients as complete"),
         ("parallelism.expert=2 model=moe_tiny", "parallelism.expert: only FSDP2"),
         (
@@ -102,7 +102,7 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
         ("wrap=root_only", "no unit of the plan is resharded, but megatron_fsdp with zero(3)"),
         (
             "wrap=root_only parallelism.zero=2 parallelism.double_buffer=fixed",
-            "megatron_fsdp with zero(2) and double_buffer(fixed) needs one",
+            "megatron_fsdp with zero(2) and double_buffer(fixed) needs a resharded unit",
         ),
     ],
 )
