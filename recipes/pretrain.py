@@ -103,7 +103,7 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
 
 
 class Prepared(NamedTuple):
-    """Everything that the training loop needs."""
+    """The objects that the training loop needs."""
 
     recipe: Recipe
     """The recipe with `auto` resolved, and with the global batch of a resumed run."""

@@ -69,7 +69,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb whose help text to print, "" for the list of verbs, else None. Verbs with overrides handle --help."""
+    """Return the verb whose help to print, or "" for the list of verbs; None if no help is requested or Hydra handles it."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""

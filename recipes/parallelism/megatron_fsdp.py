@@ -45,7 +45,7 @@ class MegatronFSDP(Parallelism):
     and master weights. 2: also gradients. 3: also parameters."""
     double_buffer: Literal["none", "fixed", "max_pool"]
     """Memory of unsharded parameters and unreduced gradients. none: allocated for each unit and freed. fixed: two buffers for
-    units of the most common shape. max_pool: two buffers for each bucket, as large as in the largest unit."""
+    units of the most common shape. max_pool: two buffers per bucket of a unit, sized for the largest unit."""
     grad_comm: Literal["auto", "fp32", "bf16"]
     """dtype of the gradient reduction. auto: the dtype set by `precision`. Gradients are accumulated in fp32."""
     nccl_registration: bool
@@ -183,7 +183,7 @@ class MegatronFSDP(Parallelism):
         return Traffic(gathered, reduced * (micro_batches if self.zero >= 2 else 1))
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the approximate elements stored. `weights` includes the master weights if compute is below fp32."""
+        """Return the approximate elements stored. `weights` includes master weights if the compute dtype is not fp32."""
         compute, gradients, trained = (
             -(-count // (degrees.shard if self.zero >= stage else 1))
             for stage, count in ((3, unit.trained + unit.frozen), (2, unit.trained), (1, unit.trained))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Return mesh dimension -> size, outermost first. `shard` is always included, so the mesh is never empty."""
+    """Return the sizes of the mesh dimensions by name, outermost first. `shard` is always included: no mesh may be empty."""
     return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
 
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
-    """Return dimension -> size of the expert mesh, outermost first. It splits `shard` so that adjacent ranks exchange tokens."""
+    """Return the expert mesh's sizes by dimension, outermost first. `shard` is split so that adjacent ranks exchange tokens."""
     own = {"expert_shard": shard // expert, "expert": expert}
     return {"replicate": replicate} | own if replicate > 1 else own
 

@@ -40,7 +40,7 @@ class UnitParameters(NamedTuple):
     """Number of times that a forward calls the unit."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
-        """Return the unit with only its stacks of experts if `is_stack`, else without them."""
+        """Return the unit with only its stacks of experts if `is_stack`, or with all its other parameters if not."""
         return self._replace(parameters=tuple(each for each in self.parameters if each.is_stack == is_stack))
 
     @property
@@ -72,12 +72,12 @@ class Stored(NamedTuple):
 
 
 def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
-    """Return the dimension along which a stack is sharded: 1 if `ranks` divides only the rows of a matrix, else 0."""
+    """Return the dimension to shard a stack along: 1 (rows) if `ranks` divides the number of rows but not of matrices, else 0."""
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
 
 
 def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int = 1) -> dict[str, UnitParameters]:
-    """Return unit -> the unit's parameters on one device after tensor and expert parallelism, before data parallelism."""
+    """Return each unit's parameters on one device after tensor and expert parallelism, but before data parallelism."""
     split = _split_dims(network) if tensor > 1 else {}
     found = {}
     for name, parameters in unit_parameters(network, plan).items():

@@ -37,7 +37,7 @@ class Unit:
 
 
 WrapPlan = dict[str, Unit]
-"""Module name -> wrapping. Children come before their parents, the root ("") is last."""
+"""The wrapping of each unit by module name. Children come before their parents, and the root ("") is last."""
 
 
 class Wrap(Option):
@@ -55,7 +55,7 @@ class Wrap(Option):
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Return unit -> `reshard_after_forward` (None: as in `parallelism`), in `named_modules` order, without the root."""
+        """Return `reshard_after_forward` of each unit but the root, in `named_modules` order. None: as in `parallelism`."""
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
@@ -184,7 +184,7 @@ class Rules(Wrap):
         return super().remarks(network, plan, kind) + [remark] * bool(unmatched)
 
     def _first_matches(self, network: Network) -> dict[str, int]:
-        """Return module name -> index of the first rule that matches the module."""
+        """Return, by module name, the index of the first rule that matches the module."""
         found: dict[str, int] = {}
         for name, module in network.named_modules():
             for number, rule in enumerate(self.rules):
@@ -216,7 +216,7 @@ def has_forward(module: nn.Module) -> bool:
 
 
 def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
-    """Return module name -> the module's parameters that modules outside it also use, such as a tied embedding table."""
+    """Return, by module name, the parameters that are also used outside the module, such as a tied embedding table."""
     users = Counter(parameter for _, parameter in network.named_parameters(remove_duplicate=False))
     found: dict[str, list[str]] = {}
     for name, module in network.named_modules():
@@ -252,7 +252,7 @@ def inside_blocks(network: Network, names: Iterable[str]) -> list[str]:
 
 
 def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.Parameter]]:
-    """Return unit -> parameter name -> parameter. A parameter belongs to the innermost unit that contains it."""
+    """Return the parameters of each unit by name. A parameter belongs to the innermost unit that contains it."""
     found: dict[str, dict[str, nn.Parameter]] = {unit: {} for unit in plan}
     for name, parameter in network.named_parameters():
         innermost = next(unit for unit in plan if not unit or name.startswith(f"{unit}."))

@@ -28,7 +28,7 @@ SPEED_OF_CPU = {
     "collective_s": 3e-4,
     "jitter": 0.05,
 }
-"""Constants of a CPU at which the search begins. The runs themselves measure the matmul rate, for MFU."""
+"""CPU constants from which the search starts. The matmul rate is absent, because runs measure it for MFU."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
 """Data-sheet rates of a GPU. They must be equal in all runs, because the fit finds fractions of them."""
 FEWEST = 2
@@ -114,7 +114,7 @@ class _Candidate(NamedTuple):
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because its rates depend on that number."""
     matmul_rate: dict[str, float]
-    """Key in `CPUSpeed` -> ROUGH times the matmul rate measured in the run's dtype. Empty for a GPU."""
+    """ROUGH x the matmul rate measured in the run's dtype, by key of `CPUSpeed`. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:

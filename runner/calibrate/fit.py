@@ -76,7 +76,7 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Key of a constant -> share of the prior standard deviation of its logarithm that remains after the fit."""
+    """Share of the prior standard deviation of each constant's logarithm that remains after the fit, by key."""
     ratio_unknown: float
     """Share that remains for the ratio of matmul to memory speed. The ratio decides how eager and compiled speeds differ."""
 
@@ -118,7 +118,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
 
 
 def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitted: Fitted) -> list[float]:
-    """Return each run's error in percent with constants fitted to the other runs. Fits start at `fitted`, the fit to all runs."""
+    """Return each run's error in percent with constants fitted to all other runs. Fits start at `fitted`, the fit to all runs."""
     others = ([*runs[:i], *runs[i + 1 :]] for i in range(len(runs)))
     return [
         run.error_pct(fit(hardware, rest, fitted.hardware).hardware) for run, rest in zip(runs, others, strict=True)

@@ -24,7 +24,7 @@ LISTED = 8
 FACT_VALUES = 3
 """Maximum values to list for a fact that differs between runs."""
 FEWEST_STEPS = 3
-"""Fewest measured steps for a reliable speed. The median of one or two steps is affected by an outlier."""
+"""Fewest measured steps for a reliable speed. A single outlier shifts the median of one or two steps."""
 LONGEST_VALUE = 500
 """Maximum characters of a setting in the table. --json and --csv do not shorten settings."""
 

@@ -42,7 +42,7 @@ class Row:
 
     @property
     def counted(self) -> list[Run]:
-        """The completed runs; all runs if none is completed."""
+        """The completed runs, or all runs if none completed."""
         return self.completed or self.runs
 
     @cached_property
@@ -81,7 +81,7 @@ class Against:
     p_value: float | None
     """The p-value of the difference in speed; None if there are too few repeats."""
     repeats: int
-    """Completed runs with a known speed, of the row or of the baseline: the smaller number."""
+    """Number of completed runs with a known speed, in the row or its baseline, whichever has fewer."""
     verdict: Parity
 
     @property
@@ -101,7 +101,7 @@ class Comparison:
     baseline: tuple[str, str] | None
     """Key and value of the baseline, as text."""
     against: list[Against | None]
-    """The comparison of each row with its baseline; None for a row that has no baseline or is a baseline."""
+    """The comparison of each row with its baseline; None for a row that has no baseline or is itself a baseline."""
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
     """WPS per device of each row, in percent of the row with the fewest devices and otherwise equal keys; None if unknown."""

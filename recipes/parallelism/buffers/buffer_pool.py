@@ -37,13 +37,13 @@ INSTEAD = "use parallelism.buffers=dynamic"
 
 
 class Use(NamedTuple):
-    """A buffer that was served, as a range of addresses."""
+    """The address range of a buffer that the pool has handed to a unit."""
 
     unit: str
     begin: int
     end: int
     released: Callable[[], bool]
-    """Whether nothing, such as a view or a thread of torch, refers to the buffer any more."""
+    """Whether no references to the buffer remain, for example from a view or from one of torch's threads."""
 
 
 class BufferPool:
@@ -173,7 +173,7 @@ pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyD
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
-    """Make the units of a model take communication buffers from pools. plan: the key in PLANS of the placement."""
+    """Make the units of a model take communication buffers from pools. plan: key in PLANS."""
     network = network_of(model)
     units = {
         clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)

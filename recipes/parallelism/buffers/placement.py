@@ -38,7 +38,7 @@ class Schedule(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The offset of each unit's buffer in one arena of `nbytes`, in bytes."""
+    """The byte offset of each unit's buffer in one arena of `nbytes` bytes."""
 
     offsets: dict[str, int]
     nbytes: int
@@ -50,7 +50,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units alive at the same time if the `most` units requested last are alive. order: units as requested."""
+    """Return the sets of units alive at the same time if the last `most` requested units are alive. order: request order."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -105,7 +105,7 @@ PLANS: dict[str, Callable[[Schedule], Plan]] = {"max_pool": max_pool, "scheduled
 
 
 def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
-    """Return unit -> the other units that are alive at the same time as the unit."""
+    """Return, for each unit, the other units that are alive at the same time."""
     near: dict[str, set[str]] = defaultdict(set)
     for together in schedule.alive:
         for one, other in combinations(together, 2):
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Return unit -> copy number: the lowest number that no earlier unit alive at the same time has."""
+    """Number the copy that each unit uses: the lowest number not taken by an earlier unit alive at the same time."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -124,7 +124,7 @@ def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
 
 
 def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int] | None:
-    """Return unit -> side 0 or 1, such that units alive together are on different sides; None if no such sides exist."""
+    """Assign each unit to side 0 or 1 so that units alive together are on different sides; return None if impossible."""
     side: dict[str, int] = {}
     for first in names:
         if first in side:
@@ -142,7 +142,7 @@ def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int
 
 
 def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> dict[str, int]:
-    """Return unit -> offset if units are placed in this order, each unit in the lowest gap that fits."""
+    """Place the units in the given order, each in the lowest gap that fits. Return the offset of each unit in bytes."""
     start: dict[str, int] = {}
     for name in order:
         lowest = 0
@@ -155,7 +155,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
-    """Return unit -> offset of the unit's copy. A copy is as large as the largest unit that uses the copy."""
+    """Return the offset of each unit's copy in bytes. A copy is as large as the largest unit that uses it."""
     slot: dict[int, int] = {}
     for name, nbytes in size.items():
         slot[copy[name]] = max(slot.get(copy[name], 0), nbytes)
@@ -164,7 +164,7 @@ def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
 
 
 class InFlight(NamedTuple):
-    """The maximum number of buffers in use at the same time. The buffers in use are always the last requested buffers."""
+    """Maximum number of buffers in use at the same time. The most recently requested buffers are the ones in use."""
 
     in_forward: int
     in_backward: int
@@ -189,7 +189,7 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
 def schedule(
     buckets: Mapping[str, Bucket], passes: Iterable[tuple[bool, Sequence[str]]], in_flight: InFlight
 ) -> Schedule:
-    """Return the schedule of `passes`. A pass is (whether the pass is a backward, units in the order of their requests)."""
+    """Return the schedule of `passes`. Each pass is (whether it is a backward pass, its units in request order)."""
     alive: set[frozenset[str]] = set()
     for in_backward, order in passes:
         alive |= alive_together(order, in_flight.in_backward if in_backward else in_flight.in_forward)
@@ -199,7 +199,7 @@ def schedule(
 def predicted(
     units: Mapping[str, UnitParameters], precision: Precision, shard: int, prefetch: int
 ) -> tuple[Schedule, Schedule]:
-    """Predict the all-gathers and reduce-scatters that a micro batch requests. The units are in the order of forward."""
+    """Predict the all-gather and the reduce-scatter buffers that a micro batch requests. units: in forward order."""
     import torch
 
     units = {name or "root": unit for name, unit in units.items()}
