@@ -88,9 +88,9 @@ class Recipe(Section):
 
     def resumed_from(self, record: Record) -> Self:
         """
-        Return this recipe resumed from a checkpoint. For any number of ranks, a null global batch takes the checkpoint's value.
+        Return this recipe resumed from a checkpoint. A null global_batch takes the checkpoint's value for any number of ranks.
 
-        Raises ConfigError if the checkpoint is of another model, or of a later step than the last step of this run.
+        Raises ConfigError if the checkpoint is from another model or from a step after the last step of this run.
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(

@@ -48,11 +48,11 @@ class Precision(Option):
         return False
 
     def on(self, device_type: str) -> Precision:
-        """Return the option that `auto` resolves to on `cpu` or `cuda` devices; any other option returns itself."""
+        """Return the option that `auto` resolves to on `cpu` or `cuda` devices, or this option if it is not `auto`."""
         return self
 
     def convert(self, network: Network) -> None:
-        """Replace modules of a network on the meta device by modules with the same parameters."""
+        """Replace modules of a network on the meta device with converted modules that have the same parameters."""
 
     def after_step(self, model: nn.Module) -> None:
         """Update state that depends on the parameters, after every optimizer step."""

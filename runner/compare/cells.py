@@ -149,7 +149,7 @@ def layout_remarks(summary: Summary) -> list[str]:
 
 
 def _measured_from(row: Row) -> str:
-    """Return `from step 101 on` if runs of the row were resumed under another layout: the first step in their figures."""
+    """Return `from step 101 on`, with the first measured step, if runs of the row were resumed under another layout."""
     resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
 
@@ -180,7 +180,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
-    """Return the known facts by title. A fact that differs between the runs lists several values."""
+    """Return the known facts by title. If runs differ in a fact, its text lists their values."""
     known = [_facts(run) for run in comparison.runs]
     found = {title: list(dict.fromkeys(each[title] for each in known if each[title])) for title in known[0]}
     return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

@@ -22,7 +22,7 @@ from meshrunner.runner.rundir import parse_yaml
 
 WPS = figure_of("perf/wps")
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
-"""Keys that decide the number of devices. Rows that differ only in these keys show how a layout scales."""
+"""Keys that determine the number of devices. Rows that differ only in these keys show how a layout scales."""
 
 LISTED = 8
 """Largest number of keys that a remark names."""
@@ -226,7 +226,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """
     Return `Comparison.scaling`: compare each row with the first row of the fewest devices and otherwise equal keys.
 
-    On CPUs, WPS is by wall-clock time, too: scaling depends on the time spent waiting for other processes, and CPU time omits it.
+    WPS uses wall-clock time on CPUs too, because scaling depends on time spent waiting for other processes, which CPU time omits.
     """
     groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
     for i, row in enumerate(rows):

@@ -15,7 +15,7 @@ from meshrunner.runner.figures import figure_of, number
 LISTED = 3
 """Maximum rows that a sentence names."""
 SAME_MEMORY = 1.02
-"""Ratio of the highest to the lowest memory peak. Below this ratio, no row is named as the one with the least memory."""
+"""Ratio of the highest to the lowest memory peak below which no row is named as using the least memory."""
 WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
@@ -73,7 +73,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence for each value of the baseline's key: median and range of its gains, and number of gains within noise."""
+    """Yield a sentence for each value of the baseline's key: its gains' median and range, and how many are within noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -197,7 +197,7 @@ def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequenc
 
 
 def _pattern(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Pattern | None:
-    """Return the pattern of a key's values in `rows`; None if it matches every known value or has more than MAX_VALUES values."""
+    """Return the pattern of a key's values in `rows`; None if it matches all known values or has more than MAX_VALUES."""
     everywhere = {text(row[key]): row[key] for row in (*rows, *others) if key in row}
     mine = {text(row[key]): row[key] for row in rows if key in row}
     if not all(key in row for row in rows) or len(mine) == len(everywhere):
