@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench` runs all of them, `python -m bench NAME...` some."""
+"""Benchmarks: `make bench` runs all of them, `python -m bench NAME...` the named ones."""

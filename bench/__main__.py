@@ -24,7 +24,7 @@ from meshrunner.runner.config.devices import cores, cpu_name
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")
 SHORT, LONG = 4, 24
-"""Steps of a short and a long run. Start-up cancels out in their difference."""
+"""Steps of a short and of a long run. The difference of their CPU times excludes start-up."""
 PAIRS = 5
 CONFIGURATION = [
     "hardware=cpu",  # like the hand-written loop
@@ -36,7 +36,7 @@ CONFIGURATION = [
     "launch.threads=1",
 ]
 TOKENS = 2 * 4 * 512
-"""Tokens of a step: ranks x sequences x sequence length."""
+"""Tokens per step: ranks x sequences per rank x sequence length."""
 
 
 def plain(steps: int, folder: Path) -> tuple[Cost, float]:
@@ -57,13 +57,13 @@ def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
 
 
 def spread(values: list[float], form: str = ".2f") -> str:
-    """Return the median of values and, in parentheses, their range."""
+    """Return a text with the median of values and, in parentheses, their range."""
     return f"{median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
 def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
     """
-    Run meshrunner with the wrapped units of the plain loop: the blocks and the root.
+    Run meshrunner with the FSDP units of the hand-written loop: the blocks and the root.
 
     By default, meshrunner also wraps the embedding and the output projection.
     """
@@ -72,10 +72,10 @@ def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
 
 def throughput(folder: Path) -> None:
     """
-    Print the tokens per CPU-second of all processes. A short run is subtracted from a long one to remove start-up.
+    Print tokens per CPU-second, with CPU time summed over all processes of a run.
 
-    All candidates run at the same time. If they ran one after the other, two runs of one command would differ by more
-    than two candidates do, because other tenants share the cores of a virtual machine.
+    To exclude start-up, the CPU time of a short run is subtracted from that of a long run. All commands run at the same
+    time: on a virtual machine that shares its cores, successive runs of one command can differ by more than two commands do.
     """
     ways = {"meshrunner": _with_the_loops_units, "meshrunner, default units": meshrunner, "plain loop": plain}
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -97,7 +97,7 @@ def throughput(folder: Path) -> None:
 
 
 def first_step(folder: Path) -> None:
-    """Print the seconds from the command to the end of the first step, with warm caches."""
+    """Print the seconds from the start of the command to the end of the first step, with warm caches."""
     ours, theirs = [], []
     for _ in range(PAIRS + 1):
         ours.append(meshrunner(SHORT, folder)[1])
@@ -112,7 +112,7 @@ def first_step(folder: Path) -> None:
 
 
 def commands(folder: Path) -> None:
-    """Print the seconds of commands that start no run."""
+    """Print how many seconds each of several commands takes; none of them starts a run."""
     for arguments in (["--help"], ["show"], ["show", "model=llama3_405b"], ["run", "--help"], ["run", "stepz=3"]):
         times = []
         for _ in range(PAIRS):
@@ -129,7 +129,7 @@ OPTIONS = {
 
 
 def options(folder: Path) -> None:
-    """Print tokens per CPU-second (tokens of a step / CPU seconds of all ranks in it) and peak memory, from 3 repeats."""
+    """Print tokens per CPU-second (tokens of a step / CPU seconds of all ranks in that step), WPS and peak RSS of 3 repeats."""
     for title, varied in OPTIONS.items():
         sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
         command = [str(BIN / "meshrunner"), "run", "-m", "steps=13", *CONFIGURATION, *varied, "sweep.repeat=3"]
@@ -153,13 +153,13 @@ JOBS = {
     ],
     "the default shape 16 times, 1024 tokens": [(256, 4)] * 16,
 }
-"""Sequence length, and sequences per step and rank, of each job."""
+"""For each sweep: the sequence length and the sequences per step and rank of every job."""
 JOB_STEPS = 5
 ROUNDS = 3
 
 
 def sweep(folder: Path) -> None:
-    """Print the seconds of 16 short jobs, as one sweep and as a loop of torchrun. Long steps take equally long in both."""
+    """Print how many seconds 16 short jobs take as one sweep, and as 16 launches by torchrun one after the other."""
     for title, shapes in JOBS.items():
         ours, theirs, first = [], [], []
         for _ in range(ROUNDS):
@@ -181,7 +181,7 @@ def sweep(folder: Path) -> None:
 
 
 def _torchrun(seq_len: int, batch: int, folder: Path) -> float:
-    """Return the wall seconds of the hand-written loop under torchrun."""
+    """Return the wall-clock seconds that the hand-written loop takes under torchrun."""
     command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(JOB_STEPS)]
     command += ["--seq-len", str(seq_len), "--batch", str(batch), "--out", str(folder / "plain.json")]
     return measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore").wall_s
@@ -199,23 +199,23 @@ READ_JSON = (
 
 
 def compare(folder: Path) -> None:
-    """Print the seconds of `compare` over many runs of 30 steps, and of a plain Python loop that only reads the same files."""
+    """Time `compare` on many runs of 30 steps, and a Python loop that only reads the same files."""
     for count in RUNS:
         _against_reading("compare", _sweep_of(folder, count, "{:04}"), "*/*.json*", "--csv")
 
 
 ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
-"""A directory name with markup and terminal control characters."""
+"""Format of directory names with markup and terminal control characters."""
 
 
 def status(folder: Path) -> None:
-    """Print the seconds of `status` over many finished runs with plain or odd names, and of a loop that reads their states."""
+    """Time `status` on many finished runs with plain or odd names, and a loop that only reads their states and summaries."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 
 
 def _sweep_of(folder: Path, count: int, names: str) -> Path:
-    """Return a folder with many copies of one run, each with a different sequence length."""
+    """Create a sweep folder with `count` copies of one run, each with its own sequence length, and return its path."""
     run, sweep = folder / "run", Path(tempfile.mkdtemp(dir=folder)) / f"{count} runs"
     if not run.exists():
         short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
@@ -231,7 +231,7 @@ def _sweep_of(folder: Path, count: int, names: str) -> Path:
 
 
 def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
-    """Print the seconds of a command over a folder of runs, and of a loop that reads some of its files."""
+    """Print the seconds that a command takes on a folder of runs, and that a loop takes to read the files matching `files`."""
     ours, theirs = [], []
     for _ in range(PAIRS):
         ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)
@@ -244,7 +244,7 @@ def _but(arguments: list[str], key: str) -> list[str]:
 
 
 def main() -> None:
-    """Run the named benchmarks."""
+    """Run the benchmarks named on the command line, or all."""
     known = {
         "throughput": throughput,
         "first_step": first_step,

@@ -25,7 +25,7 @@ class Cost:
 
 
 def measure(command: list[str], cwd: Path, **environment: str) -> Cost:
-    """Run a command to its end. Raise CalledProcessError with the command's output if it fails."""
+    """Run a command to its end and return its cost. If it fails, raise CalledProcessError with its output."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, so their time counts
     before = _children_cpu()
     # An installed program has its byte code. With this variable set, every start would compile it again.

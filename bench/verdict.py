@@ -14,7 +14,7 @@ TWINS = [
     *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
-"""Overrides of a sweep like the demo, with twins that differ only in a variable that no code reads."""
+"""Overrides of a sweep like the demo. Its two combinations, the twins, differ only in a variable that no code reads."""
 
 
 def verdict(folder: Path) -> None:

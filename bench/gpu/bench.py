@@ -23,7 +23,7 @@ from bench.gpu.rows import Small, grid_row, out_of_memory_row, resumed_row
 
 MINUTES, QUICK_MINUTES = 8.0, 3.8
 RESERVE_S = 20.0
-"""No row starts this many seconds before the end."""
+"""Seconds that must remain for another row to start."""
 LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
 """Seconds after which a command is stopped because it seems to hang, on GPUs and on a CPU."""
 RESUMED = ("dcp", "dcp_async")
@@ -37,11 +37,11 @@ class Job(NamedTuple):
     devices: int
     """Number of devices that the row needs."""
     run: Callable[[dict[str, str]], Result]
-    """Function that runs the row in the environment of a lane."""
+    """Function that runs the row with the environment variables of a lane."""
 
 
 class Bench:
-    """The jobs of a machine."""
+    """The jobs of the bench on one machine."""
 
     def __init__(self, machine: Machine, commands: Commands, results: Results) -> None:
         self.machine, self.commands, self.results = machine, commands, results
@@ -52,7 +52,7 @@ class Bench:
         self.number = 0
 
     def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
-        """Return the stages in order. Each has jobs, and whether several jobs may run at the same time."""
+        """Return the stages in order: the jobs of each stage, and whether they may run at the same time."""
         return [
             ([self._row(grid.REFERENCE), self._row(grid.EXPERT_REFERENCE)], False),
             ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),
@@ -68,7 +68,7 @@ class Bench:
         ]
 
     def run(self, jobs: list[Job], side_by_side: bool) -> None:
-        """Run jobs. Record a job as not run if the time is up or if there are too few devices."""
+        """Run the jobs of a stage. Record a job as not run if too little time is left or it needs more devices."""
         lanes: queue.Queue[dict[str, str]] = queue.Queue()
         for lane in self.machine.lanes() if side_by_side else [{}]:
             lanes.put(lane)

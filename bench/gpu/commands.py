@@ -18,14 +18,14 @@ REPOSITORY = Path(__file__).parents[2]
 PARAGRAPH = 30
 """Maximum number of lines that are quoted from the end of a command's output."""
 MESHRUNNER = (sys.executable, "-m", "meshrunner")
-"""Command of meshrunner that also works without a console script, with packages on PYTHONPATH only."""
+"""Command that starts meshrunner even if it is only on PYTHONPATH and has no console script."""
 
 
 class Ended(NamedTuple):
     """A command that has ended."""
 
     code: int | None
-    """Exit status; None if the command was stopped."""
+    """Exit status; None if the bench stopped the command."""
     log: Path
     """File with the command's output."""
     begin: float
@@ -35,7 +35,7 @@ class Ended(NamedTuple):
 
 @dataclass
 class Commands:
-    """Runner of commands in a folder, until the time is up."""
+    """Runner of commands that share a deadline and a folder for their logs."""
 
     folder: Path
     until: float
@@ -81,7 +81,7 @@ class Commands:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a command that is still running. The command ends its workers."""
+    """Terminate a command if it still runs, so that it can end its workers. Kill it after 10 s."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -101,11 +101,11 @@ class Outcome(NamedTuple):
     steps: list[tuple[float, float]]
     """Loss and gradient norm of each step."""
     first_step: float | None
-    """Unix time at which the first step was done."""
+    """Unix time at which the first step ended; None if no step did."""
 
 
 def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
-    """Return the outcome of `meshrunner run` with this run directory, which does not exist if the run was refused."""
+    """Return the outcome of a `meshrunner run` that has ended. `run_dir` does not exist if the run was refused."""
     status = read_json(run_dir / STATUS)
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"
@@ -132,12 +132,12 @@ def said(log: Path) -> str:
 
 
 def _log(run_dir: Path, ended: Ended) -> str:
-    """Return the path of the log that explains a failure best."""
+    """Return the path of the failed rank's log, or of the command's log if the rank wrote nothing."""
     worker = rank_log(run_dir, read_json(run_dir / ERROR).get("rank") or 0)
     return shown(worker if worker.exists() and worker.stat().st_size else ended.log)
 
 
 def shown(path: Path) -> str:
-    """Return a path, relative to the current directory if the path lies below this directory."""
+    """Return the path relative to the current directory if it lies inside it; otherwise return it unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

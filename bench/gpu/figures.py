@@ -1,4 +1,4 @@
-"""Measure speed, memory and start of Llamas of real shapes with meshrunner and with the hand-written loop, alternately."""
+"""Measure speed, memory and start-up of Llamas of real shapes, alternating between meshrunner and the hand-written loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bench.gpu.shape import Shape
 from meshrunner.runner.rundir.files import read_json
 
 WINDOWS = 3
-"""Measured intervals of a run. Metrics are read at the end of each interval."""
+"""Number of measured intervals per run. Metrics are read at the end of each interval."""
 READ_EVERY = 5
-"""Steps of an interval. The first interval is not measured."""
+"""Number of steps per interval. The first interval is not measured."""
 STEPS = READ_EVERY * (1 + WINDOWS)
 LARGE_GIB = 100
 """Devices with at least this much memory get the larger micro batch."""
@@ -30,7 +30,7 @@ class Subject(NamedTuple):
     title: str
     shape: Shape
     overrides: str
-    """Overrides that choose the same shape in meshrunner."""
+    """Overrides that give meshrunner's model this shape."""
     seq_len: int
     micro_batch: int
     lr: float = 3e-4
@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The whole case, as overrides."""
+        """Text that identifies the case: its overrides and, if above 1, its number of devices."""
         layout = self.layout + (f" on {self.devices}" if self.devices > 1 else "")
         return f"{self.subject} compile={self.compile} activation_checkpoint={self.recompute} {layout}"
 
@@ -79,7 +79,7 @@ SEVERAL = [
 
 
 def subjects(machine: Machine) -> dict[str, Subject]:
-    """Return models that fit one device of 80 to 141 GB, or toy models of the same kinds on a CPU."""
+    """Return the models to measure: two that fit one GPU of 80 to 141 GB or, without a GPU, two toy models."""
     if not machine.gpus:
         toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
         model = "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
@@ -100,7 +100,7 @@ def subjects(machine: Machine) -> dict[str, Subject]:
 
 
 def overrides(case: Case, subject: Subject, machine: Machine) -> list[str]:
-    """Return the arguments of `meshrunner run`."""
+    """Return the arguments of the `meshrunner run` that measures a case."""
     words = [
         *subject.overrides.split(),
         f"seq_len={subject.seq_len}",
@@ -122,7 +122,7 @@ def overrides(case: Case, subject: Subject, machine: Machine) -> list[str]:
 
 
 def measured(case: Case, number: int, machine: Machine, commands: Commands) -> Result:
-    """Measure a run of meshrunner."""
+    """Run a case with meshrunner and return its figures."""
     name = f"figures-{number:03}-meshrunner"
     run_dir = commands.folder / name
     arguments = overrides(case, subjects(machine)[case.subject], machine)
@@ -145,7 +145,7 @@ def measured(case: Case, number: int, machine: Machine, commands: Commands) -> R
 
 
 def measured_plain(case: Case, number: int, machine: Machine, commands: Commands, peak_tflops: float | None) -> Result:
-    """Measure a run of the hand-written loop. MFU is relative to `peak_tflops`."""
+    """Run a case with the hand-written loop and return its figures. MFU is relative to `peak_tflops`."""
     name, subject = f"figures-{number:03}-loop", subjects(machine)[case.subject]
     out = commands.folder / f"{name}.json"
     arguments = {
@@ -176,12 +176,12 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Return the ratio of our speed to theirs for each pair of results."""
+    """Return the ratio of meshrunner's WPS to the loop's WPS for each pair of results that has both."""
     pairs = zip(ours, theirs, strict=False)
     return [a.figures["wps"] / b.figures["wps"] for a, b in pairs if a.figures.get("wps") and b.figures.get("wps")]
 
 
 def middle(results: list[Result], key: str) -> float | None:
-    """Return the median of a figure, or None if no result has it."""
+    """Return the median of a figure over the results that have it, or None if none does."""
     known = [value for each in results if (value := each.figures.get(key)) is not None]
     return median(known) if known else None

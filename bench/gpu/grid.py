@@ -14,12 +14,12 @@ AXES = {
     "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
     "loss": ("plain", "chunked"),
 }
-"""Options that are combined. Every pair of options occurs in one of the rows below. `--product` runs all combinations."""
+"""Options to combine. Any two options of different groups occur together in a row below. `--product` runs all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""The row whose losses all other rows must match, except models with experts."""
+"""Row whose losses the rows of all models without experts must match."""
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
-"""The row whose losses models with experts must match."""
+"""Row whose losses the rows of models with experts must match."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -48,7 +48,7 @@ SEVERAL = {
     "model=moe_tiny parallelism=ep precision=fp32": 2,
     "model=moe_tiny parallelism=ep precision=bf16 compile=per_block activation_checkpoint=selective_op": 2,
 }
-"""Rows that need several devices, with the number of devices."""
+"""Rows that need several devices, and the number that each row needs."""
 
 REST = [
     "parallelism=fsdp1 precision=bf16 compile=per_block activation_checkpoint=selective_layer loss=plain",
@@ -97,7 +97,7 @@ EXPERTS = [
     "model=moe_tiny parallelism=ddp precision=bf16",
     "model=moe_tiny precision=bf16 compile=per_block activation_checkpoint=selective_op",
 ]
-"""Rows of models with experts, which run after their reference."""
+"""Rows of models with experts; their losses must match EXPERT_REFERENCE."""
 REFUSED = [
     "parallelism=ddp precision=float8",
     "precision=fp32 compile=eager activation_checkpoint=memory_budget",
@@ -107,7 +107,7 @@ REFUSED = [
 
 
 def all_combinations() -> Iterator[str]:
-    """Yield all combinations of the axes, except the rows above."""
+    """Yield all combinations of the axes that are not rows above."""
     for options in product(*AXES.values()):
         row = " ".join(f"{group}={option}" for group, option in zip(AXES, options, strict=True))
         if row not in (REFERENCE, *FIRST, *REST, *REFUSED):
@@ -115,7 +115,7 @@ def all_combinations() -> Iterator[str]:
 
 
 LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
-"""Files that a row with such an option must write to its run directory."""
+"""Glob pattern of the files that a row with this option must write to its run directory."""
 TOLERANCE = {
     "fp32": (1e-4, 1e-3),
     "tf32": (1e-2, 5e-2),
@@ -123,7 +123,7 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""Largest accepted relative differences of a step's loss and gradient norm from the reference."""
+"""Largest accepted relative difference from the reference of a step's loss, and of its gradient norm, for each dtype."""
 
 
 def reference_of(row: str) -> str:
@@ -140,7 +140,7 @@ def dtype_of(row: str) -> str:
 
 
 def differs(row: str, steps: Steps, reference: Steps) -> str:
-    """Return a sentence about the first step that differs from the reference, or "" if none does."""
+    """Return a sentence about the first step that differs from the reference by more than TOLERANCE, or "" if none does."""
     if len(steps) != len(reference):
         return f"it has {len(steps)} steps, the reference {len(reference)}"
     for step, values in enumerate(zip(steps, reference, strict=True), 1):

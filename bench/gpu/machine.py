@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from meshrunner.runner.config.devices import cores, cpu_name, gpu_count
 
 CPU_RANKS = 4
-"""Ranks of a run on a CPU."""
+"""Maximum number of ranks in a run on a CPU."""
 PROBE = """
 import json, torch
 found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -34,20 +34,20 @@ class Machine(NamedTuple):
     """Name of the GPUs, or of the processor if there is no GPU."""
     gpus: int
     memory_gib: float | None
-    """Memory of the smallest GPU."""
+    """Memory of the smallest GPU; None if there is no GPU."""
     cores: int
     versions: tuple[str, ...]
     exclusive: bool = False
-    """Whether a GPU accepts only one process."""
+    """Whether the first GPU accepts only one process at a time."""
 
     @property
     def devices(self) -> int:
-        """Maximum number of ranks of a run."""
+        """Maximum number of ranks in a run."""
         return self.gpus or CPU_RANKS
 
     @property
     def pair(self) -> int:
-        """Ranks of a row that names no number of ranks: two, so that ranks communicate, or one on a single GPU."""
+        """Number of ranks in a row that sets none: one on a machine with a single GPU, else two, so that ranks communicate."""
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
@@ -58,7 +58,7 @@ class Machine(NamedTuple):
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """Return the environments of rows that run at the same time: on one shared GPU, or on two GPUs per row."""
+        """Return one environment for each row that can run at a time. Rows share a single GPU; otherwise, each gets two GPUs."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -85,7 +85,7 @@ def this_machine() -> Machine:
 
 
 def _asked_of_driver() -> tuple[str, str, str]:
-    """Return the driver's version, and the first GPU's power limit and compute mode, or three empty strings if unknown."""
+    """Return the driver's version and the first GPU's power limit and compute mode, or three empty strings if unknown."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,compute_mode", "--format=csv,noheader"]
         lines = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()

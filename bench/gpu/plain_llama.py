@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its input and the results that `saves` selects. Backward computes the other results again."""
+    """A block that keeps its input and the results that `saves` selects for backward. All other results are recomputed."""
 
     def __init__(self, block: nn.Module, saves: Callable[[], Any]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Recomputed(nn.Module):
 
 
 def saves_every_second_matmul() -> Any:
-    """Return contexts of torchtitan's selective recomputation, which keeps the results of attention and every second matmul."""
+    """Return contexts of torchtitan's selective recomputation: keep the results of attention and of every second matmul."""
     attention = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     kept = {getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default for name in attention}
     matmuls: Counter[bool] = Counter()
@@ -92,7 +92,7 @@ def saves_every_second_matmul() -> Any:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy in fp32, mean over tokens."""
+    """Return the cross entropy, computed in fp32 and averaged over tokens."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
@@ -130,7 +130,7 @@ class PlainLlama(nn.Module):
                 weight.normal_(0.0, 0.02 / math.sqrt(2 * shape.n_layers) if into_residual else 0.02)
 
     def prepare(self, recompute: str, compile: str) -> None:
-        """Apply recomputation (`none`, `full`, `selective_op`) and compilation (`eager`, `per_block` with the loss)."""
+        """Apply recomputation (`none`, `full`, `selective_op`) and compilation (`eager`; `per_block` also compiles the loss)."""
         how = {"backend": "inductor", "fullgraph": True, "dynamic": False}
         for number, block in enumerate(self.layers):
             if recompute == "full":

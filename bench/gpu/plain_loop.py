@@ -2,8 +2,8 @@
 
     python -m bench.gpu.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
 
-The loop does the work of `parallelism=fsdp2 precision=bf16` on one device. Backward converts a bf16 gradient to fp32 when the
-gradient is ready. Norm, clipping and update are fp32. The tokens are those of `data=random`.
+The loop does the same work as `parallelism=fsdp2 precision=bf16` on one device. Each bf16 gradient is converted to fp32 as soon
+as backward has computed it. Norm, clipping and update are computed in fp32. The tokens are those of `data=random`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parsed() -> argparse.Namespace:
 
 
 def batches(args: argparse.Namespace, device: torch.device) -> Tensor:
-    """Return the tokens of all steps, [steps, micro_batch, seq_len + 1]."""
+    """Return the tokens of all steps. Shape: [steps, micro_batch, seq_len + 1]."""
     rows = np.empty((args.steps * args.micro_batch, args.seq_len + 1), dtype=np.int64)
     for index, row in enumerate(rows):
         stream = np.random.Generator(np.random.Philox(key=[0, index]))
@@ -74,7 +74,7 @@ def _hand_over(master: Tensor, weight: Tensor) -> None:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Train; return losses, median tokens per second, peak memory after the first interval, and the model's size."""
+    """Train, and return losses, median tokens per second, peak memory after the first interval, and the model's size."""
     device = torch.device(args.device)
     torch.manual_seed(0)
     with device:

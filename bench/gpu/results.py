@@ -24,7 +24,7 @@ class Result:
     """Text that identifies the row."""
     state: State
     reason: str = ""
-    """Reason why the row was refused, failed or was not run. A remark if the row works."""
+    """Reason why the row was refused, failed or was not run; if the row works, a remark or ""."""
     log: str = ""
     """File that explains a failure."""
     seconds: float = 0.0
@@ -33,10 +33,10 @@ class Result:
 
 
 class Results:
-    """All results in the order of arrival. A result is written at once, so that no result is lost if the bench is killed."""
+    """All results so far, in the order in which rows ended. Each is written at once, so that none is lost in a crash."""
 
     def __init__(self, file: Path, write: Callable[[list[Result]], None]) -> None:
-        """Append results to `file`, and call `write` with all results so far to write the document."""
+        """Prepare to append each result to `file` and then to call `write`, which writes the document, with all results."""
         self.all: list[Result] = []
         self._file, self._write, self._lock = file, write, threading.Lock()
 

@@ -13,7 +13,7 @@ from meshrunner.runner.rundir.files import CONFIG
 
 STEPS = 8
 LOGITS_GIB = 1
-"""Memory of the fp32 logits of a sequence in the row that runs out of memory."""
+"""Memory in GiB for the fp32 logits of one sequence in the sweep that runs out of memory on a GPU."""
 
 
 class Small(NamedTuple):
@@ -45,14 +45,14 @@ class Small(NamedTuple):
 
 
 def overridden(words: list[str]) -> list[str]:
-    """Return overrides without those that a later one replaces."""
+    """Return the overrides; if several set the same key, keep only the last of them."""
     return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
 ) -> tuple[Result, Steps]:
-    """Run a row. It works if its losses match those of the reference (if known) and it writes the expected files."""
+    """Run a row. The row works if its losses match the reference (if that has run) and its expected files exist."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
     arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]
@@ -72,7 +72,7 @@ def _missing(row: str, run_dir: Path) -> str:
 
 
 def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
-    """Run half of the steps with a checkpoint, then `meshrunner resume`. All losses must match the reference."""
+    """Run half of the steps, saving checkpoints, and resume the run for the other half. All losses must match the reference."""
     name, what = f"resume-{kind}", f"resume, checkpoint={kind}"
     run_dir = commands.folder / name
     row = f"parallelism=fsdp2 precision=fp32 checkpoint={kind} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
@@ -98,7 +98,7 @@ def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str
 
 
 def out_of_memory_row(small: Small, commands: Commands) -> Result:
-    """Run a sweep of a batch that fits, a batch whose logits alone need twice the memory, and a batch that fits."""
+    """Run a sweep of three batch sizes, of which only the second, whose logits need twice the memory, must run out of memory."""
     vocab, seq_len = (65536, 4096) if small.machine.gpus else (65536, 64)
     limit_gib = small.machine.memory_gib or 1.0
     most = int(2 * limit_gib * 2**30 / (4 * vocab * seq_len))
