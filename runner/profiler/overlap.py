@@ -1,17 +1,17 @@
-"""Computes shares of compute, exposed communication and idle time in profiled steps, from a Chrome trace.
+"""Computes the shares of compute, exposed communication and idle time in profiled steps from a Chrome trace.
 
-Each moment of a step is *compute* (compute work runs, with or without a collective), *exposed communication* (only a collective
-runs) or *idle* (neither compute nor a collective runs). Waiting for a slower rank is communication.
+Each moment of a step is *compute* (compute work runs, whether or not a collective runs too), *exposed communication*
+(only a collective runs) or *idle* (neither runs). Time that a collective waits for a slower rank is communication.
 
-On CUDA, NCCL kernels are communication. All other kernels, copies and fills on any stream are compute.
+On CUDA, NCCL kernels are communication. All other kernels, all copies and all fills, on any stream, are compute.
 
 On a CPU there are no streams, only operators on threads:
 
-- Collectives appear on gloo's threads from start to end, as `gloo:*` such as `gloo:all_gather`, and on the training thread while
-  they are enqueued, as `c10d::*`. Both kinds of events, and copies inside them, are communication.
+- A collective appears as `gloo:*` (such as `gloo:all_gather`) on a gloo thread from start to end, and as `c10d::*` on the
+  training thread while it is enqueued. Both kinds of events, and copies inside them, are communication.
 - Other operators (`aten::*`, `fsdp::*`, a user's operators) and inductor's graphs are compute.
-- Events of autograd and modules around operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) are ignored. They may
-  include time in `work.wait()`, and a trace has no events for `work.wait()`.
+- Events that enclose operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) are ignored. They may include time in
+  `work.wait()`, which has no events of its own in a trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 STEP = "meshrunner step "
-"""Prefix of a step's annotation."""
+"""Prefix of the annotation that marks a step in the trace."""
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
@@ -33,13 +33,13 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 Event = dict[str, Any]
 Lane = tuple[str, Any]
-"""(kind of work, thread that does the work). The kind is STEP, COMPUTE or COMMUNICATION."""
+"""(kind, thread): kind is STEP, COMPUTE or COMMUNICATION. On CUDA, all work of a kind is in one lane."""
 Span = tuple[Lane, float, float]
 """(lane, begin, end): interval in microseconds during which the lane is busy."""
 
 
 class Shares(NamedTuple):
-    """Shares of the steps' time in percent. They add up to 100."""
+    """Shares of the time of the profiled steps, in percent. The three shares add up to 100."""
 
     compute_pct: float
     exposed_comm_pct: float
@@ -47,7 +47,7 @@ class Shares(NamedTuple):
 
 
 def shares(events: list[Event]) -> Shares | None:
-    """Return the shares over all steps in a trace, or None if the trace has no step."""
+    """Return the shares over all steps in a trace, or None if the trace contains no steps."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
     steps = [each for each in timed if each.get("cat") == "user_annotation" and each["name"].startswith(STEP)]
@@ -69,9 +69,9 @@ def shares(events: list[Event]) -> Shares | None:
 
 def _activity(busy: Counter[Lane]) -> str:
     """
-    Return COMPUTE, COMMUNICATION or IDLE for a moment, from the number of busy spans per lane.
+    Classify a moment as COMPUTE, COMMUNICATION or IDLE, given the number of spans open in each lane at that moment.
 
-    If an operator runs inside a collective on the same thread, the operator is communication.
+    An operator that runs inside a collective on the same thread counts as communication.
     """
     lanes = [lane for lane, count in busy.items() if count]
     if any(kind == COMPUTE and not busy[COMMUNICATION, thread] for kind, thread in lanes):
@@ -81,10 +81,10 @@ def _activity(busy: Counter[Lane]) -> str:
 
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
     """
-    Yield spans of the device's work and of the steps. Steps are timed on the device, as the meter's CUDA events time them.
+    Yield the spans of the device's work and of the steps. Steps are timed on the device, as the meter's CUDA events do.
 
-    A step ends when all work launched in the step has ended. It begins with its annotation or with the end of the previous step,
-    whichever is later.
+    A step ends when all device work launched in the step has ended. It begins when its annotation begins or when the previous
+    step ends, whichever is later.
     """
     launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
     ends: list[tuple[float, float]] = []
@@ -102,7 +102,7 @@ def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Eve
 
 
 def _spans_on_cpu(steps: list[Event], timed: list[Event]) -> Iterator[Span]:
-    """Yield the spans of the steps, and of the collectives and operators on all threads."""
+    """Yield the spans of the steps, and the spans of collectives and operators on all threads."""
     for event in steps:
         yield _span((STEP, None), event)
     for event in timed:

@@ -1,4 +1,4 @@
-"""Implements profiler=trace: a Chrome trace per chosen rank, and shares of compute, exposed communication and idle time."""
+"""Implements profiler=trace: a Chrome trace and the shares of compute, exposed communication and idle time per chosen rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TraceProfile(Windowed):
     Traces of some steps: trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
     The step before the window warms the profiler up, because the first collection on CUDA starts slowly. The warm-up step is
-    neither in the trace nor in the throughput. The peak of host memory includes the profiler's own memory.
+    neither in the trace nor in the throughput. The peak host memory of the run includes the profiler's own memory.
     """
 
     with_stack: bool
@@ -36,7 +36,7 @@ class TraceProfile(Windowed):
 
 
 class TraceSession(Session):
-    """Session that runs torch.profiler over the window, with an annotation for each step."""
+    """Session that runs torch.profiler during the profiling window and annotates each step."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     warms_up: ClassVar[bool] = True
@@ -78,14 +78,14 @@ class TraceSession(Session):
         return list(shares(events) or [math.nan] * len(self.figures))
 
     def _synchronize(self) -> None:
-        """Wait for queued work, so that none of it crosses the beginning or the end of the window."""
+        """Wait for queued device work, so that no kernel runs across the beginning or the end of the window."""
         if self.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return the mean shares over the ranks, and write the shares of each rank to trace/table.json."""
+        """Return the shares averaged over the profiled ranks, and write the shares of each rank to trace/table.json."""
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
         rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)

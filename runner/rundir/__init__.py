@@ -1,7 +1,7 @@
 """
-Read and write the files of run and sweep directories; no other room contains their names. `files` defines the names.
+Read and write the files of run and sweep directories. The file names are defined in `files` and appear in no other package.
 
-A name is imported when it is first used, because Tab completion and `--help` start faster without the records' pydantic.
+A public name is imported at its first use, because Tab completion and `--help` start faster without importing pydantic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PUBLIC = {
     "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",
 }
-"""Module -> names of the module that other rooms use."""
+"""Module -> names that other packages import from the module."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names.split()}
 __all__ = list(_MODULES)
 

@@ -14,7 +14,7 @@ from meshrunner.runner.rundir.states import Status
 from meshrunner.runner.rundir.summary import Layouts, Summary
 
 EVENTS_BYTES = 512 << 20
-"""Largest events.jsonl that is read: about a million steps."""
+"""Maximum size of an events.jsonl that is read, in bytes: about a million steps."""
 READERS: dict[str, Callable[[Path], object]] = {
     files.STATUS: Status.load,
     files.SUMMARY: Summary.load,
@@ -29,16 +29,16 @@ READERS: dict[str, Callable[[Path], object]] = {
     files.CONFIG: lambda path: load_config(path.parent),
     files.OVERRIDES: lambda path: load_overrides(path.parent),
 }
-"""File -> function that reads the file, or raises ValueError or OSError if the file is damaged."""
+"""File name -> function that reads the file; it raises ValueError or OSError if the file is damaged."""
 RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
-"""The JSON files. A command that lists a thousand runs does not read YAML, which takes longer than all JSON files together."""
+"""The JSON files. Commands that list many runs skip the YAML files: reading YAML takes longer than reading all JSON files."""
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
     """
-    Return the reason why the first damaged file cannot be read ("" if no file is damaged), and the records by class.
+    Return the reason why the first damaged file cannot be read ("" if no file is damaged), and the records read, by class.
 
-    Only the named files of the run directory are read, by default all files but the YAML. A missing file is no damage.
+    Only the files in `names` are read, by default all files except YAML files. A missing file does not count as damaged.
     """
     found: dict[type[Any], Any] = {}
     damage = ""
@@ -57,5 +57,5 @@ def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[ty
 
 
 def find_damage(run_dir: Path, names: Iterable[str] = READERS) -> str:
-    """Return the reason why the first damaged file of a run directory cannot be read; "" if no file is damaged."""
+    """Return the reason why the first damaged file of a run directory cannot be read, or "" if no file is damaged."""
     return inspect(run_dir, names)[0]

@@ -1,4 +1,4 @@
-"""Read `events.jsonl`. A run appends one JSON object per step while it trains."""
+"""Read `events.jsonl`, to which a run appends one JSON object (a row) per training step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
 TYPICAL_ROW = 1 << 10
-"""Bytes to read from the end of the file for each requested row. A typical row is half as long."""
+"""Bytes to read from the end of the file for each requested row: twice the length of a typical row."""
 
 
 class StepRow(dict[str, float | None]):
     """
-    A row of events.jsonl: key -> figure, None if the figure is not known.
+    A row of events.jsonl: key -> figure, or None if the figure is unknown.
 
-    Rows are not validated by pydantic, because a run may have a million rows and pydantic would take longer than parsing them.
+    Pydantic does not validate rows: a run may have a million rows, and validating them would take longer than parsing them.
     """
 
     @property
@@ -31,12 +31,12 @@ class StepRow(dict[str, float | None]):
 
     @property
     def attempt(self) -> int:
-        """The attempt that did the step, counted from 1."""
+        """The attempt that ran the step, counted from 1."""
         return cast(int, self.get("attempt", 1))
 
 
 class Tail:
-    """A reader of appended rows. A half-written last line is kept until the line is complete. A damaged line is skipped."""
+    """A reader of the rows appended since its last read. It keeps an incomplete last line for later and skips damaged lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Tail:
         self._rest = b""
 
     def read(self) -> list[StepRow]:
-        """Return the rows completed since the last call, oldest first; [] if the path does not exist or is not a regular file."""
+        """Return the rows completed since the last call, in file order, or [] if the path is missing or not a regular file."""
         rows: list[StepRow] = []
         try:
             with open_regular(self.path) as file:
@@ -59,7 +59,7 @@ class Tail:
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
-    """Yield the row of each line, except damaged lines."""
+    """Parse lines into rows, skipping damaged lines."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -73,7 +73,7 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
 
 
 def last_rows(run_dir: Path, count: int) -> list[StepRow]:
-    """Return the newest rows of a run, at most `count`, without reading the whole file; [] if no row is recorded."""
+    """Return at most `count` of a run's newest rows without reading the whole file, or [] if no row is recorded."""
     path = run_dir / EVENTS
     try:
         with open_regular(path) as file:
@@ -87,9 +87,10 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
 
 def read_events(run_dir: Path) -> list[StepRow]:
     """
-    Return one row per step of a run, in order.
+    Return one row per step of a run, ordered by step.
 
-    A resumed run repeats the steps after its checkpoint. A repeated row replaces all earlier rows of the same and later steps.
+    A resumed run repeats the steps after its checkpoint. The row of a repeated step replaces the earlier rows of that step and of
+    all later steps.
     """
     rows: list[StepRow] = []
     for row in Tail(run_dir / EVENTS).read():

@@ -1,4 +1,4 @@
-"""The names of the files in run and sweep directories. No other room contains these names.
+"""The names of the files in run and sweep directories. No other package contains these names.
 
 JSON files are replaced atomically; `events.jsonl` is append-only. Tab completion imports this module, so it imports no pydantic.
 """
@@ -22,17 +22,17 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 LAYOUTS = "layouts.json"
-"""The layouts of a run: the settings that affect figures, and the first attempt with these settings."""
+"""The layouts of a run. A layout is the settings that affect figures, and the first attempt with these settings."""
 PLAN = "plan.json"
 """The prediction made before the run began, as `meshrunner plan --json` prints it."""
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""The progress of a tracker. If a run has several trackers, `tracking` returns the name for each tracker."""
+"""The progress of a tracker. If a run has several trackers, `tracking` returns the file of each tracker."""
 LOGS = "logs"
 DATA_LOG = f"{LOGS}/data.log"
 LAUNCHER_LOG = f"{LOGS}/launcher.log"
-"""Output of a run's launcher if several runs of a sweep are executed in parallel."""
+"""Output of the process that launches a run, written only if runs of a sweep are executed in parallel."""
 TRACES = "trace"
 TRACE_TABLE = f"{TRACES}/table.json"
 """Shares of compute, exposed communication and idle time for each profiled rank."""
@@ -42,44 +42,44 @@ HPARAMS = f"{TENSORBOARD}/hparams"
 WANDB = "wandb"
 """Folder that the wandb library creates."""
 STOP_REQUEST = "preempt"
-"""The id of the job start that was requested to stop, `12.0`. slurm/run.sbatch writes this file."""
+"""File in which slurm/run.sbatch requests a job to stop. It holds the job's id and number of requeues, such as `12.0`."""
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
-"""Settings of the last submission of a run or sweep directory."""
+"""SLURM settings with which a run or sweep directory was last submitted."""
 SLURM_OUTPUT = "slurm-%j.out"
 """Output of a job, in `logs`. SLURM replaces %j with the job's number."""
 SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
-"""Output of a task of a sweep's array. SLURM replaces %A with the array's number and %a with the task's number."""
+"""Output of one task of a sweep's job array. SLURM replaces %A with the array's number and %a with the task's number."""
 SWEEP = "sweep.json"
 """The runs of a sweep. A folder that contains this file is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
 """The run directories of a sweep, one per line, in the order of sweep.json. Task N of a SLURM array runs line N."""
 MULTIRUN = "multirun.yaml"
-"""The configuration of a sweep, which Hydra's sweeper writes before any run exists."""
+"""The configuration of a sweep. Hydra's sweeper writes it before any run exists."""
 REPORT = "report.html"
 """The report page, written at the end of a sweep."""
 RECORD_BYTES = 32 << 20
-"""Largest JSON or YAML file that is read."""
+"""Maximum size of a JSON or YAML file that is read, in bytes."""
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run directory, good or damaged."""
+    """Whether a folder is a run directory, damaged or not."""
     return os.path.lexists(folder / CONFIG)
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is a sweep directory, good or damaged."""
+    """Whether a folder is a sweep directory, damaged or not."""
     return os.path.lexists(folder / SWEEP)
 
 
 def tracking(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's record; `member`: the tracker's name if the run has several trackers."""
+    """Return the path of a tracker's record. `member` is the tracker's name if the run has several trackers, else empty."""
     return folder / (f"tracker-{member}.json" if member else TRACKING)
 
 
 def tracker_log(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's output; `member`: the tracker's name if the run has several trackers."""
+    """Return the path of a tracker's output. `member` is the tracker's name if the run has several trackers, else empty."""
     return folder / LOGS / (f"tracker-{member}.log" if member else "tracker.log")
 
 
@@ -89,12 +89,12 @@ def rank_log(run_dir: Path, rank: int) -> Path:
 
 
 def rank_error(run_dir: Path, rank: int) -> Path:
-    """Return the path of the error of a worker that failed."""
+    """Return the path of the file in which a failed worker records its error."""
     return run_dir / LOGS / f"rank{rank}.error.json"
 
 
 def node_file(run_dir: Path, node: int) -> Path:
-    """Return the path of a node's record. A run on a single node has no such record."""
+    """Return the path of a node's record. A run on a single node has no node records."""
     return run_dir / LOGS / f"node{node}.json"
 
 
@@ -109,7 +109,7 @@ def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
 
 
 def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """Return the path of the submitted script; `number`: the number of the array if a sweep is split into several arrays."""
+    """Return the path of the submitted script. `number` counts the job arrays of a sweep that is split into several arrays."""
     return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 
@@ -119,7 +119,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if the file is missing or damaged. Raise OSError if reading is not permitted."""
+    """Return the object in a JSON file, or {} if the file is missing or damaged. Raise OSError if reading is not permitted."""
     try:
         value = json.loads(read_regular(path, RECORD_BYTES))
     except (FileNotFoundError, ValueError, RecursionError):

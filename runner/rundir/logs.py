@@ -16,9 +16,9 @@ CURRENT = "Current thread"
 FATAL = "Fatal Python error"
 """First words that faulthandler writes when a process crashes."""
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
-"""Line of an uncaught C++ exception, as the C++ runtime writes it. Group 1 is the message without torch's group and rank."""
+"""Line in which the C++ runtime reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
 STACK_LINES = 200
-"""Maximum lines from the last stack to the end of the log. If more lines follow the stack, the process survived."""
+"""Maximum lines from the start of a final stack to the end of the log. If more lines follow, the process survived."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -31,14 +31,14 @@ def _tail(log: Path) -> list[str]:
 
 
 def last_stack(log: Path) -> str:
-    """Return the last stack that faulthandler wrote for a hung or crashed process; "" if the log has no stack."""
+    """Return the last stack that faulthandler wrote for a hung or crashed process, or "" if the log has no stack."""
     lines = _tail(log)
     starts = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]
     return "\n".join(lines[starts[-1] :]) if starts else ""
 
 
 def last_exception(log: Path) -> str:
-    """Return the message of the C++ exception that aborted the process; "" if no exception did."""
+    """Return the message of the C++ exception that aborted the process, or "" if no C++ exception aborted it."""
     lines = _tail(log)
     found = [i for i, line in enumerate(lines) if TERMINATED.match(line)]
     # Attempts append to one log. If two crashes follow the message, an earlier attempt wrote it.
@@ -53,7 +53,7 @@ def last_exception(log: Path) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the lines of a log to show to a user: the beginning of a final stack, or else the last lines. Cut long lines."""
+    """Return the lines of a log to show to a user: the start of the final stack if there is one, else the end. Cut long lines."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

@@ -1,4 +1,4 @@
-"""Read YAML with libyaml, because it is ten times faster than the parser in Python."""
+"""Read YAML with libyaml, because libyaml is ten times faster than PyYAML's pure-Python parser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ YamlLoader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text; raise ValueError with the parser's message if the text is malformed."""
+    """Parse a YAML document; raise ValueError with the parser's message if the document is malformed."""
     try:
         return yaml.load(text, YamlLoader)
     except Exception as error:  # int() and datetime() raise other errors for malformed values

@@ -1,7 +1,7 @@
 """
 The JSON files of a run directory as typed records.
 
-The fields of a record define how its file is read, written and checked for damage, and the defaults of missing keys.
+The fields of a record define how its file is read, written and checked for damage, and the default of each missing key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from meshrunner.runner.rundir.files import RECORD_BYTES, write_json
 T = TypeVar("T")
 
 Text = InstanceOf[str]
-"""A string. Unlike pydantic's type, it accepts file names that are not UTF-8 (surrogate escapes)."""
+"""A string. Unlike pydantic's `str`, this type accepts file names that are not UTF-8 (surrogate escapes)."""
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
-"""A whole number of at least 0, such as a step, an attempt or a process id."""
+"""An integer of at least 0, such as a step, an attempt or a process id."""
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Measured = Annotated[Annotated[float, Field(strict=True)] | None, AfterValidator(number)]
-"""A figure; None if the figure is not known or not finite."""
+"""A figure, or None if the figure is unknown or not finite."""
 
 
 def null_as(default: T) -> BeforeValidator:
@@ -34,17 +34,17 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str) -> Any:
-    """Return a field that is null by default and named `key` in the file; `key` may be no valid attribute name."""
+    """Return a field that is null by default and named `key` in the file. `key` need not be a valid attribute name."""
     return Field(None, validation_alias=key, serialization_alias=key)
 
 
 def unreadable(name: str | Path, error: Exception) -> str:
-    """Return a clause that says why reading a file raised an error."""
+    """Return a clause that says why a file cannot be read, given the error that reading it raised."""
     return f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 class JsonFile(BaseModel):
-    """A JSON file, or an object in a JSON file. Keys that this version does not know are kept."""
+    """A JSON file, or an object in a JSON file. Keys unknown to this version of meshrunner are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -89,7 +89,7 @@ class JsonFile(BaseModel):
         return self.model_dump(by_alias=True, exclude_unset=True)
 
     def __bool__(self) -> bool:
-        """Whether any key was set: an empty record is false."""
+        """Whether any key is set. An empty record is false."""
         return bool(self.model_fields_set)
 
     def __or__(self, changes: Self | Mapping[str, Any]) -> Self:
@@ -99,39 +99,39 @@ class JsonFile(BaseModel):
 
 
 class Environment(JsonFile):
-    """The content of `environment.json`: versions, devices and variables of a run, and the values chosen for `auto`."""
+    """The content of `environment.json`: a run's versions, devices and environment variables, and values chosen for `auto`."""
 
     host: Text | None = None
     command: list[Text] = []
     python: Text | None = None
     system: Text | None = None
     packages: dict[str, Text | None] = {}
-    """Package -> version; null if the package is not installed."""
+    """Package -> version, or null if the package is not installed."""
     git_commit: Text | None = None
     device_type: Text | None = None
     workers: Count | None = None
-    """Number of workers on a node."""
+    """Number of workers per node."""
     threads: Count | None = None
-    """Number of threads of a worker."""
+    """Number of threads per worker."""
     launch_env: Annotated[dict[Text, Any], null_as({})] = Field(
         {}, validation_alias="launch.env", serialization_alias="launch.env"
     )
     environment: dict[Text, Any] = {}
     """Environment variables that may affect measurements."""
     resolved: dict[str, Any] = {}
-    """Key of the configuration -> value that was chosen for its `auto` or null."""
+    """Key that is `auto` or null in the configuration -> value that the run chose."""
     cpus: list[Text] = []
-    """CPUs that each worker may run on, in the order of ranks."""
+    """CPUs that each worker may run on, one entry per worker, in the order of ranks."""
 
     @property
     def precision(self) -> str | None:
-        """The kind that was chosen for `precision=auto`; None if it is not recorded."""
+        """The `precision.kind` that was chosen for `precision=auto`, or None if it is not recorded."""
         kind = self.resolved.get("precision.kind")
         return str(kind) if kind else None
 
 
 class PlanRecord(JsonFile):
-    """The content of `plan.json`: the prediction made before the run began, as `meshrunner plan --json` prints it."""
+    """The content of `plan.json`: the prediction made before the run began, in the format of `meshrunner plan --json`."""
 
     verdict: Text | None = None
     reason: Text | None = None
@@ -143,15 +143,15 @@ class RankError(JsonFile):
     time: Number | None = None
     rank: Count | None = None
     oom: bool = False
-    """Whether an allocator ran out of memory."""
+    """Whether the worker failed because an allocator ran out of memory."""
     message: Text = ""
     plain: bool = False
-    """Whether the message is written for users and is shown without a traceback."""
+    """Whether the message is written for users and should be shown without a traceback."""
     traceback: Text | None = None
 
 
 class Failure(RankError):
-    """The content of `error.json`: exit code of the rank that failed first, and the rank's error if the rank wrote an error."""
+    """The content of `error.json`: exit code of the rank that failed first, and the error that the rank recorded, if any."""
 
     exit_code: int | None = None
     state: Text | None = None
@@ -162,11 +162,11 @@ class Tracking(JsonFile):
     """The content of `tracker.json`: the progress of a tracker."""
 
     run_id: Annotated[str, Field(pattern="^[0-9A-Za-z]{1,64}$")] | None = None
-    """Id that all attempts and all trackers of a run share. Paths contain the id."""
+    """Id that all attempts and all trackers of a run share. The id is used in file names, hence the pattern."""
     phase: Text | None = None
-    """`starting`, `opening`, `following`, `finishing` or `finished`."""
+    """Phase of the tracker: `starting`, `opening`, `following`, `finishing` or `finished`."""
     warning: Text | None = None
-    """The error that ended the tracker."""
+    """Message of the error that ended the tracker."""
 
 
 class Submission(JsonFile):
@@ -180,7 +180,7 @@ class Submission(JsonFile):
 
 
 class TraceShares(JsonFile):
-    """The shares of time of one profiled rank, in percent."""
+    """The shares of compute, exposed communication and idle time of one profiled rank, in percent."""
 
     rank: Count
     compute_pct: Measured = None
@@ -189,7 +189,7 @@ class TraceShares(JsonFile):
 
 
 class TraceTable(JsonFile):
-    """The content of `trace/table.json`: the shares of every profiled rank."""
+    """The content of `trace/table.json`: the time shares of every profiled rank."""
 
     steps: tuple[Count, Count] = (0, 0)
     """First and last profiled step."""
@@ -197,22 +197,22 @@ class TraceTable(JsonFile):
 
 
 class NodeOutcome(JsonFile):
-    """The outcome of the workers of one node, as the node publishes it."""
+    """The outcome of one node's workers, which the node publishes for the other nodes."""
 
     state: Text
     reason: Text
     rank: Count | None = None
     exit_code: int | None = None
     collateral: bool = False
-    """Whether this failure may be the consequence of another rank's failure."""
+    """Whether this failure may be a consequence of another rank's failure."""
     time: Number
 
 
 class NodeRecord(JsonFile):
-    """The content of `logs/node<N>.json`: the heartbeat of one of several nodes, and the outcome of its workers."""
+    """The content of `logs/node<N>.json` in a run on several nodes: node N's heartbeat and the outcome of its workers."""
 
     rendezvous: Text | None = None
-    """Start of the job that wrote this file. A requeued job ignores files that its earlier starts wrote."""
+    """Id of the job start that wrote this file. A requeued job ignores files from its earlier starts."""
     host: Text | None = None
     pid: Count | None = None
     beat: Count = 0

@@ -16,7 +16,7 @@ from meshrunner.runner.rundir.states import Status, is_count
 def place_run(
     config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a run directory in state `pending`; raise ConfigError if `run_dir` holds a run already or cannot be written."""
+    """Write a run directory in state `pending`; raise ConfigError if `run_dir` already holds a run or cannot be written."""
     from omegaconf import OmegaConf  # not at the top: workers import this module and start faster without it
 
     try:
@@ -54,7 +54,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; raise OSError, or ValueError that says how the file is damaged."""
+    """Return the mapping in a YAML file; raise OSError, or a ValueError that describes the damage."""
     from meshrunner.runner.rundir.plain_yaml import parse_yaml
 
     value = parse_yaml(read_regular(path, RECORD_BYTES).decode())
@@ -64,7 +64,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """Return the unresolved content of config.yaml; raise OSError, or ValueError that says how the file is damaged."""
+    """Return config.yaml's content with interpolations unresolved; raise OSError, or a ValueError that describes the damage."""
     config = _load_yaml(run_dir / CONFIG)
     if not is_count(config.get("steps")):  # the file was truncated, or another program wrote it
         raise ValueError("it has no whole number for steps")
@@ -77,7 +77,7 @@ def key_of(override: str) -> str:
 
 
 def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
-    """Return the chosen options by group. `precision=auto` is replaced by the precision that the run chose."""
+    """Return the chosen option of each group. The precision that a run chose, if known, replaces `precision=auto`."""
     known = environment.precision
     return {**choices, "precision": known} if known and choices.get("precision") == "auto" else {**choices}
 
@@ -86,13 +86,13 @@ class Overrides(NamedTuple):
     """The content of overrides.yaml."""
 
     choices: dict[str, str] = {}
-    """Group -> name of the chosen option. Groups without a chosen option are omitted."""
+    """Group -> name of the chosen option. Groups without a chosen option and Hydra's own groups are omitted."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
 
 
 def load_overrides(run_dir: Path) -> Overrides:
-    """Return the overrides of a run, empty if overrides.yaml is missing; raise OSError, or ValueError if the file is damaged."""
+    """Return a run's overrides, or empty ones if overrides.yaml is missing; raise OSError, or ValueError if it is damaged."""
     try:
         found = _load_yaml(run_dir / OVERRIDES)
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def load_overrides(run_dir: Path) -> Overrides:
 
 
 def read_overrides(run_dir: Path) -> Overrides:
-    """Return the overrides of a run, empty if overrides.yaml is missing or damaged."""
+    """Return a run's overrides, or empty ones if overrides.yaml is missing or damaged."""
     try:
         return load_overrides(run_dir)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """
 Read and update `status.json`, the record of a run's state and owner. The owner is the process that executes the run.
 
-If the owner is dead or stale, another process may become the owner.
+If the owner is dead, or its heartbeat is too old, another process may become the owner.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from meshrunner.runner.rundir.files import LOGS, STATUS, STATUS_LOCK
 from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null_as
 
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
-"""States of a run that is no longer executed."""
+"""States of runs whose execution has ended."""
 RESULTS = frozenset({"completed", "oom", "skipped"})
-"""States that are results. A sweep executes a run in such a state again only if `sweep.rerun` names the state."""
+"""States that count as results. A sweep executes a run in one of these states again only if `sweep.rerun` names the state."""
 CRASHED = frozenset({"failed", "timeout"})
-"""States of a run that `sweep.retry` executes again."""
+"""States of runs that `sweep.retry` executes again."""
 EXIT_STATUS = {"completed": 0, "interrupted": 130, "preempted": 75}
-"""Final state of a single run -> exit status. The exit status of every other state is 1."""
+"""Final state of a single run -> exit status. For all other final states, the exit status is 1."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
-"""Age of a heartbeat after which an owner on another host is stale."""
+"""Seconds without a heartbeat after which an owner on another host counts as dead."""
 
 State = Literal["pending", "running", "completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"]
 
 
 class Owner(JsonFile):
-    """The process that executes a run. The fields distinguish the process from a later process with the same id."""
+    """The process that executes a run. The fields distinguish it from a later process with the same pid."""
 
     host: Text = ""
     pid: Count | None = None
     pid_started: int | None = None
-    """Clock ticks from boot to the start of the process."""
+    """Start time of the process, in clock ticks since boot."""
     boot_id: Text | None = None
     slurm_job_id: Text | None = None
     slurm_restart: Text | None = None
-    """Number of times that SLURM had requeued the job when the process started."""
+    """Number of requeues of the SLURM job before the process started."""
 
 
 class Status(JsonFile):
-    """The content of `status.json`. Times are unix times."""
+    """The content of `status.json`. Times are Unix times."""
 
     state: State | None = None
     """The state of the run; None if status.json is missing."""
     reason: Annotated[Text, null_as("")] = ""
     attempt: Annotated[Count, null_as(0)] = 0
-    """Number of times that the run was started."""
+    """Number of times that the run has been started."""
     started: Number | None = None
     ended: Number | None = None
     heartbeat: Number | None = None
@@ -68,7 +68,7 @@ class Status(JsonFile):
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer from 0 to 2^53 - 1, and not a bool."""
+    """Whether a value is an integer from 0 to 2^53 - 1. A bool does not count as an integer."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
@@ -78,12 +78,12 @@ def read_status(run_dir: Path) -> Status:
 
 
 def read_state(run_dir: Path) -> str:
-    """Return the state of a run; "None" if no state is recorded."""
+    """Return the state of a run, or the string "None" if no state is recorded."""
     return str(read_status(run_dir).state)
 
 
 def update_status(run_dir: Path, **changes: Any) -> Status:
-    """Change the given keys of `status.json` and return the new status."""
+    """Change some keys of `status.json` and return the new status."""
     with status_lock(run_dir):
         status = read_status(run_dir) | changes
         status.write(run_dir / STATUS)
@@ -92,7 +92,7 @@ def update_status(run_dir: Path, **changes: Any) -> Status:
 
 @contextmanager
 def status_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of `status.json`, after waiting until no other process holds the lock."""
+    """Wait for the lock of `status.json`, and hold it inside the context."""
     with (run_dir / STATUS_LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -126,7 +126,7 @@ def owner_is_alive(status: Status) -> bool:
 
 
 def condition(status: Status) -> str:
-    """Return a predicate for messages about a run: `is completed`, `is skipped: REASON`, `is being executed by process ...`."""
+    """Return a predicate for messages about a run: `is completed`, `is skipped: REASON` or `is being executed by process ...`."""
     if owner_is_alive(status) and status.owner:
         return f"is being executed by process {status.owner.pid} on {one_line(status.owner.host)}"
     return one_line(f"is {status.state}" + (f": {status.reason}" if status.reason else ""))
@@ -168,8 +168,8 @@ def heartbeat(run_dir: Path) -> Iterator[None]:
 
 
 def started_at(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if the process is gone or a zombie."""
-    # psutil returns seconds since the epoch, which shift when the clock is set. `status.json` needs an exact value.
+    """Return the start time of a process in clock ticks since boot, or None if the process is gone or a zombie."""
+    # psutil returns seconds since the epoch, which change if the clock is set. `status.json` needs an exact value.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Summarise the rows of a run in summary.json. All input is on disk, so a summary can be computed again."""
+"""Summarise the rows of a run in summary.json. All input is on disk, so a summary can be recomputed at any time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _deciles(values: list[float]) -> list[float]:
 
 
 VERDICT = "plan/verdict"
-"""Key of the summary that says whether the run was predicted to fit in memory."""
+"""Summary key whose value says whether the run was predicted to fit in memory."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -34,7 +34,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Name of a statistic in `Figure.over_steps` -> function that computes the statistic from the values of rows."""
+"""Statistic named in `Figure.over_steps` -> function that computes it from the values of a figure in several rows."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
@@ -45,7 +45,7 @@ class Layout(JsonFile):
     attempt: Count
     """The first attempt with this layout."""
     settings: dict[str, Any]
-    """Flat keys of the configuration, and facts that are not in the configuration: devices and versions."""
+    """Flat configuration keys, and facts outside the configuration (devices and versions) -> value."""
 
 
 class Layouts(JsonFile):
@@ -55,16 +55,16 @@ class Layouts(JsonFile):
 
 
 class EarlierLayout(JsonFile):
-    """The steps that a run completed under an earlier layout. The figures of the run leave out these steps."""
+    """The steps that a run completed under an earlier layout. The figures of the run exclude these steps."""
 
     steps: tuple[Count, Count]
     """First and last step."""
     settings: dict[str, Any] | None = None
-    """The settings that differed from the last layout; null if the earlier layout was not recorded."""
+    """The settings of the earlier layout that differ from the last layout; null if the earlier layout was not recorded."""
 
 
 class Recompilation(JsonFile):
-    """A step of the measured window in which torch compiled again."""
+    """A measured step in which torch.compile compiled again."""
 
     step: Count
     reason: Text
@@ -77,17 +77,17 @@ class Summary(JsonFile):
     reason: Text | None = None
     steps: Count | None = None
     measured_steps: Count | None = None
-    """Number of steps that count for throughput."""
+    """Number of steps that count towards the throughput figures."""
     earlier_layouts: Annotated[list[EarlierLayout], null_as([])] = []
-    """The layouts of a resumed run before its last layout. The figures cover only steps under the last layout."""
+    """The earlier layouts of a run that was resumed under another layout. Figures cover only steps under the last layout."""
     device: Text | None = None
     device_memory_gib: Measured = None
     world_size: Count | None = None
     params: Count | None = under("model/params")
     peak_tflops: Measured = None
-    """TFLOP/s that MFU is relative to."""
+    """Peak TFLOP/s that MFU is relative to."""
     peak_rate: Text | None = None
-    """Dtype of the matmuls that reach `peak_tflops`."""
+    """Dtype of the matmuls for which `peak_tflops` is the peak."""
     data: dict[str, Any] | None = None
     """The recipe's description of its data: tokenizer, hashes, size."""
     late_recompiles: Annotated[list[Recompilation], null_as([])] = Field(
@@ -95,17 +95,17 @@ class Summary(JsonFile):
     )
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
-    """Whether the run was the first that its command started. The first run finds no warm process or cache."""
+    """Whether the run was the first one that its command started. The first run cannot use a warm process or cache."""
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Key -> figure, None if the figure is not known. The marks that `Figure.but` names are included."""
+        """Key -> figure, or None if the figure is unknown. The marks named by `Figure.but` are included."""
         extra = (self.model_extra or {}).items()
         found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
         return found | {"cold": self.cold}
 
     def by_rank(self, key: str) -> list[float | None]:
-        """Return the value of a figure for each rank; [] if the values are not known."""
+        """Return the value of a figure on each rank, or [] if the values per rank are unknown."""
         values = (self.model_extra or {}).get(figures.by_rank(key))
         return list(map(figures.number, values)) if isinstance(values, list) else []
 
@@ -114,18 +114,18 @@ def summarise(
     rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
-    Summarise the rows of a run. A figure without any measurement is null.
+    Summarise the rows of a run. A figure is null if no row contains a value for it.
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
     `earlier_layouts` lists the layouts of the earlier steps.
 
     Args:
-        rows: one row per step, ordered.
-        measure_after: number of first steps of every attempt that do not count for throughput. Steps that compiled or were
-            slowed by a profiler do not count, either.
-        started: unix time at which the last attempt began; None if unknown.
+        rows: one row per step, ordered by step.
+        measure_after: number of steps at the beginning of each attempt that do not count towards throughput. Later steps do not
+            count either if torch compiled or a profiler ran during the step.
+        started: Unix time at which the last attempt began; None if unknown.
         attempt: number of the last attempt. The time to the first step of this attempt is measured from `started`.
-        layouts: layouts of the run, in order.
+        layouts: layouts of the run, in the order of attempts.
     """
     current, earlier = split_by_layout(rows, layouts)
     measured = measured_rows(rows, measure_after, current)
@@ -149,7 +149,7 @@ def summarise(
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """Return the rows that count for throughput, as `summarise` defines. `among`: part of `rows` from which to return rows."""
+    """Return the rows that count towards throughput as defined in `summarise`, from `rows` or only from their subset `among`."""
     begin: dict[int, int] = {}  # attempt -> its first step, because every attempt warms up again
     for row in rows:
         begin.setdefault(row.attempt, row.step)
@@ -163,12 +163,12 @@ def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepR
 
 
 def only_of_completed(summary: Summary, state: str | None) -> Summary:
-    """Return the summary, without final figures unless the run completed: the loss of a run that stopped early is not final."""
+    """Set the final figures to null if the run did not complete, because the loss of a run that stopped early is not final."""
     return summary if state == "completed" else summary | dict.fromkeys(FINAL_FIGURES)
 
 
 def predicted(plan: PlanRecord) -> Summary:
-    """Return the predicted figures of a run under keys that begin with `plan/`; return an empty summary if `plan` is empty."""
+    """Return a run's predicted figures under keys that begin with `plan/`, or an empty summary if `plan` is empty."""
     if not plan:
         return Summary()
     known = plan.model_extra or {}
@@ -177,7 +177,7 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add facts and the figures of the recorded rows to the workers' summary.json, and return the summary."""
+    """Add predictions, facts and the figures of the recorded rows to the workers' summary.json, and return the result."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)
@@ -187,7 +187,7 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
 
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Record the layout of an attempt, unless it equals the last recorded layout."""
+    """Record the layout of an attempt unless its settings equal those of the last recorded layout."""
     settings = affecting(flatten(config), Affects.SPEED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:
@@ -195,14 +195,14 @@ def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[
 
 
 def read_layouts(run_dir: Path) -> list[Layout]:
-    """Return the recorded layouts in order; [] if layouts.json is missing or damaged."""
+    """Return the recorded layouts in order, or [] if layouts.json is missing or damaged."""
     return Layouts.read(run_dir / LAYOUTS).layouts
 
 
 def split_by_layout(
     rows: Sequence[StepRow], layouts: Sequence[Layout]
 ) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
-    """Return the rows under the newest layout that has rows, and the earlier layouts with the steps that ran under them."""
+    """Return the rows under the newest layout that has rows, and an EarlierLayout for each earlier layout that has rows."""
 
     def place(row: StepRow) -> int:
         return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: the layout was not recorded

@@ -1,4 +1,4 @@
-"""Read and write sweep.json and runs.txt, the lists of the run directories below a sweep directory."""
+"""Read and write sweep.json and runs.txt, which list the run directories below a sweep directory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from meshrunner.runner.rundir.records import JsonFile, Text, unreadable
 from meshrunner.runner.rundir.run import key_of
 
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
-"""The number of a combination, at the beginning of a run directory's name."""
+"""Pattern for the number of the combination, with which a run directory's name begins."""
 REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
-"""The seed and the repeat, at the end of a run directory's name. They distinguish the runs of one combination."""
+"""Pattern for the seed and repeat, with which a run directory's name may end. They distinguish runs of one combination."""
 IN_TITLE = 4
-"""Maximum varying keys that the title of a sweep names."""
+"""Maximum number of varying keys that the title of a sweep names."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
-"""A value of an override that is understood without the key, such as `fsdp2`."""
+"""Pattern for an override's value that is clear without its key, such as `fsdp2`."""
 
 
 class PlacedRun(JsonFile):
-    """A run that a sweep lists."""
+    """A run listed in `sweep.json`."""
 
     name: Text
     overrides: list[Text] | None = None
@@ -36,17 +36,17 @@ class PlacedSweep(JsonFile):
     """The content of `sweep.json`."""
 
     command: list[Text] = []
-    """The command that placed the newest runs."""
+    """The command that wrote the newest run directories."""
     created: Text | None = None
-    """Time at which the first batch of runs was placed, in ISO format."""
+    """Time at which the first batch of runs was added, in ISO format."""
     varies: list[Text] | None = None
     """Keys that differ between the runs of the first batch."""
     jobs: list[PlacedRun] = []
-    """The runs in the order of execution. A run that was placed again with other overrides is listed twice."""
+    """The runs in the order of execution. A run that was added again with different overrides is listed twice."""
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """Return the distinct names of a sweep's run directories, in the order of sweep.json; sorted if sweep.json is damaged."""
+    """Return the distinct names of a sweep's run directories in the order of sweep.json, or sorted if sweep.json is damaged."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -56,7 +56,7 @@ def run_names(sweep_dir: Path) -> list[str]:
 
 
 def sweep_damage(sweep_dir: Path) -> str:
-    """Return a clause that says why sweep.json cannot be read; "" if sweep.json is readable or missing."""
+    """Return a clause that says why sweep.json cannot be read, or "" if sweep.json is readable or missing."""
     try:
         PlacedSweep.load(sweep_dir / SWEEP)
     except (OSError, ValueError) as error:
@@ -66,9 +66,9 @@ def sweep_damage(sweep_dir: Path) -> str:
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """
-    Record placed runs of a sweep as pairs of directory name and overrides, in order of execution.
+    Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution.
 
-    Adaptive sweepers place runs in several batches. A restarted sweep does not add runs that are already listed.
+    Adaptive sweepers add runs in several batches. A restarted sweep does not add runs that are already listed.
     """
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]
@@ -82,7 +82,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys that differ between runs; for a single combination, the keys that are not on the command line."""
+    """Return the keys whose overrides differ between runs or, for a single combination, the keys not on the command line."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -107,14 +107,14 @@ def write_run_list(sweep_dir: Path) -> None:
 
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
-    """Return name of a run directory -> label with the combination's number and varying values, `#3 fsdp2 full repeat=2`."""
+    """Return a label such as `#3 fsdp2 full repeat=2` for each run directory's name: combination number and varying values."""
     varying = varying_overrides(sweep_dir)
     runs = Counter(map(tuple, varying.values()))
     return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return name of a run directory -> overrides that not all runs share; [] if the run's overrides are not recorded."""
+    """Return the overrides that not all runs share, for each run directory's name; [] if a run's overrides are not recorded."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()
