@@ -1,4 +1,4 @@
-"""The `parallelism` group. All kinds share the same degrees, and each kind is a class that implements its mechanism."""
+"""The `parallelism` group. Each kind of parallelism is a class. All kinds have settings for the same degrees."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Parallelism(Option):
     wraps_units: ClassVar[bool] = False
     """Whether each unit of the wrap plan is wrapped and all-gathered separately."""
     checks_units: ClassVar[bool] = False
-    """Whether `check_units` can reject a wrap plan. If so, the model must be built to check a configuration."""
+    """Whether `check_units` can reject a wrap plan. If so, checking a configuration requires building the model."""
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit once per call of the unit in forward, and never all-gathers an embedding."""
+    """Whether backward all-gathers a unit as often as forward calls the unit, and never all-gathers an embedding."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""
@@ -67,7 +67,7 @@ class Parallelism(Option):
     tensor: Count
     """Devices that each matmul is split over."""
     expert: Count = 1
-    """Devices over which the experts of a block are divided and which exchange tokens; a divisor of `shard`. Each expert is
+    """Devices that divide the experts of a block among them and exchange tokens; must divide `shard`. Each expert is
     sharded over shard / expert devices. 1: every device has a shard of every expert."""
     sequence_parallel: bool
     """Shard the residual stream along the sequence over the `tensor` devices."""
@@ -76,9 +76,9 @@ class Parallelism(Option):
     reshard_after_forward: Annotated[
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
-    """Free a unit's unsharded parameters after forward and all-gather them again in backward: always, never, except_last
-    (backward needs the last block immediately), or the number of devices to reshard over until backward. auto: never if `shard`
-    is 1, otherwise always."""
+    """Whether to free a unit's unsharded parameters after forward and all-gather them again in backward. except_last: for all
+    units but the last block, which backward needs immediately. A number: reshard them over that many devices until backward.
+    auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """When FSDP reduces gradients. reduce: after every micro batch, so a device stores only its shard of the gradients (FSDP2's
     replicas all-reduce their shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
@@ -153,13 +153,13 @@ class Parallelism(Option):
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         """
-        Distribute a network on meta over the data-parallel dimensions of the mesh, then materialise and initialise it.
+        Distribute a network on the meta device over the mesh's data-parallel dimensions, then materialise and initialise it.
 
-        The network is already split over `tensor` or `expert` devices. Return the model to train: the network or a wrapper of it.
+        The network is already split over `tensor` or `expert` devices. Return the model to train: the network or its wrapper.
         """
 
     def mixes_dtypes(self) -> bool:
-        """Whether some parameters can compute in fp32 while others compute in a lower precision. See `Network.stays_fp32`."""
+        """Return whether some parameters can be used in fp32 and others in a lower precision. See `Network.stays_fp32`."""
         return not self.wraps_units
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
@@ -199,14 +199,14 @@ class Parallelism(Option):
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the elements of one unit that a device stores between steps, assuming that shards are equal."""
+        """Return how many elements of one unit a device stores between steps, assuming equal shards."""
         weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
         return Stored(weights, trained, trained)
 
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
-        """Return the all-gather and reduce-scatter buffers that `units` (in forward order) request; None if unknown."""
+        """Return schedules of the all-gather and reduce-scatter buffers of `units` (in forward order); None if unknown."""
         return None
 
     def shard_groups(

@@ -37,8 +37,8 @@ class FSDP2(Parallelism):
     cpu_offload: bool
     """Store sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
-    """Memory of communication buffers. dynamic: allocated as needed. max_pool, scheduled: a fixed address for each unit.
-    process_group, symmetric: NCCL memory."""
+    """Memory for communication buffers. dynamic: allocated as needed. max_pool, scheduled: a fixed address for each unit.
+    process_group, symmetric: memory from NCCL."""
 
     @property
     def plans_buffers(self) -> bool:
@@ -127,7 +127,7 @@ class FSDP2(Parallelism):
         return model
 
     def _own_dtypes(self, network: Network) -> dict[str, Any]:
-        """Return the argument of MixedPrecisionPolicy that keeps single parameters in fp32; {} if torch lacks it."""
+        """Return the MixedPrecisionPolicy argument that keeps some parameters in fp32; {} if unneeded or unsupported."""
         from meshrunner.recipes.model.init_weights import clean_name
 
         fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
@@ -136,7 +136,7 @@ class FSDP2(Parallelism):
         return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in fp32 else None}
 
     def _prefetch(self, model: nn.Module, network: Network) -> None:
-        """All-gather `prefetch` units ahead, in forward and in backward."""
+        """Let each unit all-gather the next `prefetch` units ahead of time, in forward and in backward."""
         from torch.distributed.fsdp import FSDPModule
 
         from meshrunner.recipes.model.init_weights import clean_name
@@ -199,7 +199,7 @@ class FSDP2(Parallelism):
 
 
 def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
-    """Return the `shard_placement_fn` of a network with stacks of experts."""
+    """Return the `shard_placement_fn` of a network, or None if the network has no stacks of experts."""
     from torch.distributed.tensor import DTensor, Shard
 
     from meshrunner.recipes.model.init_weights import clean_name

@@ -1,6 +1,7 @@
 """Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp. The package can keep communication buffers in pools.
 
-Parameters are DTensors whose shards end where a bucket ends, at any row. torch's own functions must not gather such DTensors.
+Parameters are DTensors whose shards end where a bucket's shards end, which can be at any row. torch's own functions must not
+gather such DTensors.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class MegatronFSDP(Parallelism):
     """ZeRO stage: the state that is sharded over the `shard` devices. 0: no state, all devices are replicas. 1: optimizer state
     and master weights. 2: also gradients. 3: also parameters."""
     double_buffer: Literal["none", "fixed", "max_pool"]
-    """Memory of unsharded parameters and unreduced gradients. none: allocated for each unit and freed. fixed: two buffers for
+    """Memory for unsharded parameters and unreduced gradients. none: allocated for each unit and freed. fixed: two buffers for
     units of the most common shape. max_pool: two buffers per bucket of a unit, sized for the largest unit."""
     grad_comm: Literal["auto", "fp32", "bf16"]
     """dtype of the gradient reduction. auto: the dtype set by `precision`. Gradients are accumulated in fp32."""
@@ -164,7 +165,7 @@ class MegatronFSDP(Parallelism):
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         """
-        Return the bytes gathered and reduced for one unit in one step, approximately.
+        Return approximately how many bytes are gathered and reduced for one unit in one step.
 
         Three effects are ignored. With `zero` 1 and 2, the last called unit is gathered once, not twice. With `zero` 3, some
         prefetches after a repeated unit are never used. Buckets are padded to whole rows, and some parameters stay in fp32.
@@ -183,7 +184,7 @@ class MegatronFSDP(Parallelism):
         return Traffic(gathered, reduced * (micro_batches if self.zero >= 2 else 1))
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the approximate elements stored. `weights` includes master weights if the compute dtype is not fp32."""
+        """Return about how many elements are stored. `weights` includes master weights if the compute dtype is not fp32."""
         compute, gradients, trained = (
             -(-count // (degrees.shard if self.zero >= stage else 1))
             for stage, count in ((3, unit.trained + unit.frozen), (2, unit.trained), (1, unit.trained))
@@ -195,7 +196,7 @@ class MegatronFSDP(Parallelism):
 
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
-    """Undo the step with zero gradients that `fully_shard_optimizer` takes before 0.7.0 (Megatron-LM pull request 5976)."""
+    """Undo the zero-gradient step that `fully_shard_optimizer` takes in releases before 0.7.0 (Megatron-LM pull request 5976)."""
     keys = ("lr", "weight_decay")
     before = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, before, strict=True):
@@ -209,7 +210,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes of a plan's units. Raises ConfigError for a plan that needs more than wrapping whole classes."""
+    """Return the classes of a plan's units. Raise ConfigError if wrapping all modules of some classes cannot realise the plan."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -247,10 +248,10 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
     """
-    Let the code inside materialise a network on meta without initialising it.
+    Let the code in this context materialise a network on the meta device without initialising it.
 
     If `unit_by_unit`, a device never holds more than one unsharded unit: megatron-fsdp materialises one module at a time. It then
-    calls the module's `reset_parameters`, which only ties parameters again. Otherwise, as `zero` 0 needs, all is allocated first.
+    calls the module's `reset_parameters`, which only ties parameters again. If not (`zero` 0), all units are allocated first.
     """
     if not unit_by_unit:
         network.to_empty(device=device)
@@ -282,7 +283,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 
 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
-    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round masters to bf16."""
+    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round them to bf16."""
     import torch
 
     from meshrunner.recipes.model.init_weights import clean_name

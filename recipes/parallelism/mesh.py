@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Return the sizes of the mesh dimensions by name, outermost first. `shard` is always included: no mesh may be empty."""
+    """Return the sizes of the mesh dimensions by name, outermost first. `shard` is always included: a mesh needs a dimension."""
     return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
 
 
@@ -95,7 +95,7 @@ def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> froz
 
 
 def _wait_for_collective(_: nn.Module, __: object, output: Tensor) -> Tensor:
-    """Wait for an asynchronous collective. In a compiled block, an unfinished result would lose its gradient."""
+    """Wait for an asynchronous collective. Inside a compiled block, an unfinished result would lose its gradient."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor, wait_tensor
 
     return wait_tensor(output) if isinstance(output, AsyncCollectiveTensor) else output  # type: ignore[no-untyped-call]

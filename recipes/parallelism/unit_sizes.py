@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """The largest part of a parameter on one device after tensor and expert parallelism, before data parallelism."""
+    """A device's part of a parameter after tensor and expert parallelism, before data parallelism; if uneven, the largest."""
 
     shape: tuple[int, ...]
     trained: bool
     is_stack: bool = False
-    """Whether the parameter stacks one matrix per expert. `shape` has only the experts of this device."""
+    """Whether the parameter stacks one matrix per expert. If so, `shape` counts only the experts of one device."""
 
     @property
     def numel(self) -> int:
@@ -37,7 +37,7 @@ class UnitParameters(NamedTuple):
     reshard_after_forward: bool | int
     lookup: bool
     calls: int = 1
-    """Number of times that a forward calls the unit."""
+    """Number of times that the unit is called per forward pass."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
         """Return the unit with only its stacks of experts if `is_stack`, or with all its other parameters if not."""
@@ -54,14 +54,14 @@ class UnitParameters(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes communicated for one unit in one step, before division among devices."""
+    """Bytes communicated for one unit in one step. A collective counts the bytes of the full unit, not of one shard."""
 
     gathered: int
     reduced: int
 
 
 class Stored(NamedTuple):
-    """fp32 elements of one unit that a device stores between steps. If shards are uneven, the device has the largest."""
+    """Number of fp32 elements of one unit that a device stores between steps; if shards are uneven, for the largest shard."""
 
     weights: int
     gradients: int
@@ -72,7 +72,7 @@ class Stored(NamedTuple):
 
 
 def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
-    """Return the dimension to shard a stack along: 1 (rows) if `ranks` divides the number of rows but not of matrices, else 0."""
+    """Return a stack's shard dimension: 1 (rows) if `ranks` divides the number of rows but not the number of matrices, else 0."""
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
 
 
@@ -95,7 +95,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return parameter -> the dimension that tensor parallelism splits. A table is [rows, width], a weight is [out, in]."""
+    """Return, by parameter name, the dimension that tensor parallelism splits. A table is [rows, width], a weight [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

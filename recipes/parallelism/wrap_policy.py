@@ -1,6 +1,6 @@
 """The `wrap` group: which modules become FSDP units.
 
-A policy makes a wrap plan for a model before any module is wrapped (the idea of pytorch pull request #104346). Every
+A policy makes a wrap plan for a model before any module is wrapped (an idea from PyTorch pull request #104346). Every
 data-parallel kind uses the same plan, so kinds are compared with equal units. A plan can be printed and checked.
 """
 
@@ -33,11 +33,11 @@ class Unit:
     reshard_after_forward: bool | int
     """Whether to free the unsharded parameters after forward, or the number of devices to reshard them over."""
     lookup: bool = False
-    """Whether the module is an embedding. Backward does not need the table of an embedding."""
+    """Whether the module is an embedding outside the blocks. Backward does not need its table."""
 
 
 WrapPlan = dict[str, Unit]
-"""The wrapping of each unit by module name. Children come before their parents, and the root ("") is last."""
+"""The wrapping of each unit, keyed by module name. Children come before their parents, and the root ("") is last."""
 
 
 class Wrap(Option):
@@ -55,7 +55,7 @@ class Wrap(Option):
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Return `reshard_after_forward` of each unit but the root, in `named_modules` order. None: as in `parallelism`."""
+        """Return `reshard_after_forward` for each unit but the root, in `named_modules` order. None: no override."""
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
@@ -146,7 +146,7 @@ class Rule(Section):
     """true: a matching module is a unit. false: a matching module belongs to the unit around it, even if a later rule matches."""
 
     def matches(self, name: str, module: nn.Module) -> bool:
-        """Whether the rule applies to a module."""
+        """Return whether the rule matches a module."""
         parts, wanted = name.split("."), self.match.split(".")
         by_name = len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
         return by_name or type(module).__name__ == self.match
@@ -209,7 +209,7 @@ def check_units(network: Network, names: Iterable[str]) -> None:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether a module implements forward. FSDP gathers a unit when the unit's forward is called."""
+    """Return whether a module implements forward. FSDP gathers a unit when the unit's forward is called."""
     from torch import nn
 
     return type(module).forward is not nn.Module.forward
@@ -229,7 +229,7 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
 
 def top_modules(network: Network) -> list[str]:
     """
-    Return, in `named_modules` order, the blocks and the outermost other modules that have a matrix, such as the embedding.
+    Return the blocks and the outermost other modules with a matrix, such as the embedding, in `named_modules` order.
 
     Modules that share a parameter with a module outside them are left out.
     """

@@ -1,1 +1,1 @@
-"""Communication buffers at planned addresses: the placement of the buffers that units request, and pools of placed buffers."""
+"""Communication buffers at planned addresses: planning an address for each unit's buffer, and providing the buffers."""

@@ -48,30 +48,30 @@ class Use(NamedTuple):
 
 class BufferPool:
     """
-    The all-gather outputs, or the reduce-scatter inputs, of all units on one device.
+    A pool of the all-gather outputs, or of the reduce-scatter inputs, of all units on one device.
 
-    In the first optimizer step the allocator serves every request, in every micro batch and in recomputation. After that step,
+    During the whole first optimizer step, including recomputation, the allocator serves every request. After that step,
     each unit has a fixed range in an arena. Every request checks that no other buffer uses the range, so a wrong plan raises an
     error instead of corrupting data.
 
-    On a GPU, before FSDP2 releases a buffer, the stream that fills the next buffer waits for the last reader of the released one.
+    On a GPU, a buffer may still be read when FSDP2 releases it. It makes the stream that fills the next one wait for the read.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
         self._place, self._in_flight = place, in_flight
         self.offsets: dict[str, int] = {}
-        """Unit -> its offset in the arena in bytes."""
+        """Offset of each unit's buffer in the arena, in bytes."""
         self._requests: list[tuple[bool, str]] = []
-        """The requests of the first step: (whether the request is in backward, unit)."""
+        """One pair for each request of the first step: whether it came in backward, and the unit."""
         self._buckets: dict[str, Bucket] = {}
-        """Unit -> the largest buffer that the unit has requested."""
+        """The largest buffer that each unit has requested."""
         self._device: torch.device | None = None
         self._arena: Tensor | None = None
         self._allocations = 0
         self._uses: list[Use] = []
 
     def take(self, unit: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialised buffer, [elements]. Raises ConfigError for a request that is not in the plan."""
+        """Return an uninitialised buffer of shape [elements]. Raise ConfigError if the request is not in the plan."""
         bucket = Bucket(str(dtype), elements * dtype.itemsize)
         if self._arena is None:
             self._wait_until_free(unit)
@@ -103,7 +103,7 @@ class BufferPool:
 
     def step_done(self) -> int:
         """
-        Return the number of buffers that the allocator served in the optimizer step. After the first step, place all units.
+        Return the number of buffers that the allocator served in the step that has ended. After the first step, plan addresses.
 
         Planning waits for the end of a step because gradients may be reduced only in the last micro batch.
         """
@@ -129,7 +129,7 @@ class BufferPool:
             )
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
-        """Raise ConfigError if another buffer of the unit, or a buffer that overlaps the range, is not released in time."""
+        """Wait until the unit's other buffers and those that overlap the range are released, or raise ConfigError."""
         self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:
@@ -144,7 +144,7 @@ class BufferPool:
 
 
 class PooledAllGather(DefaultAllGather):
-    """The all-gather of a unit. The pool provides the output. The input is a part of the output."""
+    """The all-gather of a unit. The pool provides the output, and the input is a slice of the output."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
@@ -169,11 +169,11 @@ class PooledReduceScatter(DefaultReduceScatter):
 
 
 pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyDictionary()
-"""Model with planned buffers -> the pool of all-gather outputs and the pool of reduce-scatter inputs."""
+"""For each model with planned buffers: its pool of all-gather outputs and its pool of reduce-scatter inputs."""
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
-    """Make the units of a model take communication buffers from pools. plan: key in PLANS."""
+    """Make the units of a model take communication buffers from pools. plan: a key of PLANS."""
     network = network_of(model)
     units = {
         clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)

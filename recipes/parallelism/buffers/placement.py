@@ -1,7 +1,7 @@
 """
-FSDP2's requests for communication buffers, recorded or predicted from the wrap plan, and their offsets in one arena.
+FSDP2's requests for communication buffers (recorded, or predicted from the wrap plan) and their offsets in one arena.
 
-`fixed_pool` and `max_pool` come from Megatron-FSDP (Megatron-LM pull request 5462). `scheduled` also uses the order of units.
+`fixed_pool` and `max_pool` come from Megatron-FSDP (Megatron-LM pull request 5462). `scheduled` never needs more memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.precision.base import Precision
 
 ALIGNMENT = 256
-"""Alignment of every offset in bytes."""
+"""Alignment of every offset, in bytes."""
 
 
 class Bucket(NamedTuple):
@@ -32,7 +32,7 @@ class Schedule(NamedTuple):
     """The requests to place."""
 
     units: Mapping[str, Bucket]
-    """Unit -> the buffer that the unit requests, in the order of first requests."""
+    """The buffer that each unit requests. Units are in the order of their first requests."""
     alive: Collection[frozenset[str]]
     """Sets of units whose buffers are in use at the same time. Every unit is in at least one set."""
 
@@ -45,17 +45,17 @@ class Plan(NamedTuple):
 
 
 def aligned(nbytes: int) -> int:
-    """Return the next multiple of ALIGNMENT."""
+    """Return `nbytes` rounded up to a multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units alive at the same time if the last `most` requested units are alive. order: request order."""
+    """Return the sets of units alive at the same time: after each request in `order`, the `most` last requested units."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
 def peak(schedule: Schedule) -> int:
-    """Return the maximum bytes alive at the same time: the memory of dynamic buffers, and a lower bound for any plan."""
+    """Return the maximum bytes alive at the same time. Dynamic buffers need this much memory, and no plan needs less."""
     return max((sum(schedule.units[name].nbytes for name in together) for together in schedule.alive), default=0)
 
 
@@ -69,8 +69,8 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 
 
 def max_pool(schedule: Schedule) -> Plan:
-    """Place units that are alive together in different copies of a set of slots. The set has one slot per dtype, as large as the
-    largest buffer of the dtype."""
+    """Place units that are alive together in different copies of a set of slots. The set has one slot per dtype. A slot is
+    as large as the largest buffer of its dtype."""
     slots: dict[str, int] = {}
     for dtype, nbytes in schedule.units.values():
         slots[dtype] = max(slots.get(dtype, 0), nbytes)
@@ -85,10 +85,10 @@ def scheduled(schedule: Schedule) -> Plan:
     """
     Place units in one arena, such that units that are alive together do not overlap.
 
-    If the units form two sides such that no two units of one side are alive together, one side is placed at the bottom of the
-    arena and the other side at the top. This reaches the lower bound. Otherwise the smallest of three arenas is used: each unit
-    in the lowest gap that fits, largest units first; each unit in the lowest gap that fits, in schedule order; or copies as in
-    `max_pool`, each copy as large as its largest unit.
+    If the units can be divided into two sides so that units alive together are on different sides, one side is placed at the
+    bottom of the arena and the other at the top. This reaches the lower bound. Otherwise the smallest arena of three is used:
+    units in their lowest free gaps, placed from the largest to the smallest; units in their lowest free gaps, placed in schedule
+    order; or copies as in `max_pool`, but each copy only as large as its largest unit.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -101,7 +101,7 @@ def scheduled(schedule: Schedule) -> Plan:
 
 
 PLANS: dict[str, Callable[[Schedule], Plan]] = {"max_pool": max_pool, "scheduled": scheduled}
-"""Value of `parallelism.buffers` -> the function that places the buffers."""
+"""Functions that place the buffers, by value of `parallelism.buffers`."""
 
 
 def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Number the copy that each unit uses: the lowest number not taken by an earlier unit alive at the same time."""
+    """Assign a numbered copy to each unit: the first that no earlier unit alive at the same time uses."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -171,16 +171,16 @@ class InFlight(NamedTuple):
 
 
 REDUCE_SCATTER_INPUTS = InFlight(1, 1)
-"""FSDP2 releases an input before it requests the next input."""
+"""At most one input is in use, because FSDP2 releases an input before it requests the next one."""
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     """
-    Return the number of all-gather outputs in use. prefetch: `parallelism.prefetch`; torch's default, 0, is one unit ahead.
+    Return the number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
     In forward, FSDP2 releases the output of a unit when the next unit's output has arrived. In backward, FSDP2 releases an
-    output as soon as it is copied out. repeats: whether forward calls some units several times. Such units are not prefetched
-    but requested while prefetched outputs wait.
+    output as soon as it is copied out. repeats: whether forward calls some units several times. Such units are not prefetched:
+    they are requested while prefetched outputs are waiting to be used.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
@@ -225,7 +225,7 @@ def predicted(
 
 
 def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
-    """Return the units in call order. A unit called several times, such as the output projection, follows each later unit."""
+    """Return the units in call order. A unit called several times, such as the output projection, recurs after each later one."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():
